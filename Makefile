@@ -1,0 +1,56 @@
+# make demo       install into .venv, then train a small rotary model and print its BLEU (ARCH=name: another preset)
+# make test       install, then run the tests, save those that train for long
+# make test-slow  install, then run those
+# make lint       install, then check the code's style
+# make clean      remove what make made: .venv, the demo's work, caches. Data and other recipes' work stay
+#
+# Installing takes minutes the first time and nothing after. Two settings, on the command line or in the environment:
+#   PYTHON=python3.12            the interpreter, 3.11 or newer (default: python3)
+#   TORCH=torch==2.13.0+cpu      another build of torch, as pip names it (default: see install.sh). Where pip looks for
+#                                it is pip's own setting (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf)
+# pytest takes options from its own variable: make test PYTEST_ADDOPTS="-n 2 -x"
+
+STAMP := .venv/.installed
+IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+.PHONY: demo test test-slow lint clean again
+
+demo: $(STAMP)
+	$(IN_VENV) bash recipes/demo/run.sh $(if $(ARCH),--arch $(ARCH))
+
+test: $(STAMP)
+	$(IN_VENV) .venv/bin/pytest tests
+
+# pytest exits with 5 when it finds no such test: said, and not a failure.
+test-slow: $(STAMP)
+	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -m slow tests; status=$$?; \
+	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
+
+lint: $(STAMP)
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+clean:
+	rm -rf .venv build dist *.egg-info recipes/demo/work .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# install.sh writes the stamp last, so a stamp stands for a whole installation.
+$(STAMP): install.sh setup.py
+	bash install.sh
+
+# The stamp also says what it stands for. Moved to another folder, the scripts in .venv/bin point nowhere; and a setting
+# that differs from last time's is a wish to install again.
+said = $(shell sed -n 's/^$(1) //p' $(STAMP) 2>/dev/null)
+ifneq ($(call said,folder),$(CURDIR))
+$(STAMP): again
+endif
+ifdef PYTHON
+ifneq ($(call said,python),$(PYTHON))
+$(STAMP): again
+endif
+endif
+ifdef TORCH
+ifneq ($(call said,torch),$(TORCH))
+$(STAMP): again
+endif
+endif

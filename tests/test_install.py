@@ -1,0 +1,220 @@
+"""install.sh refuses in one sentence, before it makes anything; make installs only once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BASH = shutil.which("bash") or "/bin/bash"
+
+# A Python that answers install.sh's questions as the test wants, and cannot do anything else.
+FAKE_PYTHON = """#!{bash}
+case "$*" in
+    *version_info*) echo {version} ;;
+    *ensurepip*) exit {venv_status} ;;
+    *sysconfig*) echo {headers} ;;
+    *) exit 99 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with what an installation starts from, and nothing installed."""
+    folder = tmp_path.resolve() / "a checkout"
+    folder.mkdir()
+    for name in ("install.sh", "Makefile", "setup.py"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """Write a fake Python with all that is needed, save what the keywords say; return its path."""
+
+    def write(version="3.11.9", venv_status=0, with_headers=True):
+        headers = tmp_path / "include"
+        headers.mkdir()
+        if with_headers:
+            (headers / "Python.h").touch()
+        path = tmp_path / "fake-python"
+        path.write_text(
+            FAKE_PYTHON.format(bash=BASH, version=version, venv_status=venv_status, headers=headers)
+        )
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A folder for PATH with the few tools that install.sh calls, and no compiler."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("sed", "awk", "df", "du"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    return folder
+
+
+def refusal(checkout, tools, **settings):
+    """Run install.sh, which has to refuse; return the one line that it writes to stderr."""
+    before = sorted(path.name for path in checkout.iterdir())
+    done = subprocess.run(
+        [BASH, "install.sh"],
+        cwd=checkout,
+        env={"PATH": str(tools), **settings},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("install.sh: ") and done.stderr.count("\n") == 1, done.stderr
+    assert sorted(path.name for path in checkout.iterdir()) == before
+    return done.stderr
+
+
+def add_compiler(tools, name="c++"):
+    compiler = tools / name
+    compiler.write_text(f"#!{BASH}\n")
+    compiler.chmod(0o755)
+
+
+def test_a_missing_interpreter_is_named(checkout, tools):
+    assert "python3.99" in refusal(checkout, tools, PYTHON="python3.99")
+
+
+def test_without_any_python3_the_setting_is_named(checkout, tools):
+    said = refusal(checkout, tools)
+    assert "python3" in said and "PYTHON=" in said
+
+
+def test_an_interpreter_that_does_not_run_counts_as_missing(checkout, tools, tmp_path):
+    broken = tmp_path / "shim"
+    broken.write_text(f"#!{BASH}\necho 'shim: not installed' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    assert str(broken) in refusal(checkout, tools, PYTHON=str(broken))
+
+
+@pytest.mark.parametrize("version", ["3.10.14", "3.8.0", "2.7.18"])
+def test_an_old_python_is_refused_with_both_versions_and_the_way_out(
+    checkout, tools, fake_python, version
+):
+    said = refusal(checkout, tools, PYTHON=fake_python(version=version))
+    assert version in said and "3.11" in said and "--user-dir" in said
+
+
+def test_a_python_without_venv_or_ensurepip_is_refused(checkout, tools, fake_python):
+    said = refusal(checkout, tools, PYTHON=fake_python(venv_status=1))
+    assert "venv" in said and "ensurepip" in said
+
+
+def test_a_python_without_headers_is_refused(checkout, tools, fake_python):
+    assert "Python.h" in refusal(checkout, tools, PYTHON=fake_python(with_headers=False))
+
+
+def test_a_missing_compiler_is_refused(checkout, tools, fake_python):
+    assert "C++ compiler" in refusal(checkout, tools, PYTHON=fake_python())
+
+
+def test_a_missing_compiler_that_was_asked_for_is_named(checkout, tools, fake_python):
+    add_compiler(tools)
+    assert "icpx" in refusal(checkout, tools, PYTHON=fake_python(), CXX="icpx -O2")
+
+
+@pytest.mark.parametrize("settings", [{}, {"CXX": "c++ -O2"}])
+def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(
+    checkout, tools, fake_python, settings
+):
+    add_compiler(tools)
+    said = refusal(
+        checkout,
+        tools,
+        PYTHON=fake_python(),
+        FAIRSEQ_ROPE_MIN_DISK_KB="900000000000000",
+        **settings,
+    )
+    assert "free" in said and "900000000000 MB" in said
+
+
+def test_python_is_checked_as_it_really_is(checkout, tools):
+    """The questions that the fakes answer, put to the Python that runs the tests."""
+    said = refusal(checkout, tools, PYTHON=sys.executable, CXX="no-such-compiler")
+    version = ".".join(str(number) for number in sys.version_info[:3])
+    assert "no-such-compiler" in said or version in said
+
+
+def planned(checkout, *settings):
+    """What `make test` would run."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHON", "TORCH") and not name.startswith("MAKE")
+    }
+    return subprocess.run(
+        ["make", "-n", "test", *settings],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    ).stdout
+
+
+@pytest.fixture
+def installed(checkout):
+    """The checkout with the stamp of an installation."""
+    (checkout / ".venv").mkdir()
+    stamp = checkout / ".venv" / ".installed"
+    stamp.write_text(f"folder {checkout}\npython python3\ntorch \n")
+    return stamp
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@needs_make
+def test_make_installs_where_nothing_is_installed(checkout):
+    plan = planned(checkout)
+    assert plan.index("bash install.sh") < plan.index("pytest")
+
+
+@needs_make
+def test_make_does_not_take_a_half_made_venv_for_an_installation(checkout):
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    assert "install.sh" in planned(checkout)
+
+
+@needs_make
+@pytest.mark.parametrize("settings", [[], ["PYTHON=python3"]])
+def test_make_goes_straight_to_the_tests_once_installed(checkout, installed, settings):
+    plan = planned(checkout, *settings)
+    assert "pytest" in plan and "install" not in plan.replace(str(checkout), "")
+    assert "pip" not in plan.replace(str(checkout), "")
+
+
+@needs_make
+@pytest.mark.parametrize("changed", ["install.sh", "setup.py"])
+def test_make_installs_again_when_the_pins_change(checkout, installed, changed):
+    later = installed.stat().st_mtime + 10
+    os.utime(checkout / changed, (later, later))
+    assert "install.sh" in planned(checkout)
+
+
+@needs_make
+@pytest.mark.parametrize("setting", ["PYTHON=python3.99", "TORCH=torch==2.13.0+cpu"])
+def test_make_installs_again_when_another_setting_is_asked_for(checkout, installed, setting):
+    assert "install.sh" in planned(checkout, setting)
+
+
+@needs_make
+def test_make_installs_again_in_a_folder_that_was_moved(checkout, installed):
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert "install.sh" in planned(moved)
