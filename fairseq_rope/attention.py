@@ -1,0 +1,182 @@
+"""Self-attention with rotated queries and keys: project, rotate, cache, attend.
+
+Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
+"""
+
+from typing import Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq.modules import MultiheadAttention
+from fairseq_rope.rotary import RotaryEmbedding
+
+
+class RotaryMultiheadAttention(MultiheadAttention):
+    """fairseq's self-attention whose queries and keys are rotated by their positions.
+
+    Parameters, their names and their initialisation are those of
+    ``fairseq/modules/multihead_attention.py``; so are head pruning, quantisation noise and the names
+    in the incremental state. ``prev_key`` holds *rotated* keys: a key is rotated once, when it enters
+    the cache, and the position of a new token is the number of keys in the cache.
+
+    A position is an index into the tensor, padding counted. Scores depend on differences of
+    positions only, so padding on the left changes nothing.
+
+    Args:
+        embed_dim: C
+        num_heads: H
+        dropout: probability of dropping an attention weight
+        rotary: rotates (B, H, T, D) by position; may be shared between layers
+        q_noise, qn_block_size: quantisation noise of the projections, as fairseq's
+
+    Raises:
+        ValueError: *rotary* was made for another head dimension.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        rotary: RotaryEmbedding,
+        dropout: float = 0.0,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            self_attention=True,
+            q_noise=q_noise,
+            qn_block_size=qn_block_size,
+        )
+        if rotary.head_dim != self.head_dim:
+            raise ValueError(
+                f"rotary embedding made for heads of {rotary.head_dim} dimensions, "
+                f"but {embed_dim} dimensions in {num_heads} heads give {self.head_dim}"
+            )
+        # --retain-dropout-modules goes by the name of fairseq's class.
+        self.dropout_module.module_name = "MultiheadAttention"
+        self.rotary = rotary
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attend from *query* to itself and to what *incremental_state* remembers.
+
+        Args:
+            query: (T, B, C)
+            key, value: ignored, since self-attention reads *query*; there for fairseq's signature
+            key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero where a pad stands
+            incremental_state: fairseq's cache of keys (rotated) and values
+            need_weights: also return the attention weights, averaged over heads
+            static_kv: must be false, as keys and values are never those of an encoder
+            attn_mask: (T, S), added to the scores (or boolean, true where attention is forbidden)
+            before_softmax: return the masked scores (B * H, T, S) and the values (B * H, S, D)
+            need_head_weights: also return the weights of each head; implies *need_weights*
+
+        Returns:
+            The output (T, B, C), and None or the weights in float32: (B, T, S), or (H, B, T, S) with
+            *need_head_weights*.
+        """
+        assert not static_kv, "rotary self-attention has no static keys"
+        tgt_len, bsz, _ = query.size()
+        q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
+        k = self._split_heads(self.k_proj(query))
+        v = self._split_heads(self.v_proj(query))
+
+        saved_state: Dict[str, Optional[Tensor]] = {}
+        if incremental_state is not None:
+            saved_state = self._get_input_buffer(incremental_state)
+        prev_key: Optional[Tensor] = None
+        if "prev_key" in saved_state:
+            prev_key = saved_state["prev_key"]
+
+        offset = 0 if prev_key is None else prev_key.size(2)
+        q = self.rotary(q, offset)
+        k = self.rotary(k, offset)
+
+        if incremental_state is not None:
+            if prev_key is not None:
+                prev_value = saved_state["prev_value"]
+                assert prev_value is not None
+                k = torch.cat([prev_key, k], dim=2)  # (B, H, S, D)
+                v = torch.cat([prev_value, v], dim=2)
+            prev_key_padding_mask: Optional[Tensor] = None
+            if "prev_key_padding_mask" in saved_state:
+                prev_key_padding_mask = saved_state["prev_key_padding_mask"]
+            key_padding_mask = self._append_prev_key_padding_mask(
+                key_padding_mask=key_padding_mask,
+                prev_key_padding_mask=prev_key_padding_mask,
+                batch_size=bsz,
+                src_len=k.size(2),
+                static_kv=False,
+            )
+            saved_state["prev_key"] = k
+            saved_state["prev_value"] = v
+            saved_state["prev_key_padding_mask"] = key_padding_mask
+            self._set_input_buffer(incremental_state, saved_state)
+
+        mask = self._score_mask(attn_mask, key_padding_mask, q)
+        weights: Optional[Tensor] = None
+        if need_weights or need_head_weights or before_softmax:
+            scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
+            if mask is not None:
+                scores = scores + mask
+            if before_softmax:
+                return scores.flatten(0, 1), v.flatten(0, 1)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+            attn = torch.matmul(self.dropout_module(weights.to(q.dtype)), v)
+        else:
+            dropout = 0.0
+            if self.training or self.dropout_module.apply_during_inference:
+                dropout = float(self.dropout_module.p)
+            attn = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+        # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
+        attn = attn.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.num_heads * self.head_dim)
+        attn = self.out_proj(attn)
+
+        if weights is not None:
+            weights = weights.transpose(0, 1)  # (H, B, T, S)
+            if not need_head_weights:
+                weights = weights.mean(dim=0)
+        return attn, weights
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) to (B, H, T, D), a view."""
+        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _score_mask(
+        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
+    ) -> Optional[Tensor]:
+        """What to add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type.
+
+        A padded key gets a large negative number, not minus infinity: its weight is 0 all the same,
+        but a row with nothing but pads (the first rows of a left-padded target) stays finite, and no
+        NaN reaches the gradients. -3e4 fits into float16.
+        """
+        mask: Optional[Tensor] = None
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                mask = torch.zeros_like(attn_mask, dtype=q.dtype)
+                mask = mask.masked_fill(attn_mask, float("-inf"))
+            else:
+                mask = attn_mask.to(q.dtype)
+        if key_padding_mask is not None:
+            is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)  # (B, 1, 1, S)
+            pad_score = torch.zeros_like(is_pad, dtype=q.dtype).masked_fill(is_pad, -3e4)
+            mask = pad_score if mask is None else mask + pad_score
+        return mask

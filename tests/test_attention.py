@@ -1,0 +1,250 @@
+"""fairseq_rope/attention.py against attention written out plainly here, and against fairseq's own."""
+
+import math
+from typing import Dict, List, Optional
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.rotary import RotaryEmbedding
+
+T, B, H, D = 7, 3, 2, 16
+C = H * D
+
+
+def make(layout="interleaved", fraction=1.0, dtype=torch.float32, **kwargs):
+    torch.manual_seed(0)
+    rotary = RotaryEmbedding(D, layout=layout, fraction=fraction)
+    attention = RotaryMultiheadAttention(C, H, rotary, **kwargs)
+    for bias in (attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias):
+        torch.nn.init.normal_(bias)
+    return attention.to(dtype).eval()
+
+
+def plain_rotation(x, positions, layout, dim, base=10000.0):
+    """x: (..., T, D) float64; one complex multiplication a pair."""
+    theta = base ** (-2.0 * torch.arange(dim // 2, dtype=torch.float64) / dim)
+    turn = torch.polar(torch.ones(len(positions), dim // 2).double(), positions[:, None].double() * theta)
+    turning, rest = x[..., :dim], x[..., dim:]
+    if layout == "interleaved":
+        real, imaginary = turning[..., 0::2], turning[..., 1::2]
+    else:
+        real, imaginary = turning[..., : dim // 2], turning[..., dim // 2 :]
+    z = torch.complex(real, imaginary) * turn
+    out = torch.empty_like(turning)
+    if layout == "interleaved":
+        out[..., 0::2], out[..., 1::2] = z.real, z.imag
+    else:
+        out[..., : dim // 2], out[..., dim // 2 :] = z.real, z.imag
+    return torch.cat([out, rest], dim=-1)
+
+
+def plain_attention(m, x, layout, dim, pad=None, causal=False):
+    """Sentence by sentence, head by head, in float64, without padding.
+
+    Returns the output (T, B, C), zero where a pad stands, and weights (H, B, T, S).
+    """
+    x = x.double()
+    steps, batch, _ = x.shape
+    out, weights = torch.zeros_like(x), torch.zeros(H, batch, steps, steps).double()
+    project = {n: getattr(m, n) for n in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    project = {n: (p.weight.double(), p.bias.double()) for n, p in project.items()}
+    for b in range(batch):
+        keep = torch.arange(steps) if pad is None else (~pad[b]).nonzero().squeeze(1)
+        q, k, v = (x[keep, b] @ project[n][0].T + project[n][1] for n in ("q_proj", "k_proj", "v_proj"))
+        positions = torch.arange(len(keep))  # 0, 1, …: as if the sentence stood alone
+        heads = []
+        for h in range(H):
+            part = slice(h * D, (h + 1) * D)
+            q_h = plain_rotation(q[:, part], positions, layout, dim)
+            k_h = plain_rotation(k[:, part], positions, layout, dim)
+            scores = q_h @ k_h.T / math.sqrt(D)
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+            w = scores.softmax(-1)
+            weights[h, b][keep[:, None], keep] = w
+            heads.append(w @ v[:, part])
+        out[keep, b] = torch.cat(heads, -1) @ project["out_proj"][0].T + project["out_proj"][1]
+    return out, weights
+
+
+PADS = {
+    "none": None,
+    "right": torch.tensor([[0] * 7, [0] * 5 + [1] * 2, [0] * 2 + [1] * 5]).bool(),
+    "left": torch.tensor([[0] * 7, [1] * 2 + [0] * 5, [1] * 5 + [0] * 2]).bool(),
+}
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("side", list(PADS))
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_equals_the_plain_reference(layout, fraction, side, need_weights, dtype):
+    m, pad = make(layout, fraction, dtype), PADS[side]
+    x = torch.randn(T, B, C, dtype=dtype)
+    out, weights = m(x, x, x, key_padding_mask=pad, need_weights=need_weights, need_head_weights=need_weights)
+    expected, expected_weights = plain_attention(m, x, layout, int(D * fraction), pad)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    real = torch.ones(T, B).bool() if pad is None else ~pad.T
+    torch.testing.assert_close(out.double()[real], expected[real], atol=tolerance, rtol=tolerance)
+    if need_weights:
+        assert weights.dtype == torch.float32
+        rows = real.T[None].expand(H, B, T)
+        torch.testing.assert_close(
+            weights.double()[rows], expected_weights[rows], atol=tolerance, rtol=tolerance
+        )
+    else:
+        assert weights is None
+
+
+@pytest.mark.parametrize("float_pad", [False, True])
+def test_both_paths_give_the_same_numbers_under_causal_and_padding_masks(float_pad):
+    m, x = make(), torch.randn(T, B, C)
+    pad = PADS["right"].float() if float_pad else PADS["right"]
+    causal = torch.full((T, T), -math.inf).triu(1)
+    fused, _ = m(x, x, x, key_padding_mask=pad, attn_mask=causal, need_weights=False)
+    explicit, weights = m(x, x, x, key_padding_mask=pad, attn_mask=causal)
+    torch.testing.assert_close(fused, explicit, atol=1e-6, rtol=1e-5)
+    expected, expected_weights = plain_attention(m, x, "interleaved", D, PADS["right"], causal=True)
+    real = ~PADS["right"].T
+    torch.testing.assert_close(fused.double()[real], expected[real], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights.double()[real.T], expected_weights.mean(0)[real.T], atol=1e-6, rtol=1e-5)
+
+
+def test_boolean_attention_mask_equals_the_additive_one():
+    m, x = make(), torch.randn(T, B, C)
+    forbidden = torch.ones(T, T).triu(1).bool()
+    additive = torch.zeros(T, T).masked_fill(forbidden, -math.inf)
+    torch.testing.assert_close(m(x, x, x, attn_mask=forbidden)[0], m(x, x, x, attn_mask=additive)[0])
+
+
+def test_a_row_of_nothing_but_pads_stays_finite():
+    m, x = make(), torch.randn(T, B, C, requires_grad=True)
+    causal = torch.full((T, T), -math.inf).triu(1)
+    for need_weights in (False, True):
+        out, _ = m(x, x, x, key_padding_mask=PADS["left"], attn_mask=causal, need_weights=need_weights)
+        out.sum().backward()
+        assert bool(out.isfinite().all()) and bool(x.grad.isfinite().all())
+
+
+def test_scores_before_softmax_have_fairseqs_shapes_and_lead_to_the_weights():
+    m, x = make(), torch.randn(T, B, C)
+    scores, v = m(x, x, x, before_softmax=True)
+    assert scores.shape == (B * H, T, T) and v.shape == (B * H, T, D)
+    _, weights = m(x, x, x, need_head_weights=True)
+    torch.testing.assert_close(scores.softmax(-1).view(B, H, T, T).transpose(0, 1), weights)
+
+
+def test_without_rotation_it_is_fairseqs_attention():
+    # At base 1e30 and a fraction of one pair, only dimensions 0 and 1 of a head turn; with their
+    # projections at zero, nothing turns, and fairseq's own module must agree.
+    torch.manual_seed(1)
+    ours = RotaryMultiheadAttention(C, H, RotaryEmbedding(D, fraction=2 / D)).eval()
+    with torch.no_grad():
+        for p in (ours.q_proj, ours.k_proj):
+            p.weight.view(H, D, C)[:, :2] = 0
+            p.bias.view(H, D)[:, :2] = 0
+    stock = MultiheadAttention(C, H, self_attention=True).eval()
+    assert set(stock.state_dict()) == set(ours.state_dict())
+    stock.load_state_dict(ours.state_dict())
+    x = torch.randn(T, B, C)
+    for pad in PADS.values():
+        got, got_weights = ours(x, x, x, key_padding_mask=pad)
+        expected, expected_weights = stock(x, x, x, key_padding_mask=pad)
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(got_weights, expected_weights, atol=1e-6, rtol=1e-5)
+
+
+def test_initial_weights_are_fairseqs():
+    torch.manual_seed(5)
+    stock = MultiheadAttention(C, H, self_attention=True)
+    torch.manual_seed(5)
+    ours = RotaryMultiheadAttention(C, H, RotaryEmbedding(D))
+    for name, tensor in stock.state_dict().items():
+        assert torch.equal(tensor, ours.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_step_by_step_with_reordered_beams_equals_the_full_pass(layout):
+    m = make(layout)
+    x = torch.randn(300, B, C)  # beyond the first table
+    history = x[:0]
+    state = {}
+    for t in range(300):
+        if t in (3, 150, 270):  # beam search picks, repeats and drops hypotheses
+            order = torch.tensor([2, 0, 0])
+            m.reorder_incremental_state(state, order)
+            history = history[:, order]
+        history = torch.cat([history, x[t : t + 1]])
+        step, _ = m(x[t : t + 1], None, None, incremental_state=state, need_weights=False)
+    causal = torch.full((300, 300), -math.inf).triu(1)
+    full, _ = m(history, history, history, attn_mask=causal, need_weights=False)
+    torch.testing.assert_close(step, full[-1:], atol=1e-5, rtol=1e-4)
+    cached = m._get_input_buffer(state)["prev_key"]
+    assert cached.shape == (B, H, 300, D)
+
+
+def test_cached_padding_is_not_attended_to_later():
+    m, x = make(), torch.randn(4, 2, C)
+    pad = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    state = {}
+    for t in range(4):
+        step, _ = m(
+            x[t : t + 1], None, None, key_padding_mask=pad[:, t : t + 1], incremental_state=state
+        )
+    alone, _ = m(x[2:, :1], None, None, attn_mask=torch.full((2, 2), -math.inf).triu(1))
+    torch.testing.assert_close(step[0, 0], alone[1, 0], atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_acts_in_training_and_when_retained_only():
+    m, x = make(dropout=0.5), torch.randn(T, B, C)
+    assert torch.equal(m(x, x, x, need_weights=False)[0], m(x, x, x, need_weights=False)[0])
+    m.dropout_module.make_generation_fast_(
+        "attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"]
+    )
+    assert not torch.equal(m(x, x, x, need_weights=False)[0], m(x, x, x, need_weights=False)[0])
+
+
+def test_pruned_heads_still_run():
+    m, x = make(), torch.randn(T, B, C)
+    m._adaptive_prune_heads(m._get_reserve_head_index(1))
+    out, weights = m(x, x, x, need_head_weights=True)
+    assert out.shape == (T, B, C) and weights.shape == (1, B, T, T)
+
+
+class StepByStep(torch.nn.Module):
+    """Decodes inside TorchScript, since a dict handed to a scripted module from Python is a copy."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Dict[str, Dict[str, Optional[Tensor]]] = {}
+        steps: List[Tensor] = []
+        for t in range(x.size(0)):
+            one = x[t : t + 1]
+            steps.append(self.attention(one, one, one, incremental_state=state)[0])
+            self.attention.reorder_incremental_state(state, torch.tensor([1, 0, 2]))
+        return torch.cat(steps)
+
+
+def test_attention_scripts_and_gives_the_same_numbers():
+    m, x = make(), torch.randn(300, B, C)
+    scripted = torch.jit.script(m)
+    pad = torch.zeros(B, 300).bool()
+    pad[1, :9] = True
+    for weights in (False, True):
+        got = scripted(x, x, x, key_padding_mask=pad, need_weights=weights)
+        expected = m(x, x, x, key_padding_mask=pad, need_weights=weights)
+        torch.testing.assert_close(got[0], expected[0])
+    torch.testing.assert_close(torch.jit.script(StepByStep(m))(x), StepByStep(m)(x))
+
+
+def test_rotary_embedding_of_another_head_size_is_refused():
+    with pytest.raises(ValueError, match="made for heads of 8 dimensions, .* give 16"):
+        RotaryMultiheadAttention(C, H, RotaryEmbedding(8))
