@@ -1,0 +1,248 @@
+"""The model ``transformer_rope``: fairseq's transformer, its self-attention rotary.
+
+Everything but self-attention and the missing absolute positions is fairseq's own code
+(``fairseq/models/transformer``, ``fairseq/modules/transformer_layer.py``), reached by subclassing, so
+that flags, parameter names and checkpoints are the same.
+"""
+
+import logging
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional, Union
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from fairseq.data import Dictionary
+from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed import fsdp_wrap
+from fairseq.models import register_model
+from fairseq.models.transformer import (
+    TransformerConfig,
+    TransformerDecoderBase,
+    TransformerEncoderBase,
+    TransformerModel,
+)
+from fairseq.models.transformer.transformer_legacy import base_architecture as fairseq_base_architecture
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.rotary import LAYOUTS, RotaryEmbedding
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TransformerRopeConfig(TransformerConfig):
+    """fairseq's transformer configuration with the options of the rotation."""
+
+    rope_base: float = field(
+        default=10000.0,
+        metadata={"help": "base of the rotation's angles, theta_i = base^(-2i/d)"},
+    )
+    rope_layout: ChoiceEnum(LAYOUTS) = field(  # type: ignore[valid-type]
+        default="interleaved",
+        metadata={
+            "help": "which dimensions of a head rotate together: interleaved = (2i, 2i+1), as the RoFormer "
+            "paper; half = (i, i + d/2), as GPT-NeoX and LLaMA"
+        },
+    )
+    rope_fraction: float = field(
+        default=1.0,
+        metadata={"help": "fraction of each head's dimensions that rotates, in (0, 1]"},
+    )
+
+
+def build_rotary_self_attention(cfg: TransformerConfig, side: Any) -> RotaryMultiheadAttention:
+    """The self-attention of one layer.
+
+    Args:
+        cfg: the model's configuration, with rope_base, rope_layout and rope_fraction
+        side: cfg.encoder or cfg.decoder
+    """
+    return RotaryMultiheadAttention(
+        side.embed_dim,
+        side.attention_heads,
+        rotary=RotaryEmbedding(
+            side.embed_dim // side.attention_heads,
+            base=cfg.rope_base,
+            layout=cfg.rope_layout,
+            fraction=cfg.rope_fraction,
+        ),
+        dropout=cfg.attention_dropout,
+        q_noise=cfg.quant_noise.pq,
+        qn_block_size=cfg.quant_noise.pq_block_size,
+    )
+
+
+def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
+    """Activation checkpointing, then FSDP, as fairseq's own layer builders do."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # A checkpointed layer is always wrapped by FSDP, whatever its size.
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+def drop_absolute_positions(state_dict: Dict[str, Tensor], name: str) -> None:
+    """Remove ``NAME.embed_positions.*`` from *state_dict*, in place, and say so.
+
+    Sinusoidal checkpoints of older fairseqs hold ``embed_positions._float_tensor``, learned ones
+    ``embed_positions.weight``; a rotary model has no place for either.
+    """
+    for key in [key for key in state_dict if key.startswith(f"{name}.embed_positions.")]:
+        del state_dict[key]
+        logger.warning(f"dropped {key} from the checkpoint: positions of transformer_rope are rotary")
+
+
+class RotaryEncoderLayer(TransformerEncoderLayerBase):
+    """fairseq's encoder layer with rotary self-attention."""
+
+    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
+        return build_rotary_self_attention(cfg, cfg.encoder)
+
+
+class RotaryDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with rotary self-attention; cross-attention stays as it is."""
+
+    def build_self_attention(
+        self,
+        embed_dim: int,
+        cfg: TransformerConfig,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+    ) -> nn.Module:
+        assert not add_bias_kv and not add_zero_attn, "no flag of fairseq's transformer sets these"
+        return build_rotary_self_attention(cfg, cfg.decoder)
+
+
+# --retain-dropout-modules goes by the names of fairseq's classes.
+def _keep_dropout_names(layer: nn.Module, fairseq_name: str) -> nn.Module:
+    layer.dropout_module.module_name = fairseq_name
+    layer.activation_dropout_module.module_name = fairseq_name
+    return layer
+
+
+class RotaryEncoder(TransformerEncoderBase):
+    """fairseq's encoder of rotary layers, without absolute positions."""
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Dictionary,
+        embed_tokens: nn.Embedding,
+        return_fc: bool = False,
+    ) -> None:
+        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        self.dropout_module.module_name = "TransformerEncoder"
+
+    def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
+        layer = RotaryEncoderLayer(cfg, return_fc=self.return_fc)
+        return wrap_layer(_keep_dropout_names(layer, "TransformerEncoderLayerBase"), cfg)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        drop_absolute_positions(state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
+
+class RotaryDecoder(TransformerDecoderBase):
+    """fairseq's decoder of rotary layers, without absolute positions."""
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Dictionary,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        output_projection: Optional[nn.Module] = None,
+    ) -> None:
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.dropout_module.module_name = "TransformerDecoder"
+
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        layer = RotaryDecoderLayer(cfg, no_encoder_attn)
+        return wrap_layer(_keep_dropout_names(layer, "TransformerDecoderLayerBase"), cfg)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        drop_absolute_positions(state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
+
+def rope_architecture(args: Union[Namespace, DictConfig]) -> None:
+    """Fill in what *args* leaves open of the base architecture: fairseq's sizes, the paper's rotation."""
+    args.rope_base = getattr(args, "rope_base", 10000.0)
+    args.rope_layout = getattr(args, "rope_layout", "interleaved")
+    args.rope_fraction = getattr(args, "rope_fraction", 1.0)
+    args.no_token_positional_embeddings = True
+    fairseq_base_architecture(args)
+
+
+def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
+    """Raise a ValueError, one sentence, for options that rotary self-attention cannot honour."""
+    if args.cross_self_attention:
+        raise ValueError(
+            "--cross-self-attention has no meaning with rotary positions: its keys are the encoder's output "
+            "followed by the prefix, which share no positions; leave the flag out"
+        )
+    for side in ("encoder", "decoder"):
+        if getattr(args, f"{side}_learned_pos"):
+            raise ValueError(
+                f"--{side}-learned-pos asks for learned absolute positions, but positions of "
+                "transformer_rope are rotary; leave the flag out, or use --arch transformer"
+            )
+        if getattr(args, f"{side}_xformers_att_config", None):
+            raise ValueError(
+                f"--{side}-xformers-att-config {getattr(args, f'{side}_xformers_att_config')}: xFormers' "
+                "attention cannot rotate queries and keys; leave the flag out"
+            )
+
+
+@register_model("transformer_rope")
+class TransformerRopeModel(TransformerModel):
+    """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864).
+
+    Queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
+    cross-attention are not, and no absolute positions are added to the embeddings.
+    """
+
+    @classmethod
+    def hub_models(cls) -> Dict[str, Any]:
+        """None yet: fairseq's published models are sinusoidal."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's transformer flags and --rope-base, --rope-layout, --rope-fraction."""
+        gen_parser_from_dataclass(parser, TransformerRopeConfig(), delete_default=True, with_prefix="")
+
+    @classmethod
+    def build_model(cls, args: Union[Namespace, DictConfig], task: Any) -> "TransformerRopeModel":
+        """Build the model that *args* describes for the dictionaries of *task*.
+
+        Raises:
+            ValueError: *args* asks for what rotary self-attention cannot do, or for a rotation that is
+                not defined (see ``fairseq_rope.rotary``).
+        """
+        if OmegaConf.is_config(args):
+            # fairseq-hydra-train gives a DictConfig, of which TransformerConfig.from_namespace would
+            # copy only the fields that it declares, not those of the rotation.
+            args = Namespace(**OmegaConf.to_container(args, resolve=True))
+        rope_architecture(args)  # fills in what checkpoints of older versions lack
+        refuse_what_cannot_work(args)
+        return super().build_model(args, task)
+
+    @classmethod
+    def build_encoder(
+        cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding
+    ) -> RotaryEncoder:
+        return RotaryEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(
+        cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding
+    ) -> RotaryDecoder:
+        cfg = TransformerConfig.from_namespace(args)
+        return RotaryDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
