@@ -1,0 +1,132 @@
+"""What fairseq needs on today's torch and NumPy, in one place.
+
+fairseq is archived; each mend below says what breaks without it, and when it can go. Importing this
+module applies them. They are seen by every model of the process, not only by ours.
+"""
+
+import collections
+import os
+import pickle
+import re
+import shutil
+import types
+from argparse import Namespace
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import torch
+
+from fairseq import checkpoint_utils
+
+
+class CheckpointError(RuntimeError):
+    """A file is no checkpoint that can be loaded; the message names it and says why."""
+
+
+def _checkpoint_classes() -> List[Any]:
+    """What fairseq's checkpoints hold beside tensors, numbers, strings and plain containers.
+
+    None of these does anything when it is built but keep what it is given.
+    """
+    from omegaconf import base, dictconfig, listconfig, nodes
+
+    from fairseq.logging import meters
+
+    # cfg.model and cfg.task of models that are configured by flags (fairseq/dataclass/utils.py)
+    classes: List[Any] = [Namespace]
+    # validation scores and other NumPy scalars in extra_state; the module's name changed in NumPy 2
+    scalar = np.float64(0).__reduce__()[0]
+    classes += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    classes += [np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32)), type(np.dtype(np.int64))]
+    # fairseq 0.10 and 0.11 pickled cfg as an OmegaConf object
+    classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
+    classes += [nodes.AnyNode, Any, list, dict, int, collections.defaultdict]
+    # fairseq up to 0.8 kept its meters in extra_state["train_meters"]
+    old_meters = (meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter)
+    classes += [(meter, f"fairseq.meters.{meter.__name__}") for meter in old_meters]
+    classes += [(collections.OrderedDict, "collections.OrderedDict")]
+    return classes
+
+
+# torch.load of torch < 2.4 cannot be told which classes are harmless.
+_CAN_ALLOW_LIST = hasattr(torch.serialization, "add_safe_globals")
+
+
+def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.load`` that takes a fairseq checkpoint and runs none of its code.
+
+    torch >= 2.6 refuses a fairseq checkpoint (``weights_only=True`` is its default there, and does not
+    know ``argparse.Namespace``); fairseq's git main answers with ``weights_only=False``, which runs
+    whatever code a pickle holds. Here ``weights_only`` is always on, and the classes that checkpoints
+    hold are allowed by name. Can go when fairseq loads its own checkpoints so.
+
+    Raises:
+        CheckpointError: the file is cut short, is no checkpoint, or holds a class that is not allowed
+    """
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "checkpoint")
+    if _CAN_ALLOW_LIST:
+        kwargs["weights_only"] = True
+    try:
+        return torch.load(file, *args, **kwargs)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds {found.group(1)}, which fairseq's checkpoints do not" if found else "it is damaged"
+        raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
+    except (EOFError, RuntimeError, KeyError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
+
+
+def load_checkpoint(path: str) -> Dict[str, Any]:
+    """The state that fairseq saved in *path*, all tensors on the CPU, as it lies on disk.
+
+    Raises:
+        CheckpointError: as ``torch.load`` here; also if what was loaded is not a fairseq checkpoint
+        OSError: the file cannot be read
+    """
+    state = _load(path, map_location="cpu")
+    if not isinstance(state, dict) or "model" not in state:
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model'")
+    return state
+
+
+class _TorchWithSafeLoad(types.ModuleType):
+    """``torch`` as ``fairseq.checkpoint_utils`` sees it: ``load`` is ours, all else is torch's."""
+
+    load = staticmethod(_load)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _AtomicCopies:
+    """``PathManager`` as ``fairseq.checkpoint_utils`` sees it: a copy appears whole or not at all.
+
+    fairseq writes a checkpoint under a temporary name, but then copies it to ``checkpoint_best.pt`` and
+    ``checkpoint_last.pt`` in place; killed in between, it leaves a ``checkpoint_last.pt`` from which
+    training cannot go on. Can go when fairseq renames its copies too.
+    """
+
+    def __init__(self, path_manager: Any) -> None:
+        self._path_manager = path_manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._path_manager, name)
+
+    def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        if not (overwrite and self._path_manager.supports_rename(dst_path)):
+            return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
+        temporary = dst_path + ".tmp"  # fairseq's own suffix; the next copy overwrites it
+        shutil.copyfile(src_path, temporary)
+        os.replace(temporary, dst_path)
+        return True
+
+
+def _apply() -> None:
+    if _CAN_ALLOW_LIST:
+        torch.serialization.add_safe_globals(_checkpoint_classes())
+        checkpoint_utils.torch = _TorchWithSafeLoad("torch")
+    checkpoint_utils.PathManager = _AtomicCopies(checkpoint_utils.PathManager)
+
+
+_apply()

@@ -1,0 +1,146 @@
+"""fairseq_rope/compat.py: fairseq's checkpoints load, and nothing in them runs."""
+
+import argparse
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_rope.compat import CheckpointError, load_checkpoint
+
+if not hasattr(torch.serialization, "add_safe_globals"):
+    pytest.skip("torch < 2.4 cannot allow-list classes", allow_module_level=True)
+
+
+def fairseq_state():
+    """What fairseq/trainer.py puts into a checkpoint, classes and all."""
+    return {
+        "args": None,
+        "cfg": {"model": argparse.Namespace(arch="transformer_rope"), "task": {"_name": "translation"}},
+        "model": OrderedDict(weight=torch.ones(2)),
+        "optimizer_history": [{"num_updates": 1, "lr_scheduler_state": {"best": None}}],
+        "extra_state": {
+            "val_loss": np.float64(3.5),
+            "best": np.float32(3.5),
+            "metrics": OrderedDict(train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]),
+            "train_iterator": {"epoch": 2, "iterations_in_epoch": np.int64(0)},
+        },
+        "last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": torch.zeros(2)}}, "param_groups": []},
+    }
+
+
+def test_a_checkpoint_as_fairseq_writes_it_loads_with_weights_only(tmp_path):
+    path = str(tmp_path / "checkpoint.pt")
+    torch.save(fairseq_state(), path)
+    state = load_checkpoint(path)
+    assert state["cfg"]["model"].arch == "transformer_rope"
+    assert state["extra_state"]["val_loss"] == 3.5
+    assert torch.equal(state["model"]["weight"], torch.ones(2))
+
+
+def test_a_checkpoint_of_numpy_1_loads(tmp_path):
+    # NumPy 1 wrote its scalars as numpy.core.multiarray.scalar; the module has moved since.
+    path, old = str(tmp_path / "new.pt"), str(tmp_path / "old.pt")
+    torch.save(fairseq_state(), path)
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(old, "w") as target:
+        for item in source.namelist():
+            data = source.read(item)
+            if item.endswith("data.pkl"):
+                data = data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+                assert b"cnumpy.core.multiarray\nscalar" in data
+            target.writestr(item, data)
+    assert load_checkpoint(old)["extra_state"]["val_loss"] == 3.5
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+HOSTILE = {
+    "in the model": lambda bomb: {**fairseq_state(), "model": {"weight": bomb}},
+    "in cfg": lambda bomb: {**fairseq_state(), "cfg": {"model": bomb}},
+    "inside an allowed class": lambda bomb: {**fairseq_state(), "args": argparse.Namespace(x=bomb)},
+    "alone": lambda bomb: bomb,
+}
+LOADERS = {
+    "ours": load_checkpoint,
+    "fairseq's": checkpoint_utils.load_checkpoint_to_cpu,
+    "fairseq's ensembles": lambda path: checkpoint_utils.load_model_ensemble([path]),
+}
+
+
+@pytest.mark.parametrize("where", list(HOSTILE))
+@pytest.mark.parametrize("loader", list(LOADERS))
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path, where, loader, zipped):
+    path, trace = str(tmp_path / "hostile.pt"), tmp_path / "was_run"
+    torch.save(HOSTILE[where](RunsCode(str(trace))), path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="hostile.pt was not loaded, and nothing in it was run.*mkdir"):
+        LOADERS[loader](path)
+    assert not trace.exists()
+    # The same file, loaded as fairseq's git main does, would have run it.
+    torch.load(path, weights_only=False)
+    assert trace.exists()
+
+
+def test_a_plain_hostile_pickle_is_refused_and_runs_nothing(tmp_path):
+    path, trace = tmp_path / "hostile.pt", tmp_path / "was_run"
+    path.write_bytes(pickle.dumps(RunsCode(str(trace))))
+    with pytest.raises(CheckpointError, match="hostile.pt was not loaded"):
+        load_checkpoint(str(path))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, keep):
+    path = tmp_path / "short.pt"
+    torch.save(fairseq_state(), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
+    with pytest.raises(CheckpointError, match="short.pt") as refused:
+        load_checkpoint(str(path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_foreign_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "foreign.pt"
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(CheckpointError, match="foreign.pt is not a fairseq checkpoint: .* 'model'"):
+        load_checkpoint(str(path))
+    path.write_text("no checkpoint at all\n")
+    with pytest.raises(CheckpointError, match="foreign.pt"):
+        load_checkpoint(str(path))
+
+
+def test_torch_itself_is_left_as_it_was():
+    assert torch.load is not checkpoint_utils.torch.load
+    assert checkpoint_utils.torch.save is torch.save
+
+
+def test_a_copied_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new" * 1000)
+    target.write_bytes(b"old")
+    manager = checkpoint_utils.PathManager
+
+    def killed_halfway(src, dst):
+        with open(dst, "wb") as file:
+            file.write(b"ne")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", killed_halfway)
+        with pytest.raises(KeyboardInterrupt):
+            manager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"old"
+    assert manager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == source.read_bytes()
