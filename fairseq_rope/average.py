@@ -1,0 +1,248 @@
+"""Average the weights of several checkpoints: ``python -m fairseq_rope.average``.
+
+The flags of fairseq's ``scripts/average_checkpoints.py``, which no longer loads its own checkpoints on
+torch >= 2.6. Sums are kept in float64 and each weight is given back in its own type; the running sum and
+one checkpoint are in memory at a time. The output keeps everything else of the newest checkpoint but
+``last_optimizer_state``, and appears under its name only when it is whole.
+"""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class AverageError(ValueError):
+    """What was asked for cannot be averaged; the message names the flag or file."""
+
+
+def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
+    """The state of the first of *paths*, its weights replaced by the mean over all of them.
+
+    Floating-point weights are summed in float64 and cast back to the type they have in the first
+    checkpoint; integer entries (counters) get the mean rounded down, as fairseq's script gives.
+
+    Raises:
+        AverageError: names or shapes of the weights differ between two checkpoints
+        fairseq_rope.compat.CheckpointError: a file is not a whole fairseq checkpoint
+        OSError: a file cannot be read
+    """
+    import torch
+
+    from fairseq_rope.compat import load_checkpoint
+
+    state: Dict[str, Any] = {}
+    sums: Dict[str, "Tensor"] = {}
+    types: Dict[str, "torch.dtype"] = {}
+    for path in paths:
+        loaded = load_checkpoint(path)
+        loaded.pop("last_optimizer_state", None)  # twice the weights, of no use to an average
+        weights = loaded.pop("model")
+        if not state:
+            state = loaded
+            types = {name: weight.dtype for name, weight in weights.items()}
+            sums = {
+                name: weight.to(torch.float64 if weight.is_floating_point() else torch.int64, copy=True)
+                for name, weight in weights.items()
+            }
+        else:
+            _add(sums, weights, paths[0], path)
+        del loaded, weights  # before the next one is read
+    state["model"] = {}
+    for name, dtype in types.items():
+        total = sums.pop(name)
+        mean = total / len(paths) if total.is_floating_point() else total // len(paths)
+        state["model"][name] = mean.to(dtype)
+    return state
+
+
+def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
+    """Add the weights of *path* to the sums begun with *first*."""
+    missing, surplus = sorted(set(sums) - set(weights)), sorted(set(weights) - set(sums))
+    if missing or surplus:
+        differences = [
+            f"{what} {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+            for what, names in (("it lacks", missing), ("only it has", surplus))
+            if names
+        ]
+        raise AverageError(f"{path} and {first} are not of the same model: {'; '.join(differences)}")
+    for name, weight in weights.items():
+        if weight.shape != sums[name].shape:
+            raise AverageError(
+                f"{path} and {first} are not of the same model: {name} has shape {tuple(weight.shape)} "
+                f"in the former and {tuple(sums[name].shape)} in the latter"
+            )
+        sums[name] += weight
+
+
+def last_checkpoints(
+    folder: str, count: int, flag: str, pattern: str, upper_bound: Optional[int] = None
+) -> List[str]:
+    """The *count* newest checkpoints in *folder* whose whole name matches *pattern*, newest first.
+
+    Args:
+        pattern: a regular expression; its first group is the number to sort by
+        upper_bound: only numbers up to this one
+
+    Raises:
+        AverageError: there are fewer than *count*; *flag* is named in the message
+    """
+    if not os.path.isdir(folder):
+        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, and {folder} is none")
+    numbered = []
+    for name in os.listdir(folder):
+        match = re.fullmatch(pattern, name)
+        if match and (upper_bound is None or int(match.group(1)) <= upper_bound):
+            numbered.append((int(match.group(1)), os.path.join(folder, name)))
+    newest_first = [path for _, path in sorted(numbered, reverse=True)]
+    if len(newest_first) < count:
+        bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
+        found = ", ".join(os.path.basename(path) for path in newest_first) or "none"
+        raise AverageError(
+            f"{flag} {count} asks for more checkpoints than {folder} holds{bound}: found "
+            f"{len(newest_first)} ({found})"
+        )
+    return newest_first[:count]
+
+
+def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
+    """The *count* best of ``checkpoint.best_METRIC_VALUE.pt``, best first.
+
+    Which end is best stands in the checkpoints (``--maximize-best-checkpoint-metric``); fairseq's own
+    script always takes the lowest values, which for BLEU are the worst.
+
+    Args:
+        inputs: checkpoint files, or one folder that holds them
+
+    Raises:
+        AverageError: a name holds no value, or there are fewer than *count*
+    """
+    from fairseq_rope.compat import load_checkpoint
+
+    flag = "--num-best-checkpoints"
+    pattern = r"checkpoint[._]best_.*?(\d+\.?\d*)\.pt"
+    if len(inputs) == 1 and os.path.isdir(inputs[0]):
+        names = [name for name in os.listdir(inputs[0]) if re.fullmatch(pattern, name)]
+        inputs = [os.path.join(inputs[0], name) for name in names]
+    if len(inputs) < count:
+        raise AverageError(f"{flag} {count} asks for more checkpoints than the {len(inputs)} found")
+    valued = []
+    for path in inputs:
+        match = re.fullmatch(pattern, os.path.basename(path))
+        if match is None:
+            raise AverageError(f"{flag}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
+        valued.append((float(match.group(1)), path))
+    cfg = load_checkpoint(valued[0][1]).get("cfg") or {}
+    maximize = bool((cfg.get("checkpoint") or {}).get("maximize_best_checkpoint_metric", False))
+    return [path for _, path in sorted(valued, reverse=maximize)][:count]
+
+
+def save_whole(state: Dict[str, Any], path: str) -> None:
+    """``torch.save`` under a temporary name beside *path*, then rename.
+
+    Raises:
+        OSError: the folder cannot be written or is full; *path* is as it was before
+    """
+    import torch
+
+    folder = os.path.dirname(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line, named as fairseq's ``scripts/average_checkpoints.py``."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq_rope.average", description="Average the weights of several fairseq checkpoints."
+    )
+    parser.add_argument("--inputs", required=True, nargs="+", help="checkpoint files, or one folder of them")
+    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the average")
+    number = parser.add_mutually_exclusive_group()
+    number.add_argument(
+        "--num-epoch-checkpoints", type=int, metavar="N", help="take the last N checkpointEPOCH.pt"
+    )
+    number.add_argument(
+        "--num-update-checkpoints", type=int, metavar="N", help="take the last N checkpoint_EPOCH_UPDATE.pt"
+    )
+    number.add_argument(
+        "--num-best-checkpoints", type=int, metavar="N", help="take the best N checkpoint.best_METRIC_VALUE.pt"
+    )
+    parser.add_argument(
+        "--checkpoint-upper-bound",
+        type=int,
+        metavar="N",
+        help="leave out epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N",
+    )
+    return parser
+
+
+def _choose(args: argparse.Namespace) -> List[str]:
+    chosen = {
+        flag: count
+        for flag, count in (
+            ("--num-epoch-checkpoints", args.num_epoch_checkpoints),
+            ("--num-update-checkpoints", args.num_update_checkpoints),
+            ("--num-best-checkpoints", args.num_best_checkpoints),
+        )
+        if count is not None
+    }
+    if args.checkpoint_upper_bound is not None and not set(chosen) & {
+        "--num-epoch-checkpoints",
+        "--num-update-checkpoints",
+    }:
+        raise AverageError(
+            "--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints"
+        )
+    if not chosen:
+        return list(args.inputs)
+    ((flag, count),) = chosen.items()
+    if count < 1:
+        raise AverageError(f"{flag} {count}: must be at least 1")
+    if flag == "--num-best-checkpoints":
+        return best_checkpoints(args.inputs, count)
+    if len(args.inputs) != 1:
+        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, got {len(args.inputs)}")
+    pattern = r"checkpoint(\d+)\.pt" if flag == "--num-epoch-checkpoints" else r"checkpoint_\d+_(\d+)\.pt"
+    return last_checkpoints(args.inputs[0], count, flag, pattern, args.checkpoint_upper_bound)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    try:
+        from fairseq_rope.compat import CheckpointError
+    except ImportError as missing:
+        sys.exit(
+            f"fairseq_rope.average: {missing.name} is not installed; it reads checkpoints with torch and "
+            "fairseq (see README, Installation)"
+        )
+    try:
+        paths = _choose(args)
+        print("averaging", *paths, sep="\n  ", flush=True)
+        save_whole(average_checkpoints(paths), args.output)
+    except (AverageError, CheckpointError) as error:
+        sys.exit(f"fairseq_rope.average: {error}")
+    except OSError as error:
+        sys.exit(f"fairseq_rope.average: {error.filename or args.output}: {error.strerror or error}")
+    print(f"wrote {args.output}")
+
+
+if __name__ == "__main__":
+    main()

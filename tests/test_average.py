@@ -1,0 +1,172 @@
+"""fairseq_rope/average.py against the mean, computed here."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fairseq_rope.average import main
+
+
+def save(folder, name, weights, **more):
+    torch.save({"model": weights, "cfg": None, "last_optimizer_state": {"big": torch.ones(9)}, **more}, folder / name)
+
+
+def average(folder, *flags):
+    main(["--inputs", str(folder), "--output", str(folder / "average.pt"), *flags])
+    return torch.load(folder / "average.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_average_is_the_exact_mean_in_the_weights_own_type(tmp_path, dtype):
+    weights = [torch.randn(50, 20).to(dtype) for _ in range(5)]
+    for number, weight in enumerate(weights, 1):
+        save(tmp_path, f"checkpoint{number}.pt", {"w": weight, "steps": torch.tensor(number)})
+    state = average(tmp_path, "--num-epoch-checkpoints", "5")
+    exact = torch.stack([w.double() for w in weights]).mean(0)
+    assert torch.equal(state["model"]["w"], exact.to(dtype))
+    assert state["model"]["steps"] == 3
+
+
+def test_sums_do_not_saturate_in_16_bits(tmp_path):
+    for number in (1, 2, 3):
+        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([40000.0, 1.0]).half()})
+    assert average(tmp_path, "--num-epoch-checkpoints", "3")["model"]["w"].tolist() == [40000.0, 1.0]
+
+
+def test_only_the_optimiser_state_is_dropped_and_the_newest_gives_the_rest(tmp_path):
+    for number in (1, 2):
+        save(
+            tmp_path, f"checkpoint{number}.pt", {"w": torch.ones(1)},
+            optimizer_history=[{"num_updates": number}], extra_state={"epoch": number},
+        )  # fmt: skip
+    state = average(tmp_path, "--num-epoch-checkpoints", "2")
+    assert set(state) == {"model", "cfg", "optimizer_history", "extra_state"}
+    assert state["extra_state"] == {"epoch": 2}
+
+
+def test_epoch_checkpoints_are_sorted_by_number_and_bounded(tmp_path, capsys):
+    for number in (2, 9, 10, 11):
+        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([float(number)])})
+    for other in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_500.pt", "checkpoint12.pt.tmp"):
+        save(tmp_path, other, {"w": torch.tensor([1e6])})
+    assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 10.5
+    assert average(tmp_path, "--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "10")["model"]["w"] == 9.5
+    said = capsys.readouterr().out
+    assert "checkpoint10.pt" in said and "checkpoint9.pt" in said and "checkpoint2.pt" not in said
+
+
+def test_update_checkpoints_are_sorted_by_update(tmp_path):
+    for epoch, update in ((1, 900), (1, 1000), (2, 1100)):
+        save(tmp_path, f"checkpoint_{epoch}_{update}.pt", {"w": torch.tensor([float(update)])})
+    save(tmp_path, "checkpoint1.pt", {"w": torch.tensor([1e6])})
+    assert average(tmp_path, "--num-update-checkpoints", "2")["model"]["w"] == 1050
+    bounded = average(tmp_path, "--num-update-checkpoints", "2", "--checkpoint-upper-bound", "1000")
+    assert bounded["model"]["w"] == 950
+
+
+@pytest.mark.parametrize("maximize, expected", [(False, 1.5), (True, 10.5)])
+def test_best_checkpoints_are_the_best_by_the_metrics_own_sense(tmp_path, maximize, expected):
+    for value in (1, 2, 10, 11):
+        save(
+            tmp_path, f"checkpoint.best_bleu_{value}.00{value % 3}.pt", {"w": torch.tensor([float(value)])},
+            cfg={"checkpoint": {"maximize_best_checkpoint_metric": maximize}},
+        )  # fmt: skip
+    assert average(tmp_path, "--num-best-checkpoints", "2")["model"]["w"] == expected
+
+
+def test_named_files_are_averaged_as_they_are(tmp_path):
+    save(tmp_path, "a.pt", {"w": torch.tensor([1.0])})
+    save(tmp_path, "b.pt", {"w": torch.tensor([4.0])})
+    main(["--inputs", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--output", str(tmp_path / "c.pt")])
+    assert torch.load(tmp_path / "c.pt", weights_only=True)["model"]["w"] == 2.5
+
+
+def refuse(capsys, folder, *flags):
+    """The one sentence with which main() refuses; the folder holds no output and no rest of one."""
+    before = sorted(os.listdir(folder))
+    with pytest.raises(SystemExit) as refused:
+        average(folder, *flags)
+    said = refused.value.code if isinstance(refused.value.code, str) else capsys.readouterr().err
+    assert refused.value.code not in (0, None)
+    assert sorted(os.listdir(folder)) == before
+    return said
+
+
+def test_fewer_checkpoints_than_asked_are_refused(tmp_path, capsys):
+    save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
+    said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "5")
+    assert "--num-epoch-checkpoints 5" in said and "found 1 (checkpoint1.pt)" in said
+    said = refuse(capsys, tmp_path, "--num-update-checkpoints", "2")
+    assert "--num-update-checkpoints 2" in said and "found 0 (none)" in said
+    assert "--num-best-checkpoints 2" in refuse(capsys, tmp_path, "--num-best-checkpoints", "2")
+
+
+def test_differing_keys_and_shapes_are_refused_by_name(tmp_path, capsys):
+    save(tmp_path, "checkpoint1.pt", {"same": torch.ones(1), "gone": torch.ones(1)})
+    save(tmp_path, "checkpoint2.pt", {"same": torch.ones(1), "new": torch.ones(1)})
+    said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    assert "it lacks new; only it has gone" in said and "checkpoint1.pt" in said and "checkpoint2.pt" in said
+    save(tmp_path, "checkpoint1.pt", {"same": torch.ones(2), "new": torch.ones(1)})
+    said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    assert "same has shape (2,)" in said and "(1,)" in said
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--checkpoint-upper-bound", "3"], "--checkpoint-upper-bound needs"),
+        (["--num-epoch-checkpoints", "0"], "--num-epoch-checkpoints 0: must be at least 1"),
+        (["--num-epoch-checkpoints", "1", "--num-update-checkpoints", "1"], "not allowed with argument"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, said):
+    save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
+    assert said in refuse(capsys, tmp_path, *flags)
+
+
+def test_a_broken_checkpoint_is_refused_and_the_old_average_stays(tmp_path, capsys):
+    save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
+    average(tmp_path, "--num-epoch-checkpoints", "1")
+    (tmp_path / "checkpoint2.pt").write_bytes((tmp_path / "checkpoint1.pt").read_bytes()[:300])
+    assert "checkpoint2.pt" in refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    assert torch.load(tmp_path / "average.pt", weights_only=True)["model"]["w"] == 1
+
+
+def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path):
+    save(tmp_path, "a.pt", {"w": torch.ones(1)})
+    with pytest.raises(SystemExit, match="no/such/folder.*No such file or directory"):
+        main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "no/such/folder/c.pt")])
+
+
+def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatch):
+    import gc
+
+    from fairseq_rope import compat
+
+    for number in range(1, 7):
+        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.ones(1000, 100)})
+    loaded, real = [], compat.load_checkpoint
+
+    def counting(path):
+        gc.collect()
+        held = sum(type(o) is torch.Tensor and o.shape == (1000, 100) for o in gc.get_objects())
+        loaded.append(held)
+        return real(path)
+
+    monkeypatch.setattr(compat, "load_checkpoint", counting)
+    average(tmp_path, "--num-epoch-checkpoints", "6")
+    assert loaded == [0, 1, 1, 1, 1, 1]  # before each load: nothing, then the sum alone
+
+
+@pytest.mark.parametrize("missing", ["torch", "fairseq"])
+def test_absence_of_torch_or_fairseq_is_one_sentence(tmp_path, missing):
+    script = (
+        f"import sys; sys.modules['{missing}'] = None; sys.argv = ['-m']; import fairseq_rope.average as a; "
+        f"a.main(['--inputs', 'x', '--output', 'y'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and f"{missing} is not installed" in done.stderr
