@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Run a recipe: bash recipes/pipeline/run.sh NAME [flags]; recipes/NAME/run.sh calls this.
+# Takes the active Python if it has fairseq, else the one that `make` set up in .venv.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+
+has_fairseq() {
+    "$1" -c 'import importlib.util as u, sys; sys.exit(sys.version_info < (3, 10) or u.find_spec("fairseq") is None)' >/dev/null 2>&1
+}
+
+for python in python3 python "$root/.venv/bin/python"; do
+    if has_fairseq "$python"; then
+        PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m recipes.pipeline "$@"
+    fi
+done
+echo "recipes: no Python >= 3.10 with fairseq found (neither the active one nor $root/.venv); run 'make install' first" >&2
+exit 1

@@ -1,0 +1,184 @@
+"""recipes/pipeline: the stages, run on a small corpus of the demo's grammar."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from recipes.pipeline.settings import SettingsError, read_settings
+
+from ..conftest import ENVIRONMENT, ROOT
+
+# Small enough for seconds; everything else is the demo's own.
+SMALL = ["corpus_pairs=200", "corpus_heldout=12", "bpe_merges=200", "width=32", "ffn_width=32", "epochs=5"]
+
+
+def recipe(work, *flags, check=True, wait=True):
+    """Run recipes/demo/run.sh in the folder *work*; returns the finished process."""
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    command = ["bash", "recipes/demo/run.sh", "--work-dir", str(work), *settings, *flags]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    if not wait:
+        return process
+    out, err = process.communicate()
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        assert done.returncode == 0, out + err
+    return done
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    work = tmp_path_factory.mktemp("demo")
+    return work, recipe(work)
+
+
+def test_it_goes_from_text_to_bleu(finished):
+    work, done = finished
+    model = work / "transformer_rope.seed1"
+    lines = done.stdout.strip().splitlines()
+    score = json.loads((model / "score.json").read_text())
+    assert lines[-1] == f"sacreBLEU {score['score']:.2f}"
+    assert score["signature"].startswith("nrefs:1|case:mixed") and score["signature"] in done.stdout
+    hypotheses = (model / "hypotheses.de").read_text().splitlines()
+    assert len(hypotheses) == 12
+    shown = [line.split(maxsplit=1) for line in lines if line.startswith(("     source", "  reference"))]
+    assert len(shown) == 10
+    references = (work / "raw" / "test.de").read_text().splitlines()
+    assert [text for label, text in shown if label == "reference"] == [references[n] for n in range(0, 10, 2)]
+    assert str(work) in done.stdout
+    for stage in ("1: make the corpus", "5: learn and apply BPE", "7: train", "10: score"):
+        assert f"stage {stage}\n" in done.stdout
+
+
+def test_score_is_that_of_hypotheses_in_the_order_of_the_test_set(finished):
+    import sacrebleu
+
+    work, _ = finished
+    model = work / "transformer_rope.seed1"
+    generated = (model / "generate.txt").read_text()
+    numbered = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
+    hypotheses = [numbered[n] for n in range(12)]
+    assert (model / "hypotheses.de").read_text().splitlines() == hypotheses
+    references = (work / "raw" / "test.de").read_text().splitlines()
+    expected = sacrebleu.corpus_bleu(hypotheses, [references]).score
+    assert json.loads((model / "score.json").read_text())["score"] == pytest.approx(expected, abs=0.01)
+
+
+def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished):
+    work, done = finished
+    scripts = sorted((work / "commands").glob("*.sh")) + sorted(
+        work.glob("transformer_rope.seed1/commands/*.sh")
+    )
+    kept = [line for script in scripts for line in script.read_text().splitlines()[3:]]
+    assert kept == re.findall(r"^  \$ (.*)$", done.stdout, re.MULTILINE)
+    score = work / "transformer_rope.seed1" / "score.json"
+    before = score.read_text()
+    score.unlink()
+    subprocess.run(["bash", str(scripts[-1])], check=True, env=ENVIRONMENT)
+    assert score.read_text() == before
+
+
+def test_a_second_run_skips_all_and_gives_the_same_score(finished):
+    work, first = finished
+    again = recipe(work)
+    assert again.stdout.count("done before, skipped") == 8
+    assert "$ " not in again.stdout
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+
+
+def test_a_changed_setting_reruns_its_stage_and_what_follows_and_no_more(finished):
+    work, _ = finished
+    changed = recipe(work, "--set", "beam=1")
+    assert "stage 8: average the last checkpoints: done before, skipped" in changed.stdout
+    assert "stage 9: translate the test set (again, since beam changed)" in changed.stdout
+    assert re.search(r"stage 10: score \(again, since .*hypotheses.de changed\)", changed.stdout)
+    recipe(work)  # for the other tests
+
+
+def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
+    work, _ = finished
+    baseline = recipe(work, "--arch", "transformer", "--set", "average_checkpoints=1", "--set", "epochs=1")
+    assert baseline.stdout.count("done before, skipped") == 4
+    assert "--arch transformer " in baseline.stdout
+    assert (work / "transformer.seed1" / "score.json").exists()
+
+
+def test_settings_are_kept_with_the_model(finished):
+    work, _ = finished
+    kept = yaml.safe_load((work / "transformer_rope.seed1" / "settings.yaml").read_text())
+    assert kept["width"] == 32 and kept["label_smoothing"] == 0.1
+
+
+def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
+    process = recipe(tmp_path, wait=False)
+    checkpoints = tmp_path / "transformer_rope.seed1" / "checkpoints"
+    deadline = time.time() + 180
+    while not (checkpoints / "checkpoint2.pt").exists():
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    resumed = recipe(tmp_path)
+    assert resumed.stdout.count("done before, skipped") == 4
+    log = (tmp_path / "transformer_rope.seed1" / "logs" / "stage07_train.log").read_text()
+    assert "Loaded checkpoint" in log
+    assert resumed.stdout.splitlines()[-1].startswith("sacreBLEU ")
+
+
+def test_checkpoints_of_another_training_are_not_gone_on_from(finished):
+    work, _ = finished
+    other = recipe(work, "--stage", "7", "--stop-stage", "7", "--set", "learning_rate=1e-3")
+    assert "is of another training: started anew" in other.stdout
+    recipe(work)
+
+
+def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path):
+    done = recipe(tmp_path, "--stage", "5", check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "stage 5: learn and apply BPE needs" in done.stderr and "earlier --stage" in done.stderr
+
+
+def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
+    done = recipe(tmp_path, "--set", "corpus_pairs=-1", check=False)
+    assert done.returncode == 1
+    assert "stage 1 (make the corpus) failed" in done.stderr and "--pairs is -1" in done.stderr
+    assert not (tmp_path / "stamps").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--set", "widht=64"], "settings.yaml has no widht; the nearest it has is width"),
+        (["--set", "width"], "--set width: must have the form KEY=VALUE"),
+        (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
+        (
+            ["--stage", "8", "--stop-stage", "3"],
+            "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 10",
+        ),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(tmp_path, flags, said):
+    done = recipe(tmp_path, *flags, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_takes_the_type_of_the_recipes_own(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("rate: 0.5\nname: a\nflags: ''\ncount: 3\n")
+    assert read_settings(file, ["rate=1e-3", "name=7", "flags=--fp16 --x 1", "count=4"]) == {
+        "rate": 0.001, "name": "7", "flags": "--fp16 --x 1", "count": 4,
+    }  # fmt: skip
+    with pytest.raises(SettingsError, match="count=true: must be of type int"):
+        read_settings(file, ["count=true"])
