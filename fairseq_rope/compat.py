@@ -5,18 +5,19 @@ module applies them. They are seen by every model of the process, not only by ou
 """
 
 import collections
+import functools
 import os
 import pickle
 import re
 import shutil
 import types
 from argparse import Namespace
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import numpy as np
 import torch
-
 from fairseq import checkpoint_utils
+from fairseq.data import data_utils
 
 
 class CheckpointError(RuntimeError):
@@ -28,9 +29,8 @@ def _checkpoint_classes() -> List[Any]:
 
     None of these does anything when it is built but keep what it is given.
     """
-    from omegaconf import base, dictconfig, listconfig, nodes
-
     from fairseq.logging import meters
+    from omegaconf import base, dictconfig, listconfig, nodes
 
     # cfg.model and cfg.task of models that are configured by flags (fairseq/dataclass/utils.py)
     classes: List[Any] = [Namespace]
@@ -70,7 +70,9 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.load(file, *args, **kwargs)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds {found.group(1)}, which fairseq's checkpoints do not" if found else "it is damaged"
+        reason = (
+            f"it holds {found.group(1)}, which fairseq's checkpoints do not" if found else "it is damaged"
+        )
         raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
     except (EOFError, RuntimeError, KeyError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -122,11 +124,29 @@ class _AtomicCopies:
         return True
 
 
+_batch_by_size = data_utils.batch_by_size
+
+
+@functools.wraps(_batch_by_size)
+def _batch_by_size_whole(indices: Any, *args: Any, **kwargs: Any) -> List[Any]:
+    """``data_utils.batch_by_size`` that leaves no sentence out.
+
+    Since December 2022 fairseq drops the last batch when its size is no multiple of
+    ``--required-batch-size-multiple`` (8 unless told): up to 7 sentences are neither validated nor, by
+    ``fairseq-generate``, translated (fairseq #5036, #5094, #5351). What the flag promises is a size that
+    is "either less than N or a multiple of N". Can go when fairseq keeps that promise.
+    """
+    batches = list(_batch_by_size(indices, *args, **kwargs))
+    rest = indices[sum(len(batch) for batch in batches) :]
+    return [*batches, np.asarray(rest, dtype=np.int64)] if len(rest) else batches
+
+
 def _apply() -> None:
     if _CAN_ALLOW_LIST:
         torch.serialization.add_safe_globals(_checkpoint_classes())
         checkpoint_utils.torch = _TorchWithSafeLoad("torch")
     checkpoint_utils.PathManager = _AtomicCopies(checkpoint_utils.PathManager)
+    data_utils.batch_by_size = _batch_by_size_whole
 
 
 _apply()

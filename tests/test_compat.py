@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import data_utils
 
 from fairseq_rope.compat import CheckpointError, load_checkpoint
 
@@ -27,7 +28,9 @@ def fairseq_state():
         "extra_state": {
             "val_loss": np.float64(3.5),
             "best": np.float32(3.5),
-            "metrics": OrderedDict(train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]),
+            "metrics": OrderedDict(
+                train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]
+            ),
             "train_iterator": {"epoch": 2, "iterations_in_epoch": np.int64(0)},
         },
         "last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": torch.zeros(2)}}, "param_groups": []},
@@ -144,3 +147,16 @@ def test_a_copied_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert target.read_bytes() == b"old"
     assert manager.copy(str(source), str(target), overwrite=True)
     assert target.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 20, 1014])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_no_sentence_is_left_out_of_the_batches(count, multiple):
+    order = np.random.RandomState(1).permutation(count)
+    sizes = np.arange(count) % 30 + 1
+    for limits in ({"max_tokens": 400}, {"max_sentences": 16}):
+        batches = data_utils.batch_by_size(
+            order, lambda i: sizes[i], required_batch_size_multiple=multiple, **limits
+        )
+        assert [i for batch in batches for i in batch] == order.tolist()
+        assert all(len(batch) < multiple or len(batch) % multiple == 0 for batch in batches)
