@@ -1,3 +1,4 @@
+# make install    install into .venv, and no more
 # make demo       install into .venv, then train a small rotary model and print its BLEU (ARCH=name: another preset)
 # make test       install, then run the tests, save those that train for long
 # make test-slow  install, then run those
@@ -13,7 +14,9 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: demo test test-slow lint clean again
+.PHONY: install demo test test-slow lint clean again
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	$(IN_VENV) bash recipes/demo/run.sh $(if $(ARCH),--arch $(ARCH))

@@ -7,9 +7,9 @@ from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq.modules import MultiheadAttention
 from fairseq_rope.rotary import RotaryEmbedding
 
 

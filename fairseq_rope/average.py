@@ -14,7 +14,6 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -38,8 +37,8 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
     from fairseq_rope.compat import load_checkpoint
 
     state: Dict[str, Any] = {}
-    sums: Dict[str, "Tensor"] = {}
-    types: Dict[str, "torch.dtype"] = {}
+    sums: Dict[str, Tensor] = {}
+    types: Dict[str, torch.dtype] = {}
     for path in paths:
         loaded = load_checkpoint(path)
         loaded.pop("last_optimizer_state", None)  # twice the weights, of no use to an average
@@ -182,7 +181,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--num-update-checkpoints", type=int, metavar="N", help="take the last N checkpoint_EPOCH_UPDATE.pt"
     )
     number.add_argument(
-        "--num-best-checkpoints", type=int, metavar="N", help="take the best N checkpoint.best_METRIC_VALUE.pt"
+        "--num-best-checkpoints",
+        type=int,
+        metavar="N",
+        help="take the best N checkpoint.best_METRIC_VALUE.pt",
     )
     parser.add_argument(
         "--checkpoint-upper-bound",

@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Callable
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+
 from fairseq_rope.transformer import rope_architecture
 
 # rotary name -> the fairseq architecture that gives the sizes

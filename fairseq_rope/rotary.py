@@ -35,7 +35,9 @@ def rotary_dim(head_dim: int, fraction: float = 1.0) -> int:
         ValueError: *fraction* is outside (0, 1], or d_r is not an even integer of at least 2.
     """
     if not 0.0 < fraction <= 1.0:
-        raise ValueError(f"--rope-fraction {fraction}: the fraction of the head that rotates must be in (0, 1]")
+        raise ValueError(
+            f"--rope-fraction {fraction}: the fraction of the head that rotates must be in (0, 1]"
+        )
     exact = fraction * head_dim
     dim = round(exact)
     if dim < 2 or dim % 2 != 0 or not math.isclose(exact, dim, rel_tol=1e-6):

@@ -10,9 +10,6 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Union
 
-from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
-
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -30,6 +27,9 @@ from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
 )
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
 from fairseq_rope.attention import RotaryMultiheadAttention
 from fairseq_rope.rotary import LAYOUTS, RotaryEmbedding
 
@@ -235,14 +235,10 @@ class TransformerRopeModel(TransformerModel):
         return super().build_model(args, task)
 
     @classmethod
-    def build_encoder(
-        cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding
-    ) -> RotaryEncoder:
+    def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryEncoder:
         return RotaryEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
 
     @classmethod
-    def build_decoder(
-        cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding
-    ) -> RotaryDecoder:
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryDecoder:
         cfg = TransformerConfig.from_namespace(args)
         return RotaryDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)

@@ -1,5 +1,6 @@
 """A tiny corpus in fairseq's binary form, and a model to put on it."""
 
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
-torch.set_num_threads(1)  # two test processes share the cores
+# One thread: enough for tiny models, and two processes do not fight over the cores.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,7 @@ def _seed():
 def run_program(*words, check=True, **kwargs):
     """Run a fairseq program (by name) as a user would; returns the finished process."""
     command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **kwargs)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done

@@ -1,7 +1,6 @@
 """fairseq_rope/attention.py against attention written out plainly here, and against fairseq's own."""
 
 import math
-from typing import Dict, List, Optional
 
 import pytest
 import torch
@@ -112,7 +111,9 @@ def test_both_paths_give_the_same_numbers_under_causal_and_padding_masks(float_p
     expected, expected_weights = plain_attention(m, x, "interleaved", D, PADS["right"], causal=True)
     real = ~PADS["right"].T
     torch.testing.assert_close(fused.double()[real], expected[real], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(weights.double()[real.T], expected_weights.mean(0)[real.T], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        weights.double()[real.T], expected_weights.mean(0)[real.T], atol=1e-6, rtol=1e-5
+    )
 
 
 def test_boolean_attention_mask_equals_the_additive_one():
@@ -193,9 +194,7 @@ def test_cached_padding_is_not_attended_to_later():
     pad = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]).bool()
     state = {}
     for t in range(4):
-        step, _ = m(
-            x[t : t + 1], None, None, key_padding_mask=pad[:, t : t + 1], incremental_state=state
-        )
+        step, _ = m(x[t : t + 1], None, None, key_padding_mask=pad[:, t : t + 1], incremental_state=state)
     alone, _ = m(x[2:, :1], None, None, attn_mask=torch.full((2, 2), -math.inf).triu(1))
     torch.testing.assert_close(step[0, 0], alone[1, 0], atol=1e-5, rtol=1e-4)
 
@@ -224,8 +223,8 @@ class StepByStep(torch.nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        state: Dict[str, Dict[str, Optional[Tensor]]] = {}
-        steps: List[Tensor] = []
+        state: dict[str, dict[str, Tensor | None]] = {}
+        steps: list[Tensor] = []
         for t in range(x.size(0)):
             one = x[t : t + 1]
             steps.append(self.attention(one, one, one, incremental_state=state)[0])

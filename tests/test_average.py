@@ -11,7 +11,9 @@ from fairseq_rope.average import main
 
 
 def save(folder, name, weights, **more):
-    torch.save({"model": weights, "cfg": None, "last_optimizer_state": {"big": torch.ones(9)}, **more}, folder / name)
+    torch.save(
+        {"model": weights, "cfg": None, "last_optimizer_state": {"big": torch.ones(9)}, **more}, folder / name
+    )
 
 
 def average(folder, *flags):
@@ -53,7 +55,10 @@ def test_epoch_checkpoints_are_sorted_by_number_and_bounded(tmp_path, capsys):
     for other in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_500.pt", "checkpoint12.pt.tmp"):
         save(tmp_path, other, {"w": torch.tensor([1e6])})
     assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 10.5
-    assert average(tmp_path, "--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "10")["model"]["w"] == 9.5
+    assert (
+        average(tmp_path, "--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "10")["model"]["w"]
+        == 9.5
+    )
     said = capsys.readouterr().out
     assert "checkpoint10.pt" in said and "checkpoint9.pt" in said and "checkpoint2.pt" not in said
 

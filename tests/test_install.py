@@ -103,9 +103,7 @@ def test_an_interpreter_that_does_not_run_counts_as_missing(checkout, tools, tmp
 
 
 @pytest.mark.parametrize("version", ["3.10.14", "3.8.0", "2.7.18"])
-def test_an_old_python_is_refused_with_both_versions_and_the_way_out(
-    checkout, tools, fake_python, version
-):
+def test_an_old_python_is_refused_with_both_versions_and_the_way_out(checkout, tools, fake_python, version):
     said = refusal(checkout, tools, PYTHON=fake_python(version=version))
     assert version in said and "3.11" in said and "--user-dir" in said
 
@@ -129,9 +127,7 @@ def test_a_missing_compiler_that_was_asked_for_is_named(checkout, tools, fake_py
 
 
 @pytest.mark.parametrize("settings", [{}, {"CXX": "c++ -O2"}])
-def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(
-    checkout, tools, fake_python, settings
-):
+def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(checkout, tools, fake_python, settings):
     add_compiler(tools)
     said = refusal(
         checkout,

@@ -41,7 +41,9 @@ def test_model_has_the_shapes_of_fairseqs_model(build, name):
     shapes = {key: tuple(value.shape) for key, value in stock.state_dict().items()}
     assert {key: tuple(value.shape) for key, value in ours.state_dict().items()} == shapes
     for mine, theirs in zip(
-        (*ours.encoder.layers, *ours.decoder.layers), (*stock.encoder.layers, *stock.decoder.layers), strict=True
+        (*ours.encoder.layers, *ours.decoder.layers),
+        (*stock.encoder.layers, *stock.decoder.layers),
+        strict=True,
     ):
         assert mine.self_attn.num_heads == theirs.self_attn.num_heads
         assert mine.normalize_before == theirs.normalize_before

@@ -74,7 +74,9 @@ def test_padding_the_source_on_either_side_changes_nothing(build):
     from_left = teacher_forced(model, left, size, target)
     torch.testing.assert_close(teacher_forced(model, right, size, target), from_left, atol=1e-5, rtol=1e-4)
     for row, length in enumerate(lengths):
-        alone = teacher_forced(model, right[row : row + 1, :length], size[row : row + 1], target[row : row + 1])
+        alone = teacher_forced(
+            model, right[row : row + 1, :length], size[row : row + 1], target[row : row + 1]
+        )
         torch.testing.assert_close(alone[0], from_left[row], atol=1e-5, rtol=1e-4)
 
 
@@ -157,8 +159,14 @@ def test_retained_dropout_goes_by_fairseqs_names(build):
         ({"cross_self_attention": True}, "--cross-self-attention has no meaning"),
         ({"encoder_learned_pos": True}, "--encoder-learned-pos asks for learned absolute positions"),
         ({"decoder_learned_pos": True}, "--decoder-learned-pos asks for learned absolute positions"),
-        ({"encoder_xformers_att_config": "{'name': 'linformer'}"}, "--encoder-xformers-att-config .*linformer"),
-        ({"decoder_xformers_att_config": "{'name': 'linformer'}"}, "--decoder-xformers-att-config .*linformer"),
+        (
+            {"encoder_xformers_att_config": "{'name': 'linformer'}"},
+            "--encoder-xformers-att-config .*linformer",
+        ),
+        (
+            {"decoder_xformers_att_config": "{'name': 'linformer'}"},
+            "--decoder-xformers-att-config .*linformer",
+        ),
         ({"rope_fraction": 0.3}, r"--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6"),
         ({"rope_fraction": 1.5}, r"--rope-fraction 1.5: .* must be in \(0, 1\]"),
         ({"rope_base": -1.0}, "--rope-base -1.0: must be a finite number above 1"),

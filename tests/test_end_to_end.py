@@ -1,0 +1,174 @@
+"""The plugin through fairseq's own commands, as a user types them: text to translations."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from fairseq_rope.compat import load_checkpoint
+
+from .conftest import BIN, ENVIRONMENT, PLUGIN, run_program
+
+TRAINING = """
+    --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
+    --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --max-tokens 500 --dropout 0.1 --cpu --seed 3 --num-workers 0
+    --log-format json
+""".split()
+
+
+def training(data, save_dir, *more):
+    return [
+        "fairseq-train", data, "--user-dir", PLUGIN, *TRAINING, "--save-dir", save_dir, *more
+    ]  # fmt: skip
+
+
+def valid_losses(output):
+    """Epoch to validation loss, as fairseq's JSON log tells."""
+    logged = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", output)]
+    return {entry["epoch"]: entry["valid_loss"] for entry in logged}
+
+
+@pytest.fixture(scope="module")
+def trained(data_bin, tmp_path_factory):
+    """A folder of checkpoints of 20 epochs, the last 3 kept, their average, and the log."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_program(*training(data_bin, folder, "--max-epoch", 20, "--keep-last-epochs", 3))
+    run_program(
+        "python", "-m", "fairseq_rope.average", "--inputs", folder, "--num-epoch-checkpoints", 3,
+        "--output", folder / "average.pt", cwd=PLUGIN.parent,
+    )  # fmt: skip
+    return folder, done.stdout + done.stderr
+
+
+def translations(output):
+    """Sentence number to hypothesis."""
+    return {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)}
+
+
+def test_training_learns(trained):
+    losses = valid_losses(trained[1])
+    assert len(losses) == 20
+    assert float(losses[20]) < 0.7 * float(losses[1])
+
+
+def test_average_generate_and_interactive_agree(trained, data_bin):
+    folder, _ = trained
+    flags = ["--path", folder / "average.pt", "--user-dir", PLUGIN, "--beam", 4, "--lenpen", 0.6, "--cpu"]
+    generated = translations(run_program("fairseq-generate", data_bin, *flags).stdout)
+    source = (data_bin.parent / "text" / "test.en").read_text()
+    assert sorted(generated) == list(range(20)), "every sentence of the test set is translated"
+    typed = run_program("fairseq-interactive", data_bin, *flags, input=source).stdout
+    assert translations(typed) == generated
+
+
+def test_average_is_the_mean_of_the_last_three(trained):
+    folder, _ = trained
+    average = load_checkpoint(str(folder / "average.pt"))
+    last = [load_checkpoint(str(folder / f"checkpoint{n}.pt"))["model"] for n in (18, 19, 20)]
+    for name, weight in average["model"].items():
+        expected = torch.stack([model[name].double() for model in last]).mean(0).to(weight.dtype)
+        assert torch.equal(weight, expected), name
+    assert "last_optimizer_state" not in average
+
+
+def test_training_killed_in_the_middle_goes_on_where_it_was(trained, data_bin, tmp_path):
+    folder, undisturbed = trained
+    command = training(data_bin, tmp_path, "--max-epoch", 20, "--keep-last-epochs", 3)
+    process = subprocess.Popen(
+        [str(BIN / command[0]), *(str(word) for word in command[1:])],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not (tmp_path / "checkpoint4.pt").exists():
+        assert process.poll() is None and time.time() < deadline, "training ended before it was killed"
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = run_program(*command)
+    output = resumed.stdout + resumed.stderr
+    assert "Loaded checkpoint" in output
+    losses = valid_losses(output)
+    assert 20 in losses and 2 not in losses
+    # fairseq composes its batches by the epoch in which a process starts, so the last digits differ.
+    assert float(losses[20]) == pytest.approx(float(valid_losses(undisturbed)[20]), rel=0.05)
+    histories = [
+        load_checkpoint(str(path / "checkpoint_last.pt"))["optimizer_history"][-1]["num_updates"]
+        for path in (tmp_path, folder)
+    ]
+    assert histories[0] == histories[1]
+    assert sorted(tmp_path.glob("checkpoint??.pt")) == [tmp_path / f"checkpoint{n}.pt" for n in (18, 19, 20)]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_sinusoidal_checkpoint_trains_on_with_rotary_positions(data_bin, tmp_path, old):
+    sinusoidal = [*training(data_bin, tmp_path / "sinusoidal", "--max-epoch", 1)]
+    sinusoidal[sinusoidal.index("transformer_rope_tiny")] = "transformer_tiny"
+    run_program(*sinusoidal)
+    path = tmp_path / "sinusoidal" / "checkpoint_last.pt"
+    if old:  # as fairseq wrote them up to 2022: a buffer for the positions, and args in place of cfg
+        state = load_checkpoint(str(path))
+        for side in ("encoder", "decoder"):
+            state["model"][f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+        state["args"], state["cfg"] = state["cfg"]["model"], None
+        torch.save(state, path)
+    done = run_program(
+        *training(data_bin, tmp_path / "rotary", "--max-epoch", 2, "--finetune-from-model", path)
+    )
+    output = done.stdout + done.stderr
+    assert f"loading pretrained model from {path}" in output
+    assert ("dropped encoder.embed_positions._float_tensor" in output) == old
+    assert set(valid_losses(output)) == {1, 2}
+
+
+def test_hydra_trains_the_same_model(data_bin, tmp_path):
+    (tmp_path / "rope.yaml").write_text(
+        f"""# @package _group_
+common: {{user_dir: {PLUGIN}, cpu: true, seed: 3, log_format: json}}
+task: {{_name: translation, data: {data_bin}, source_lang: en, target_lang: de}}
+model: {{_name: transformer_rope_tiny, rope_layout: half, rope_fraction: 0.5, share_all_embeddings: true}}
+criterion: {{_name: label_smoothed_cross_entropy, label_smoothing: 0.1}}
+optimizer: {{_name: adam}}
+lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 20}}
+dataset: {{max_tokens: 500, num_workers: 0}}
+optimization: {{max_epoch: 1, lr: [0.01]}}
+checkpoint: {{save_dir: {tmp_path / "checkpoints"}}}
+"""
+    )
+    run_program(
+        "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "rope",
+        f"hydra.run.dir={tmp_path}", cwd=tmp_path,
+    )  # fmt: skip
+    flags = ["--rope-layout", "half", "--rope-fraction", 0.5, "--max-epoch", 1, "--dropout", 0.1]
+    run_program(*training(data_bin, tmp_path / "flags", *flags))
+    by_yaml = load_checkpoint(str(tmp_path / "checkpoints" / "checkpoint_last.pt"))
+    by_flags = load_checkpoint(str(tmp_path / "flags" / "checkpoint_last.pt"))
+    for name, weight in by_flags["model"].items():
+        assert torch.equal(by_yaml["model"][name], weight), name
+
+
+def test_without_user_dir_fairseq_says_what_the_readme_quotes(trained, data_bin):
+    done = run_program(
+        "fairseq-generate", data_bin, "--path", trained[0] / "average.pt", "--cpu", check=False
+    )
+    assert done.returncode != 0
+    # torch < 2.6, and fairseq's git main, read the checkpoint and then do not know the model.
+    quoted = ("Weights only load failed", "Could not infer model type from")
+    said = [text for text in quoted if text in done.stderr]
+    assert said, done.stderr
+    readme = (PLUGIN.parent / "README.md").read_text()
+    assert all(text in readme for text in quoted)
+
+
+def test_a_refusal_reaches_the_command_line_as_its_last_line(data_bin, tmp_path):
+    done = run_program(*training(data_bin, tmp_path, "--rope-fraction", 0.3), check=False)
+    assert done.returncode != 0
+    assert "--rope-fraction 0.3 of a head of 32 dimensions" in done.stderr.strip().splitlines()[-1]
+    done = run_program(*training(data_bin, tmp_path, "--rope-layout", "neox"), check=False)
+    assert done.returncode == 2
+    assert "--rope-layout: invalid choice: 'neox'" in done.stderr
