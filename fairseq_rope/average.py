@@ -7,8 +7,11 @@ one checkpoint are in memory at a time. The output keeps everything else of the 
 """
 
 import argparse
+import errno
+import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
@@ -161,8 +164,12 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        left = shutil.disk_usage(folder).free
         os.unlink(temporary)
+        if isinstance(error, RuntimeError):  # how torch reports that the system refused a write
+            reason = f"could not be written whole, with {left // 2**20} MiB left on its disk"
+            raise OSError(errno.EIO, reason, path) from error
         raise
 
 
@@ -228,6 +235,8 @@ def _choose(args: argparse.Namespace) -> List[str]:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
+    # On import, fairseq asks for tensorboardX, which nothing here needs.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     try:
         from fairseq_rope.compat import CheckpointError
     except ImportError as missing:

@@ -146,6 +146,19 @@ def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path):
         main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "no/such/folder/c.pt")])
 
 
+def test_a_disk_that_refuses_the_write_is_one_sentence_and_leaves_nothing_behind(tmp_path):
+    save(tmp_path, "a.pt", {"w": torch.ones(100, 1000)})
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
+        "import sys; command, sys.argv = sys.argv, ['-m']; from fairseq_rope.average import main; main(command[1:])"
+    )
+    command = [sys.executable, "-c", script, "--inputs", tmp_path / "a.pt", "--output", tmp_path / "b.pt"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and f"{tmp_path}/b.pt: could not be written whole" in done.stderr
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
 def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatch):
     import gc
 
