@@ -5,12 +5,14 @@ on today's torch (``compat``) and registers the model ``transformer_rope`` with 
 (``presets``).
 """
 
+import os
 import sys
 from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
-# ``python -m fairseq_rope.TOOL`` imports this package while it still looks for the tool (sys.argv[0]
-# is then "-m"); a tool imports by itself what it needs, and says in one sentence what is missing.
-if sys.argv[:1] != ["-m"] and find_spec("fairseq") is not None:
+# A tool of ours (``python -m fairseq_rope.TOOL``, for which sys.argv[0] is "-m" at this point, or
+# ``fairseq-rope-TOOL``) imports by itself what it needs, and says in one sentence what is missing.
+_program = os.path.basename(sys.argv[0]) if sys.argv else ""
+if not (_program == "-m" or _program.startswith("fairseq-rope-")) and find_spec("fairseq") is not None:
     from fairseq_rope import compat, presets  # noqa: F401

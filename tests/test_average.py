@@ -150,7 +150,7 @@ def test_a_disk_that_refuses_the_write_is_one_sentence_and_leaves_nothing_behind
     save(tmp_path, "a.pt", {"w": torch.ones(100, 1000)})
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
-        "import sys; command, sys.argv = sys.argv, ['-m']; from fairseq_rope.average import main; main(command[1:])"
+        "import sys; sys.argv[0] = 'fairseq-rope-average'; from fairseq_rope.average import main; main()"
     )
     command = [sys.executable, "-c", script, "--inputs", tmp_path / "a.pt", "--output", tmp_path / "b.pt"]
     done = subprocess.run(command, capture_output=True, text=True)
