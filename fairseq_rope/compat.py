@@ -34,10 +34,12 @@ def _checkpoint_classes() -> List[Any]:
 
     # cfg.model and cfg.task of models that are configured by flags (fairseq/dataclass/utils.py)
     classes: List[Any] = [Namespace]
-    # validation scores and other NumPy scalars in extra_state; the module's name changed in NumPy 2
-    scalar = np.float64(0).__reduce__()[0]
-    classes += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
-    classes += [np.dtype, type(np.dtype(np.float64)), type(np.dtype(np.float32)), type(np.dtype(np.int64))]
+    # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state; the name of
+    # the module that builds them changed in NumPy 2
+    for build in (np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]):
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            classes.append((build, f"{module}.{build.__name__}"))
+    classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
     # fairseq 0.10 and 0.11 pickled cfg as an OmegaConf object
     classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
     classes += [nodes.AnyNode, Any, list, dict, int, collections.defaultdict]
@@ -136,6 +138,8 @@ def _batch_by_size_whole(indices: Any, *args: Any, **kwargs: Any) -> List[Any]:
     ``fairseq-generate``, translated (fairseq #5036, #5094, #5351). What the flag promises is a size that
     is "either less than N or a multiple of N". Can go when fairseq keeps that promise.
     """
+    if len(indices) == 0:
+        return []
     batches = list(_batch_by_size(indices, *args, **kwargs))
     rest = indices[sum(len(batch) for batch in batches) :]
     return [*batches, np.asarray(rest, dtype=np.int64)] if len(rest) else batches

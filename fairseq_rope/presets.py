@@ -1,6 +1,7 @@
-"""The named architectures: for each of fairseq's transformer for translation, its rotary twin.
+"""The named architectures: for each of fairseq's transformers for translation, its rotary twin.
 
-Sizes are not repeated here: each twin calls fairseq's own architecture function.
+Sizes are not repeated here: each twin calls fairseq's own architecture function. A twin's name is
+fairseq's, with ``transformer`` become ``transformer_rope``.
 """
 
 from argparse import Namespace
@@ -8,18 +9,23 @@ from typing import Callable
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 
+from fairseq_rope import align, multilingual  # noqa: F401  they register their models
 from fairseq_rope.transformer import rope_architecture
 
-# rotary name -> the fairseq architecture that gives the sizes
+# our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
-    "transformer_rope": "transformer",
-    "transformer_rope_tiny": "transformer_tiny",
-    "transformer_rope_iwslt_de_en": "transformer_iwslt_de_en",
-    "transformer_rope_wmt_en_de": "transformer_wmt_en_de",
-    "transformer_rope_vaswani_wmt_en_de_big": "transformer_vaswani_wmt_en_de_big",
-    "transformer_rope_vaswani_wmt_en_fr_big": "transformer_vaswani_wmt_en_fr_big",
-    "transformer_rope_wmt_en_de_big": "transformer_wmt_en_de_big",
-    "transformer_rope_wmt_en_de_big_t2t": "transformer_wmt_en_de_big_t2t",
+    "transformer_rope": (
+        "transformer",
+        "transformer_tiny",
+        "transformer_iwslt_de_en",
+        "transformer_wmt_en_de",
+        "transformer_vaswani_wmt_en_de_big",
+        "transformer_vaswani_wmt_en_fr_big",
+        "transformer_wmt_en_de_big",
+        "transformer_wmt_en_de_big_t2t",
+    ),
+    "transformer_rope_align": ("transformer_align", "transformer_wmt_en_de_big_align"),
+    "multilingual_transformer_rope": ("multilingual_transformer", "multilingual_transformer_iwslt_de_en"),
 }
 
 
@@ -31,5 +37,7 @@ def _rotary_twin(fairseq_arch: str) -> Callable[[Namespace], None]:
     return architecture
 
 
-for _name, _fairseq_arch in ARCHITECTURES.items():
-    register_model_architecture("transformer_rope", _name)(_rotary_twin(_fairseq_arch))
+for _model, _fairseq_archs in ARCHITECTURES.items():
+    for _fairseq_arch in _fairseq_archs:
+        _name = _fairseq_arch.replace("transformer", "transformer_rope")
+        register_model_architecture(_model, _name)(_rotary_twin(_fairseq_arch))

@@ -1,11 +1,7 @@
 """A tiny corpus in fairseq's binary form, and a model to put on it."""
 
-import os
 import random
-import subprocess
-import sys
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,27 +11,12 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
 
-ROOT = Path(__file__).resolve().parents[1]
-PLUGIN = ROOT / "fairseq_rope"
-BIN = Path(sys.executable).parent
-
-# One thread: enough for tiny models, and two processes do not fight over the cores.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-torch.set_num_threads(1)
+from .commands import run_program, train
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def run_program(*words, check=True, **kwargs):
-    """Run a fairseq program (by name) as a user would; returns the finished process."""
-    command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **kwargs)
-    if check and done.returncode != 0:
-        raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-    return done
 
 
 def write_pairs(folder, count, seed):
@@ -63,6 +44,14 @@ def data_bin(tmp_path_factory):
         "--joined-dictionary", "--destdir", folder / "bin",
     )  # fmt: skip
     return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def trained(data_bin, tmp_path_factory):
+    """The folder of a tiny model that has learnt for 20 epochs; checkpoint_last.pt is in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(data_bin, folder, "--max-epoch", 20, "--no-epoch-checkpoints")
+    return folder
 
 
 @pytest.fixture

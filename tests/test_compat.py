@@ -28,6 +28,7 @@ def fairseq_state():
         "extra_state": {
             "val_loss": np.float64(3.5),
             "best": np.float32(3.5),
+            "bleu_counts": np.array([3, 2, 1, 0]),
             "metrics": OrderedDict(
                 train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]
             ),
@@ -43,6 +44,7 @@ def test_a_checkpoint_as_fairseq_writes_it_loads_with_weights_only(tmp_path):
     state = load_checkpoint(path)
     assert state["cfg"]["model"].arch == "transformer_rope"
     assert state["extra_state"]["val_loss"] == 3.5
+    assert state["extra_state"]["bleu_counts"].tolist() == [3, 2, 1, 0]
     assert torch.equal(state["model"]["weight"], torch.ones(2))
 
 

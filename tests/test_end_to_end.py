@@ -1,8 +1,6 @@
 """The plugin through fairseq's own commands, as a user types them: text to translations."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -12,32 +10,13 @@ import torch
 
 from fairseq_rope.compat import load_checkpoint
 
-from .conftest import BIN, ENVIRONMENT, PLUGIN, run_program
-
-TRAINING = """
-    --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
-    --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion label_smoothed_cross_entropy
-    --label-smoothing 0.1 --max-tokens 500 --dropout 0.1 --cpu --seed 3 --num-workers 0
-    --log-format json
-""".split()
-
-
-def training(data, save_dir, *more):
-    return [
-        "fairseq-train", data, "--user-dir", PLUGIN, *TRAINING, "--save-dir", save_dir, *more
-    ]  # fmt: skip
-
-
-def valid_losses(output):
-    """Epoch to validation loss, as fairseq's JSON log tells."""
-    logged = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", output)]
-    return {entry["epoch"]: entry["valid_loss"] for entry in logged}
+from .commands import BIN, ENVIRONMENT, PLUGIN, outputs, run_program, training, valid_losses
 
 
 @pytest.fixture(scope="module")
-def trained(data_bin, tmp_path_factory):
+def kept(data_bin, tmp_path_factory):
     """A folder of checkpoints of 20 epochs, the last 3 kept, their average, and the log."""
-    folder = tmp_path_factory.mktemp("trained")
+    folder = tmp_path_factory.mktemp("kept")
     done = run_program(*training(data_bin, folder, "--max-epoch", 20, "--keep-last-epochs", 3))
     run_program(
         "python", "-m", "fairseq_rope.average", "--inputs", folder, "--num-epoch-checkpoints", 3,
@@ -46,29 +25,24 @@ def trained(data_bin, tmp_path_factory):
     return folder, done.stdout + done.stderr
 
 
-def translations(output):
-    """Sentence number to hypothesis."""
-    return {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)}
-
-
-def test_training_learns(trained):
-    losses = valid_losses(trained[1])
+def test_training_learns(kept):
+    losses = valid_losses(kept[1])
     assert len(losses) == 20
     assert float(losses[20]) < 0.7 * float(losses[1])
 
 
-def test_average_generate_and_interactive_agree(trained, data_bin):
-    folder, _ = trained
+def test_average_generate_and_interactive_agree(kept, data_bin):
+    folder, _ = kept
     flags = ["--path", folder / "average.pt", "--user-dir", PLUGIN, "--beam", 4, "--lenpen", 0.6, "--cpu"]
-    generated = translations(run_program("fairseq-generate", data_bin, *flags).stdout)
+    generated = outputs(run_program("fairseq-generate", data_bin, *flags).stdout)
     source = (data_bin.parent / "text" / "test.en").read_text()
     assert sorted(generated) == list(range(20)), "every sentence of the test set is translated"
     typed = run_program("fairseq-interactive", data_bin, *flags, input=source).stdout
-    assert translations(typed) == generated
+    assert outputs(typed) == generated
 
 
-def test_average_is_the_mean_of_the_last_three(trained):
-    folder, _ = trained
+def test_average_is_the_mean_of_the_last_three(kept):
+    folder, _ = kept
     average = load_checkpoint(str(folder / "average.pt"))
     last = [load_checkpoint(str(folder / f"checkpoint{n}.pt"))["model"] for n in (18, 19, 20)]
     for name, weight in average["model"].items():
@@ -77,8 +51,8 @@ def test_average_is_the_mean_of_the_last_three(trained):
     assert "last_optimizer_state" not in average
 
 
-def test_training_killed_in_the_middle_goes_on_where_it_was(trained, data_bin, tmp_path):
-    folder, undisturbed = trained
+def test_training_killed_in_the_middle_goes_on_where_it_was(kept, data_bin, tmp_path):
+    folder, undisturbed = kept
     command = training(data_bin, tmp_path, "--max-epoch", 20, "--keep-last-epochs", 3)
     process = subprocess.Popen(
         [str(BIN / command[0]), *(str(word) for word in command[1:])],
@@ -152,10 +126,8 @@ checkpoint: {{save_dir: {tmp_path / "checkpoints"}}}
         assert torch.equal(by_yaml["model"][name], weight), name
 
 
-def test_without_user_dir_fairseq_says_what_the_readme_quotes(trained, data_bin):
-    done = run_program(
-        "fairseq-generate", data_bin, "--path", trained[0] / "average.pt", "--cpu", check=False
-    )
+def test_without_user_dir_fairseq_says_what_the_readme_quotes(kept, data_bin):
+    done = run_program("fairseq-generate", data_bin, "--path", kept[0] / "average.pt", "--cpu", check=False)
     assert done.returncode != 0
     # torch < 2.6, and fairseq's git main, read the checkpoint and then do not know the model.
     quoted = ("Weights only load failed", "Could not infer model type from")

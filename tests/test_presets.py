@@ -6,9 +6,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
-from fairseq_rope.presets import ARCHITECTURES
-
-NAMES = [
+TRANSLATION = [
     "transformer_rope",
     "transformer_rope_tiny",
     "transformer_rope_iwslt_de_en",
@@ -18,14 +16,22 @@ NAMES = [
     "transformer_rope_wmt_en_de_big",
     "transformer_rope_wmt_en_de_big_t2t",
 ]
+NAMES = {
+    "transformer_rope": TRANSLATION,
+    "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
+    "multilingual_transformer_rope": [
+        "multilingual_transformer_rope",
+        "multilingual_transformer_rope_iwslt_de_en",
+    ],
+}
 
 
-def test_every_architecture_is_registered_under_its_name():
-    assert set(NAMES) <= set(ARCH_MODEL_INV_REGISTRY["transformer_rope"])
-    assert set(NAMES) <= set(ARCHITECTURES)
+@pytest.mark.parametrize("model", list(NAMES))
+def test_every_architecture_is_registered_under_its_name(model):
+    assert sorted(ARCH_MODEL_INV_REGISTRY[model]) == sorted(NAMES[model])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
 def test_every_option_is_that_of_fairseqs_architecture(name):
     ours, stock = Namespace(), Namespace()
     ARCH_CONFIG_REGISTRY[name](ours)
@@ -34,7 +40,7 @@ def test_every_option_is_that_of_fairseqs_architecture(name):
     assert vars(ours) == {**vars(stock), **added, "no_token_positional_embeddings": True}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRANSLATION)
 def test_model_has_the_shapes_of_fairseqs_model(build, name):
     with torch.device("meta"):  # the big ones need no memory so
         ours, stock = build(name), build(name.replace("_rope", ""))

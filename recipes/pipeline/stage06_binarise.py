@@ -33,7 +33,7 @@ def run(x: Experiment) -> None:
         f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} {prefixes} "
         f"--joined-dictionary --workers {os.cpu_count()} --destdir {x.shell(part)}"
     )
-    # Beside the dictionaries is where TransformerRopeModel.from_pretrained looks for the codes.
+    # The codes go where the dictionaries go: neither is of use without the other.
     x.command(f"cp {x.shell(inputs(x)[0])} {x.shell(part / 'bpecodes')}")
     shutil.rmtree(final, ignore_errors=True)
     x.command(f"mv {x.shell(part)} {x.shell(final)}")

@@ -12,7 +12,7 @@ import yaml
 
 from recipes.pipeline.settings import SettingsError, read_settings
 
-from ..conftest import ENVIRONMENT, ROOT
+from ..commands import ENVIRONMENT, ROOT
 
 # Small enough for seconds; everything else is the demo's own.
 SMALL = ["corpus_pairs=200", "corpus_heldout=12", "bpe_merges=200", "width=32", "ffn_width=32", "epochs=5"]

@@ -1,0 +1,91 @@
+"""fairseq's commands: as programs, and called in this process."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
+
+import torch
+from fairseq import checkpoint_utils
+
+ROOT = Path(__file__).resolve().parents[1]
+PLUGIN = ROOT / "fairseq_rope"
+BIN = Path(sys.executable).parent
+
+# One thread: enough for tiny models, and two processes do not fight over the cores.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+torch.set_num_threads(1)
+
+TINY = """
+    --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
+    --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion label_smoothed_cross_entropy
+    --label-smoothing 0.1 --max-tokens 500 --dropout 0.1 --cpu --seed 3 --num-workers 0
+    --log-format json
+""".split()
+
+
+def run_program(*words, check=True, **kwargs):
+    """Run a program of this environment (by name) as a user would; returns the finished process."""
+    command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **kwargs)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def training(data, save_dir, *more):
+    """The words of a fairseq-train command; a flag in *more* goes before the same one in TINY."""
+    return ["fairseq-train", data, "--user-dir", PLUGIN, *TINY, "--save-dir", save_dir, *more]
+
+
+def call(program, *words, stdin=""):
+    """Run *program* ("fairseq-train", …) in this process; returns what it printed, log included."""
+    main = import_module("fairseq_cli." + program.split("-", 1)[1].replace("-", "_")).cli_main
+    printed = io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [program, *(str(word) for word in words)]))
+        stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(stdin)))
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        log, root = logging.StreamHandler(printed), logging.getLogger()
+        stack.callback(root.setLevel, root.level)
+        root.setLevel(logging.INFO)
+        root.addHandler(log)
+        stack.callback(root.removeHandler, log)
+        # What a process of its own would start without.
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        main()
+    return printed.getvalue()
+
+
+def train(data, save_dir, *more):
+    """Train a tiny model for an epoch, unless *more* says else; returns the log."""
+    return call(*training(data, save_dir, "--max-epoch", 1, *more))
+
+
+def valid_losses(log):
+    """Epoch to validation loss, as fairseq's JSON log tells."""
+    logged = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", log)]
+    return {entry["epoch"]: entry["valid_loss"] for entry in logged}
+
+
+def outputs(printed, letter="H"):
+    """Sentence number to the texts of its lines ``LETTER-number``, without the score, in their order."""
+    found = {}
+    for number, fields in re.findall(rf"^{letter}-(\d+)\t(.*)$", printed, re.MULTILINE):
+        found.setdefault(int(number), []).append(fields.split("\t")[-1])
+    return found
+
+
+def scores(printed):
+    """Sentence number to the scores of its hypotheses, log base 2 as printed."""
+    found = {}
+    for number, score in re.findall(r"^H-(\d+)\t(\S+)\t", printed, re.MULTILINE):
+        found.setdefault(int(number), []).append(float(score))
+    return found

@@ -1,0 +1,608 @@
+"""fairseq's features with transformer_rope: the rows of COMPATIBILITY.md, each by fairseq's own commands."""
+
+import math
+import random
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.data import Dictionary
+from fairseq.models.transformer_align import TransformerAlignModel
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq_cli import preprocess
+
+from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.transformer import TransformerRopeModel
+
+from .commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses
+
+
+@pytest.fixture(scope="module")
+def model_path(trained):
+    return trained / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def sinusoidal_path(data_bin, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sinusoidal")
+    train(data_bin, folder, "--arch", "transformer_tiny", "--max-epoch", 10, "--no-epoch-checkpoints")
+    return folder / "checkpoint_last.pt"
+
+
+def generate(data, path, *flags):
+    return call(
+        "fairseq-generate", data, "--path", path, "--user-dir", PLUGIN, "--cpu", "--num-workers", 0, *flags
+    )
+
+
+def text(data, name):
+    return (data.parent / "text" / name).read_text().splitlines()
+
+
+def reference_scores(models, task, subset="test"):
+    """Mean log2 probability of each reference under the mean of *models*, by one full pass each."""
+    task.load_dataset(subset)
+    dataset, found = task.dataset(subset), {}
+    for number in range(len(dataset)):
+        sample = dataset.collater([dataset[number]])
+        with torch.no_grad():
+            probabilities = [model(**sample["net_input"])[0].softmax(-1) for model in models]
+        mean = torch.stack(probabilities).mean(0)
+        found[number] = float(mean.gather(-1, sample["target"].unsqueeze(-1)).log2().mean())
+    return found
+
+
+# -- search ------------------------------------------------------------------------------------------
+
+
+def test_beam_search_lists_distinct_hypotheses_best_first(data_bin, model_path):
+    printed = generate(data_bin, model_path, "--beam", 5, "--nbest", 3)
+    hypotheses, found = outputs(printed), scores(printed)
+    assert sorted(hypotheses) == list(range(20))
+    for number in hypotheses:
+        assert len(set(hypotheses[number])) == 3
+        assert found[number] == sorted(found[number], reverse=True)
+    one = generate(data_bin, model_path, "--beam", 5)
+    assert outputs(one) == {number: texts[:1] for number, texts in hypotheses.items()}
+
+
+def test_batch_size_and_order_do_not_change_translations(data_bin, model_path):
+    together = outputs(generate(data_bin, model_path, "--beam", 4, "--batch-size", 20))
+    assert outputs(generate(data_bin, model_path, "--beam", 4, "--batch-size", 1)) == together
+
+
+def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
+    def distinct(strength):
+        groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
+        # One batch: fairseq's search fails when a later batch is larger than the first.
+        flags = ["--beam", 4, "--nbest", 4, "--batch-size", 20, *groups]
+        hypotheses = outputs(generate(data_bin, model_path, *flags))
+        assert sorted(hypotheses) == list(range(20))
+        return sum(len(set(texts)) for texts in hypotheses.values())
+
+    assert distinct(2.0) > distinct(0.0)
+
+
+@pytest.mark.parametrize("flag, value", [("--sampling-topk", 3), ("--sampling-topp", 0.7)])
+def test_sampling_draws_only_from_the_likeliest_words(data_bin, model_path, flag, value):
+    flags = ["--beam", 3, "--nbest", 3, "--sampling", flag, value, "--max-len-a", 0, "--max-len-b", 20]
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
+    dictionary = task.target_dictionary
+    for number, hypotheses in outputs(generate(data_bin, model_path, *flags)).items():
+        line = text(data_bin, "test.en")[number]
+        source = task.source_dictionary.encode_line(line, add_if_not_exist=False).long()
+        for hypothesis in hypotheses:
+            target = dictionary.encode_line(hypothesis, add_if_not_exist=False).long()
+            previous = target.roll(1)
+            with torch.no_grad():
+                logits = models[0].eval()(source[None], torch.tensor([len(source)]), previous[None])[0][0]
+            probabilities = logits.softmax(-1)
+            probabilities[:, dictionary.pad()] = probabilities[0, dictionary.eos()] = 0  # never drawn
+            likely, order = probabilities.sort(descending=True)
+            rank = (order == target[:, None]).int().argmax(-1)
+            before = (likely.cumsum(-1) - likely).gather(-1, rank[:, None]).view(-1)
+            drawn = slice(0, 20)  # the end after 20 words is forced
+            if flag == "--sampling-topk":
+                assert bool((rank[drawn] < value).all())
+            else:  # the words likelier than the one drawn do not reach the mass by themselves
+                assert bool((before[drawn] < value + 1e-3).all())
+
+
+def test_sampling_follows_the_seed(data_bin, model_path):
+    flags = ["--beam", 2, "--nbest", 2, "--sampling"]
+    first, again, other = (outputs(generate(data_bin, model_path, *flags, "--seed", s)) for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_prefix_size_keeps_the_references_first_words(data_bin, model_path):
+    hypotheses = outputs(generate(data_bin, model_path, "--beam", 3, "--prefix-size", 2))
+    for number, reference in enumerate(text(data_bin, "test.de")):
+        assert hypotheses[number][0].split()[:2] == reference.split()[:2]
+
+
+@pytest.mark.parametrize("kind", ["ordered", "unordered"])
+def test_lexical_constraints_appear_in_the_output(data_bin, model_path, kind):
+    lines = "the dog sees a cat\tHOUSE\tBIG\nthe old book\tUNDER\n"
+    printed = call(
+        "fairseq-interactive", data_bin, "--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 8,
+        "--constraints", kind, stdin=lines,
+    )  # fmt: skip
+    hypotheses = outputs(printed)
+    for number, wanted in ((0, ["HOUSE", "BIG"]), (1, ["UNDER"])):
+        words = hypotheses[number][0].split()
+        assert all(word in words for word in wanted)
+        if kind == "ordered":
+            places = [words.index(word) for word in wanted]
+            assert places == sorted(places)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_alignments_are_printed_for_every_target_word(data_bin, model_path, kind):
+    printed = generate(data_bin, model_path, "--beam", 2, "--print-alignment", kind)
+    alignments, hypotheses = outputs(printed, "A"), outputs(printed)
+    for number, source in enumerate(text(data_bin, "test.en")):
+        targets, sources = len(hypotheses[number][0].split()), len(source.split())
+        if kind == "hard":
+            pairs = [tuple(map(int, pair.split("-"))) for pair in alignments[number][0].split()]
+            assert all(0 <= s <= sources for s, _ in pairs)
+            assert [t for _, t in pairs] == sorted({t for _, t in pairs}) and len(pairs) <= targets + 1
+            assert pairs
+        else:
+            rows = [[float(w) for w in row.split(",")] for row in alignments[number][0].split()]
+            assert len(rows) == targets + 1
+            assert all(sum(row) == pytest.approx(1, abs=1e-3) and len(row) == sources + 1 for row in rows)
+
+
+def test_replacing_unknown_words_fails_as_it_does_with_fairseqs_transformer(
+    data_bin, model_path, sinusoidal_path, tmp_path
+):
+    # fairseq's replace_unk indexes an alignment that its search does not return.
+    for lang in ("en", "de"):
+        (tmp_path / f"dict.{lang}.txt").write_bytes((data_bin / f"dict.{lang}.txt").read_bytes())
+        (tmp_path / f"test.en-de.{lang}").write_text("the dog zyzzyva\n")
+    (tmp_path / "lexicon").write_text("dog HUND\n")
+    for path in (model_path, sinusoidal_path):
+        with pytest.raises(IndexError):
+            generate(
+                tmp_path, path, "--dataset-impl", "raw", "--source-lang", "en", "--target-lang", "de",
+                "--replace-unk", tmp_path / "lexicon", "--unkpen", -1000, "--max-len-b", 4,
+            )  # fmt: skip
+
+
+def test_score_reference_is_the_models_probability(data_bin, model_path):
+    found = scores(generate(data_bin, model_path, "--score-reference"))
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
+    expected = reference_scores([models[0].eval()], task)
+    assert {number: score for number, (score,) in found.items()} == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("other", ["rotary", "sinusoidal"])
+def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal_path, other, tmp_path):
+    second = sinusoidal_path
+    if other == "rotary":
+        train(data_bin, tmp_path, "--seed", 4, "--rope-layout", "half", "--no-epoch-checkpoints")
+        second = tmp_path / "checkpoint_last.pt"
+    pair = f"{model_path}:{second}"
+    found = scores(generate(data_bin, pair, "--score-reference"))
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path), str(second)])
+    expected = reference_scores([model.eval() for model in models], task)
+    assert {number: score for number, (score,) in found.items()} == pytest.approx(expected, abs=1e-3)
+    assert sorted(outputs(generate(data_bin, pair, "--beam", 3))) == list(range(20))
+
+
+def test_retained_dropout_makes_translations_vary(data_bin, model_path):
+    def retained(seed, *modules):
+        flags = ["--retain-dropout-modules", *modules] if modules else []
+        return scores(
+            generate(data_bin, model_path, "--score-reference", "--retain-dropout", *flags, "--seed", seed)
+        )
+
+    plain = scores(generate(data_bin, model_path, "--score-reference"))
+    assert retained(1) != retained(2)
+    assert retained(1, "TransformerEncoder") != plain
+    assert retained(1, "NoSuchModule") == plain
+
+
+def test_interactive_reads_from_a_file_in_buffers(data_bin, model_path):
+    flags = ["--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 4]
+    typed = call("fairseq-interactive", data_bin, *flags, stdin="\n".join(text(data_bin, "test.en")) + "\n")
+    buffered = call(
+        "fairseq-interactive", data_bin, *flags, "--buffer-size", 8, "--batch-size", 8,
+        "--input", data_bin.parent / "text" / "test.en",
+    )  # fmt: skip
+    assert outputs(typed) == outputs(buffered) == outputs(generate(data_bin, model_path, "--beam", 4))
+
+
+# -- evaluation --------------------------------------------------------------------------------------
+
+
+def test_validate_gives_the_loss_that_training_logged(data_bin, tmp_path):
+    log = train(data_bin, tmp_path)
+    printed = call(
+        "fairseq-validate", data_bin, "--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN,
+        "--cpu", "--max-tokens", 500, "--num-workers", 0, "--log-format", "simple", "--task", "translation",
+    )  # fmt: skip
+    assert f"loss {float(valid_losses(log)[1]):.3f}".rstrip("0") in printed
+
+
+def test_bleu_in_training_is_logged_and_picks_the_best(data_bin, tmp_path):
+    log = train(
+        data_bin, tmp_path, "--max-epoch", 3, "--eval-bleu", "--eval-bleu-args",
+        '{"beam": 2, "max_len_a": 1.2, "max_len_b": 10}', "--eval-bleu-remove-bpe",
+        "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
+    )  # fmt: skip
+    found = [float(score) for score in re.findall(r'"valid_bleu": "([\d.]+)"', log)]
+    assert len(found) == 3
+    best = load_checkpoint(str(tmp_path / "checkpoint_best.pt"))
+    assert best["extra_state"]["best"] == pytest.approx(max(found), abs=0.01)
+
+
+def test_from_pretrained_translates_raw_text_as_interactive_does(tmp_path):
+    draw = random.Random(2)
+    words = "the dog's old cat-like friend sees a well-known house".split()
+    for name, count in (("train", 60), ("valid", 5)):
+        lines = [" ".join(draw.choice(words) for _ in range(6)) for _ in range(count)]
+        for lang in ("en", "de"):
+            (tmp_path / f"{name}.{lang}").write_text("".join(f"{line}\n" for line in lines))
+    _bpe(tmp_path, ["train", "valid"])
+    data = tmp_path / "bin"
+    _preprocess(data, tmp_path / "train.bpe", tmp_path / "valid.bpe", None)
+    train(data, tmp_path / "model", "--max-epoch", 5, "--no-epoch-checkpoints")
+
+    hub = TransformerRopeModel.from_pretrained(
+        str(tmp_path / "model"),
+        "checkpoint_last.pt",
+        str(data),
+        tokenizer="moses",
+        moses_no_dash_splits=True,
+        bpe="subword_nmt",
+        bpe_codes=str(tmp_path / "bpecodes"),
+    )
+    sentences = ["the dog's well-known friend sees", "a cat-like house"]
+    printed = call(
+        "fairseq-interactive", data, "--path", tmp_path / "model/checkpoint_last.pt", "--user-dir", PLUGIN,
+        "--cpu", "--beam", 5, "--tokenizer", "moses", "--moses-no-dash-splits", "--source-lang", "en",
+        "--target-lang", "de", "--bpe", "subword_nmt", "--bpe-codes", tmp_path / "bpecodes",
+        stdin="".join(f"{sentence}\n" for sentence in sentences),
+    )  # fmt: skip
+    detokenised = outputs(printed, "D")
+    assert hub.translate(sentences, beam=5) == [detokenised[0][0], detokenised[1][0]]
+    assert hub.translate(sentences[0], beam=5) == detokenised[0][0]
+    assert hub.decode(hub.encode("cat-like")) == "cat-like"
+    score = hub.score(sentences)
+    assert [len(s["positional_scores"]) for s in score] == [len(hub.encode(s)) for s in sentences]
+
+
+def _bpe(folder, names):
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    with open(folder / "train.en") as text_file, open(folder / "bpecodes", "w") as codes:
+        learn_bpe(text_file, codes, 40)
+    with open(folder / "bpecodes") as codes:
+        bpe = BPE(codes)
+    for name in names:
+        for lang in ("en", "de"):
+            raw = (folder / f"{name}.{lang}").read_text()
+            (folder / f"{name}.bpe.{lang}").write_text(bpe.process_line(raw.replace("'s", " &apos;s")))
+
+
+def _preprocess(destination, train_prefix, valid_prefix, test_prefix, *more):
+    prefixes = {"--trainpref": train_prefix, "--validpref": valid_prefix, "--testpref": test_prefix}
+    words = [word for flag, prefix in prefixes.items() if prefix for word in (flag, str(prefix))]
+    parser = options.get_preprocessing_parser()
+    preprocess.main(
+        parser.parse_args(
+            [
+                "-s",
+                "en",
+                "-t",
+                "de",
+                "--joined-dictionary",
+                "--destdir",
+                str(destination),
+                *words,
+                *map(str, more),
+            ]
+        )
+    )
+
+
+# -- training ----------------------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "pre-norm": "--encoder-normalize-before --decoder-normalize-before",
+    "mixed norms": "--encoder-normalize-before --layernorm-embedding --no-scale-embedding",
+    "activation": "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1",
+    "layer dropout": "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3",
+    "product quantisation noise": "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",
+    "exponential moving average": "--store-ema --ema-decay 0.9",
+    "memory-efficient fp16": "--memory-efficient-fp16",
+    "right-padded source": "--left-pad-source",  # fairseq's flag turns its default off
+    "another optimiser": "--optimizer adafactor --lr 0.01",
+    "partial rotation": "--rope-fraction 0.5 --rope-layout half --rope-base 500",
+}
+
+
+@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+def test_trains_and_translates_with(data_bin, tmp_path, options):
+    log = train(data_bin, tmp_path, "--no-epoch-checkpoints", *options.split())
+    assert math.isfinite(float(valid_losses(log)[1]))
+    printed = generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8, "--beam", 2)
+    assert sorted(outputs(printed)) == list(range(20))
+
+
+EMBEDDINGS = {
+    "none shared": ("", 3),
+    "decoder's input and output shared": ("--share-decoder-input-output-embed", 2),
+    "all shared": ("--share-all-embeddings", 1),
+    "different widths": ("--encoder-embed-dim 32", 3),
+    "another output width": ("--decoder-output-dim 32", 3),
+}
+
+
+@pytest.mark.parametrize("options, tables", list(EMBEDDINGS.values()), ids=list(EMBEDDINGS))
+def test_embeddings(data_bin, tmp_path, options, tables):
+    words = training(data_bin, tmp_path, "--max-epoch", 1, *options.split())
+    words.remove("--share-all-embeddings")
+    if options == "--share-all-embeddings":
+        words.append(options)
+    call(*words)
+    weights = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))["model"]
+    names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
+    assert len({weights[f"{name}.weight"].data_ptr() for name in names}) == tables
+    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(
+        range(20)
+    )
+
+
+def test_embeddings_from_a_file(data_bin, tmp_path):
+    width = 64
+    lines = [f"dog {' '.join(['0.25'] * width)}", f"DOG {' '.join(['-0.5'] * width)}"]
+    (tmp_path / "vectors").write_text(f"2 {width}\n" + "\n".join(lines) + "\n")
+    train(
+        data_bin, tmp_path, "--encoder-embed-path", tmp_path / "vectors", "--decoder-embed-path",
+        tmp_path / "vectors", "--max-update", 1, "--lr", 1e-9,
+    )  # fmt: skip
+    dictionary = Dictionary.load(str(data_bin / "dict.en.txt"))
+    weight = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))["model"]["encoder.embed_tokens.weight"]
+    torch.testing.assert_close(weight[dictionary.index("dog")], torch.full((width,), 0.25), atol=1e-6, rtol=0)
+    torch.testing.assert_close(weight[dictionary.index("DOG")], torch.full((width,), -0.5), atol=1e-6, rtol=0)
+
+
+def test_layers_to_keep_gives_the_model_of_those_layers(data_bin, model_path):
+    override = "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"
+    found = scores(generate(data_bin, model_path, "--score-reference", "--model-overrides", override))
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
+    model = models[0].eval()
+    model.encoder.layers = model.encoder.layers[1:]
+    model.decoder.layers = model.decoder.layers[:1]
+    model.decoder.num_layers = 1
+    expected = reference_scores([model], task)
+    assert {number: score for number, (score,) in found.items()} == pytest.approx(expected, abs=1e-3)
+
+
+def test_adaptive_softmax(data_bin, tmp_path):
+    words = training(data_bin, tmp_path, "--max-epoch", 1)
+    words.remove("--share-all-embeddings")
+    at = words.index("--criterion")
+    del words[at : at + 2]
+    at = words.index("--label-smoothing")
+    del words[at : at + 2]
+    log = call(
+        *words,
+        "--criterion",
+        "adaptive_loss",
+        "--adaptive-softmax-cutoff",
+        "8,16",
+        "--ddp-backend",
+        "legacy_ddp",
+    )
+    assert math.isfinite(float(valid_losses(log)[1]))
+    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(
+        range(20)
+    )
+
+
+@pytest.mark.parametrize("option", ["--checkpoint-activations", "--offload-activations"])
+def test_activation_checkpointing_and_offloading_train_to_the_same_loss(data_bin, tmp_path, option):
+    plain = train(data_bin, tmp_path / "plain", "--max-epoch", 2, "--no-epoch-checkpoints")
+    saving = train(data_bin, tmp_path / "saving", "--max-epoch", 2, "--no-epoch-checkpoints", option)
+    assert valid_losses(saving) == valid_losses(plain)
+
+
+def test_accumulated_gradients_are_those_of_the_big_batch(build):
+    task = SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1))
+    criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    model = build(dropout=0.0).train()
+    tokens = torch.randint(4, 44, (6, 9))
+    tokens[:, -1] = 2
+
+    def gradient(*batches):
+        model.zero_grad()
+        for rows in batches:
+            previous = rows.roll(1, 1)
+            lengths = torch.full((len(rows),), 9)
+            inputs = {"src_tokens": rows, "src_lengths": lengths, "prev_output_tokens": previous}
+            loss, _, _ = criterion(model, {"net_input": inputs, "target": rows, "ntokens": rows.numel()})
+            loss.backward()
+        return torch.cat([p.grad.view(-1) for p in model.parameters()])
+
+    torch.testing.assert_close(gradient(tokens[:2], tokens[2:]), gradient(tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_update_freq_trains_to_the_loss_of_the_big_batch(data_bin, tmp_path):
+    # Sentences a batch, not tokens, so that two batches of 8 hold what one of 16 does.
+    flags = ["--dropout", 0, "--max-update", 1, "--lr", 0.5, "--warmup-updates", 1, "--no-epoch-checkpoints"]
+    whole = call(*training(data_bin, tmp_path / "a", *flags, "--batch-size", 200, "--max-tokens", 10000))
+    parts = call(
+        *training(
+            data_bin, tmp_path / "b", *flags, "--batch-size", 50, "--max-tokens", 10000, "--update-freq", 4
+        )
+    )
+    assert float(valid_losses(parts)[1]) == pytest.approx(float(valid_losses(whole)[1]), abs=2e-3)
+
+
+# -- other models and tasks --------------------------------------------------------------------------
+
+
+def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for name in ("train", "valid"):
+        for lang in ("en", "de"):
+            (folder / f"{name}.{lang}").write_bytes(
+                (data_bin.parent / "text" / f"{name}.{lang}").read_bytes()
+            )
+        lengths = [len(line.split()) for line in text(data_bin, f"{name}.en")]
+        mirrored = [" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in lengths]
+        (folder / f"{name}.align").write_text("".join(f"{line}\n" for line in mirrored))
+    _preprocess(tmp_path / "bin", folder / "train", folder / "valid", None, "--align-suffix", "align")
+    sizes = [
+        f"--{side}-{name}={value}"
+        for side in ("encoder", "decoder")
+        for name, value in {"layers": 2, "embed-dim": 64, "ffn-embed-dim": 64, "attention-heads": 2}.items()
+    ]
+    log = train(
+        tmp_path / "bin", tmp_path / "model", "--arch", "transformer_rope_align", *sizes, "--load-alignments",
+        "--alignment-layer", 1, "--criterion", "label_smoothed_cross_entropy_with_alignment",
+        "--full-context-alignment", "--max-epoch", 2,
+    )  # fmt: skip
+    assert '"valid_alignment_loss"' in log
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model/checkpoint_last.pt")])
+    assert isinstance(models[0], TransformerAlignModel)
+    assert isinstance(models[0].decoder.layers[0].self_attn, RotaryMultiheadAttention)
+    assert models[0].encoder.embed_positions is None
+    printed = generate(
+        tmp_path / "bin", tmp_path / "model/checkpoint_last.pt", "--gen-subset", "valid", "--print-alignment",
+        "--max-len-b", 8,
+    )  # fmt: skip
+    assert sorted(outputs(printed, "A")) == list(range(20))
+
+
+def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
+    pair = ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en"]
+    small = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32".split()
+    heads = (
+        "--encoder-attention-heads 2 --decoder-attention-heads 2 --share-encoders --rope-layout half".split()
+    )
+    log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *pair, *small, *heads)
+    assert math.isfinite(float(valid_losses(log)[1]))
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
+    for name in ("en-de", "de-en"):
+        side = models[0].models[name]
+        for layer in (*side.encoder.layers, *side.decoder.layers):
+            assert layer.self_attn.rotary.layout == "half"
+    printed = generate(
+        data_bin, tmp_path / "checkpoint_last.pt", *pair, "--source-lang", "en", "--target-lang", "de",
+        "--max-len-b", 8,
+    )  # fmt: skip
+    assert sorted(outputs(printed)) == list(range(20))
+
+
+def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path):
+    pair = "--task translation_multi_simple_epoch --lang-pairs en-de,de-en --encoder-langtok src".split()
+    sampling = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
+    log = train(data_bin, tmp_path, *pair, *sampling)
+    assert math.isfinite(float(valid_losses(log)[1]))
+    printed = generate(
+        data_bin, tmp_path / "checkpoint_last.pt", *pair, "--source-lang", "en", "--target-lang", "de",
+        "--max-len-b", 8,
+    )  # fmt: skip
+    assert sorted(outputs(printed)) == list(range(20))
+
+
+# -- the model in other hands ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 0.01), (torch.bfloat16, 0.05)])
+def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtype, tolerance):
+    # --fp16 and --bf16 themselves need a GPU: fairseq's optimisers for them call torch.cuda or XLA.
+    tokens = torch.randint(4, 44, (4, 12))
+
+    def gradient(model):
+        model.train()(tokens, torch.full((4,), 12), tokens)[0].float().log_softmax(-1)[
+            ..., 5
+        ].mean().backward()
+        return torch.cat([p.grad.float().view(-1) for p in model.parameters()])
+
+    narrow = build(dropout=0.0).to(dtype)
+    wide = build(dropout=0.0)
+    wide.load_state_dict(narrow.float().state_dict())
+    expected, found = gradient(wide), gradient(narrow.to(dtype))
+    assert bool(found.isfinite().all())
+    assert float((found - expected).norm() / expected.norm()) < tolerance
+
+
+def test_generation_in_fp16_translates(data_bin, model_path):
+    assert sorted(outputs(generate(data_bin, model_path, "--fp16", "--beam", 2))) == list(range(20))
+
+
+def test_scripted_sequence_generator_finds_the_same_hypotheses(build, task):
+    model = build()
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=3, max_len_b=20)
+    tokens = torch.randint(4, 44, (4, 7))
+    tokens[0, :3] = 1  # left-padded
+    tokens[:, -1] = 2
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([4, 7, 7, 7])}}
+    expected = generator.forward(sample)
+    found = torch.jit.script(generator).forward(sample)
+    for mine, theirs in zip(found, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a["tokens"], b["tokens"])
+            torch.testing.assert_close(a["score"], b["score"])
+
+
+def test_pruned_feed_forward_layers_and_heads_run(build):
+    model = build()
+    layer = model.encoder.layers[0]
+    layer._prune_fc_layer(layer._get_fc_rank(16))
+    layer.self_attn._set_skip_embed_dim_check()
+    layer.self_attn._adaptive_prune_heads(layer.self_attn._get_reserve_head_index(1))
+    source = torch.randint(4, 44, (2, 5))
+    out = model(source, torch.tensor([5, 5]), source)[0]
+    assert layer.fc1.out_features == 48 and layer.self_attn.num_heads == 1
+    assert bool(out.isfinite().all())
+
+
+# -- lengths -----------------------------------------------------------------------------------------
+
+
+def test_sentences_beyond_max_source_positions_fail_with_fairseqs_message(data_bin, tmp_path):
+    with pytest.raises(Exception, match=r"Size of sample #\d+ is invalid .* since max_positions=\(5, 1024\)"):
+        train(data_bin, tmp_path, "--max-source-positions", 5)
+    log = train(data_bin, tmp_path, "--max-source-positions", 5, "--skip-invalid-size-inputs-valid-test")
+    assert "have invalid sizes and will be skipped, max_positions=(5, 1024)" in log
+
+
+def test_sentences_longer_than_any_in_training_translate(data_bin, model_path):
+    longest = max(len(line.split()) for line in text(data_bin, "train.en"))
+    long = " ".join(["dog", "cat"] * 300)
+    assert len(long.split()) > 60 * longest  # and beyond the first rotary table
+    printed = call(
+        "fairseq-interactive", data_bin, "--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 2,
+        "--max-len-a", 0, "--max-len-b", 300, stdin=f"{long}\n",
+    )  # fmt: skip
+    assert outputs(printed)[0][0]
+
+
+def test_every_row_of_the_table_names_tests_that_exist():
+    rows = [line for line in (ROOT / "COMPATIBILITY.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if "---" not in row and not row.endswith("| test |")]
+    assert len(rows) > 40
+    for row in rows:
+        cell = row.rstrip("| ").rsplit("|", 1)[-1]
+        file = ""
+        named = re.findall(r"`([^`]+)`", cell)
+        assert named or cell.strip() == "the same", row
+        for name in named:
+            path, _, function = name.partition("::")
+            file = path if "::" in name or name.endswith(".py") else file
+            source = (ROOT / "tests" / file).read_text()
+            function = function or ("" if name.endswith(".py") else name.lstrip("…"))
+            assert not function or f"def {function}(" in source, f"{name} of {row}"
