@@ -14,8 +14,11 @@ case $0 in */*) cd "${0%/*}" ;; esac
 STAMP=.venv/.installed
 PY=.venv/bin/python
 FAIRSEQ=fairseq-fixed==0.12.3.1
-# Measured: 1.4 GB with a CPU build of torch, and the rest to build in. A torch with CUDA's libraries needs some 5 GB.
-NEEDED_KB=${FAIRSEQ_ROPE_MIN_DISK_KB:-2000000}
+# Measured: 1.4 GB with a CPU build of torch, and the rest to build in. On Linux pip's default torch is the one with CUDA's
+# libraries, which needs some 5 GB.
+case $(uname -s) in Linux) default_kb=6000000 ;; *) default_kb=2000000 ;; esac
+case ${TORCH:-} in *+cpu*) default_kb=2000000 ;; esac
+NEEDED_KB=${FAIRSEQ_ROPE_MIN_DISK_KB:-$default_kb}
 
 refuse() {
     printf 'install.sh: %s\n' "$1" >&2
@@ -76,7 +79,7 @@ there_kb=0
 free_kb=$(df -Pk . | awk 'NR == 2 { for (i = 3; i < NF; i++) if ($(i + 1) ~ /%$/) { print $i; exit } }')
 missing_kb=$((NEEDED_KB - there_kb - free_kb))
 [ "$missing_kb" -le 0 ] ||
-    refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((NEEDED_KB - there_kb) / 1000)) MB are needed"
+    refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((NEEDED_KB - there_kb) / 1000)) MB are needed (2000 MB with a CPU build of torch, named with TORCH=...)"
 
 # --- The virtual environment ------------------------------------------------------------------------------------------
 

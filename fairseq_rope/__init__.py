@@ -14,5 +14,9 @@ __version__ = "0.1.0"
 # A tool of ours (``python -m fairseq_rope.TOOL``, for which sys.argv[0] is "-m" at this point, or
 # ``fairseq-rope-TOOL``) imports by itself what it needs, and says in one sentence what is missing.
 _program = os.path.basename(sys.argv[0]) if sys.argv else ""
-if not (_program == "-m" or _program.startswith("fairseq-rope-")) and find_spec("fairseq") is not None:
-    from fairseq_rope import compat, presets  # noqa: F401
+_words = getattr(sys, "orig_argv", [__name__])  # Python < 3.10 does not say which module it looks for
+_is_tool = _program.startswith("fairseq-rope-") or (
+    _program == "-m" and any(word.startswith(__name__) for word in _words)
+)
+if not _is_tool and find_spec("fairseq") is not None:
+    from . import compat, presets  # noqa: F401

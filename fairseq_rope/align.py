@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
-from fairseq_rope.transformer import TransformerRopeModel
+from .transformer import TransformerRopeModel
 
 
 @register_model("transformer_rope_align")

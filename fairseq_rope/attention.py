@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_rope.rotary import RotaryEmbedding
+from .rotary import RotaryEmbedding
 
 
 class RotaryMultiheadAttention(MultiheadAttention):

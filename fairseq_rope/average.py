@@ -37,16 +37,16 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
     """
     import torch
 
-    from fairseq_rope.compat import load_checkpoint
+    from .compat import load_checkpoint
 
     state: Dict[str, Any] = {}
     sums: Dict[str, Tensor] = {}
     types: Dict[str, torch.dtype] = {}
-    for path in paths:
+    for number, path in enumerate(paths):
         loaded = load_checkpoint(path)
         loaded.pop("last_optimizer_state", None)  # twice the weights, of no use to an average
         weights = loaded.pop("model")
-        if not state:
+        if number == 0:
             state = loaded
             types = {name: weight.dtype for name, weight in weights.items()}
             sums = {
@@ -125,10 +125,10 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
     Raises:
         AverageError: a name holds no value, or there are fewer than *count*
     """
-    from fairseq_rope.compat import load_checkpoint
+    from .compat import load_checkpoint
 
     flag = "--num-best-checkpoints"
-    pattern = r"checkpoint[._]best_.*?(\d+\.?\d*)\.pt"
+    pattern = r"checkpoint[._]best_.*?(-?\d+\.?\d*)\.pt"
     if len(inputs) == 1 and os.path.isdir(inputs[0]):
         names = [name for name in os.listdir(inputs[0]) if re.fullmatch(pattern, name)]
         inputs = [os.path.join(inputs[0], name) for name in names]
@@ -140,8 +140,10 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
         if match is None:
             raise AverageError(f"{flag}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
         valued.append((float(match.group(1)), path))
-    cfg = load_checkpoint(valued[0][1]).get("cfg") or {}
-    maximize = bool((cfg.get("checkpoint") or {}).get("maximize_best_checkpoint_metric", False))
+    state = load_checkpoint(valued[0][1])
+    in_cfg = ((state.get("cfg") or {}).get("checkpoint") or {}).get("maximize_best_checkpoint_metric")
+    in_args = getattr(state.get("args"), "maximize_best_checkpoint_metric", None)  # fairseq < 0.10
+    maximize = bool(in_cfg or in_args)
     return [path for _, path in sorted(valued, reverse=maximize)][:count]
 
 
@@ -238,13 +240,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     # On import, fairseq asks for tensorboardX, which nothing here needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     try:
-        from fairseq_rope.compat import CheckpointError
+        from .compat import CheckpointError
     except ImportError as missing:
         sys.exit(
             f"fairseq_rope.average: {missing.name} is not installed; it reads checkpoints with torch and "
             "fairseq (see README, Installation)"
         )
     try:
+        if os.path.isdir(args.output) or not os.path.isdir(os.path.dirname(os.path.abspath(args.output))):
+            raise AverageError(f"--output {args.output}: must be a file in a folder that exists")
         paths = _choose(args)
         print("averaging", *paths, sep="\n  ", flush=True)
         save_whole(average_checkpoints(paths), args.output)

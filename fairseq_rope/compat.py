@@ -4,6 +4,7 @@ fairseq is archived; each mend below says what breaks without it, and when it ca
 module applies them. They are seen by every model of the process, not only by ours.
 """
 
+import ast
 import collections
 import functools
 import os
@@ -12,11 +13,11 @@ import re
 import shutil
 import types
 from argparse import Namespace
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 
 
@@ -42,16 +43,15 @@ def _checkpoint_classes() -> List[Any]:
     classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
     # fairseq 0.10 and 0.11 pickled cfg as an OmegaConf object
     classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
-    classes += [nodes.AnyNode, Any, list, dict, int, collections.defaultdict]
+    classes += [nodes.AnyNode, (Any, "typing.Any"), list, dict, int, collections.defaultdict]
     # fairseq up to 0.8 kept its meters in extra_state["train_meters"]
     old_meters = (meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter)
     classes += [(meter, f"fairseq.meters.{meter.__name__}") for meter in old_meters]
-    classes += [(collections.OrderedDict, "collections.OrderedDict")]
     return classes
 
 
-# torch.load of torch < 2.4 cannot be told which classes are harmless.
-_CAN_ALLOW_LIST = hasattr(torch.serialization, "add_safe_globals")
+# Older ones cannot be told which classes are harmless (< 2.4), or not under another name (< 2.6).
+_CAN_ALLOW_LIST = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,8 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     torch >= 2.6 refuses a fairseq checkpoint (``weights_only=True`` is its default there, and does not
     know ``argparse.Namespace``); fairseq's git main answers with ``weights_only=False``, which runs
     whatever code a pickle holds. Here ``weights_only`` is always on, and the classes that checkpoints
-    hold are allowed by name. Can go when fairseq loads its own checkpoints so.
+    hold are allowed by name. Older torch loads as fairseq tells it to. Can go when fairseq loads its own
+    checkpoints so.
 
     Raises:
         CheckpointError: the file is cut short, is no checkpoint, or holds a class that is not allowed
@@ -72,11 +73,12 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.load(file, *args, **kwargs)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = (
-            f"it holds {found.group(1)}, which fairseq's checkpoints do not" if found else "it is damaged"
-        )
+        what = f"it holds {found.group(1)}" if found else "it is damaged, or holds something"
+        reason = f"{what} that fairseq's checkpoints do not"
         raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
-    except (EOFError, RuntimeError, KeyError, ValueError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle can end in any of them
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
 
@@ -89,8 +91,11 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
         OSError: the file cannot be read
     """
     state = _load(path, map_location="cpu")
-    if not isinstance(state, dict) or "model" not in state:
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model'")
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model' with weights")
+    for name, weight in state["model"].items():
+        if not isinstance(weight, torch.Tensor):
+            raise CheckpointError(f"{path} is not a fairseq checkpoint: its weight {name} is no tensor")
     return state
 
 
@@ -126,6 +131,27 @@ class _AtomicCopies:
         return True
 
 
+def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[Any]]:
+    """``utils.eval_str_list`` without its ``eval``.
+
+    fairseq evaluates options such as ``adaptive_softmax_cutoff`` as Python, also those that it finds in a
+    checkpoint: a clean pickle would be enough to run code. Can go when fairseq reads literals there.
+    """
+    if x is None:
+        return None
+    if isinstance(x, str):
+        x = ast.literal_eval(x)
+    try:
+        return [type(item) for item in x]
+    except TypeError:
+        return [type(x)]
+
+
+def _literal_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
+    """``utils.eval_str_dict`` without its ``eval``, for the same reason."""
+    return ast.literal_eval(x) if isinstance(x, str) else x
+
+
 _batch_by_size = data_utils.batch_by_size
 
 
@@ -151,6 +177,7 @@ def _apply() -> None:
         checkpoint_utils.torch = _TorchWithSafeLoad("torch")
     checkpoint_utils.PathManager = _AtomicCopies(checkpoint_utils.PathManager)
     data_utils.batch_by_size = _batch_by_size_whole
+    utils.eval_str_list, utils.eval_str_dict = _literal_list, _literal_dict
 
 
 _apply()

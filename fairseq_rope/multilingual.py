@@ -11,7 +11,7 @@ from fairseq.models import FairseqMultiModel, register_model
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from torch import nn
 
-from fairseq_rope.transformer import TransformerRopeModel, refuse_what_cannot_work, rope_architecture
+from .transformer import TransformerRopeModel, refuse_what_cannot_work, rope_architecture
 
 
 @register_model("multilingual_transformer_rope")

@@ -9,8 +9,8 @@ from typing import Callable
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 
-from fairseq_rope import align, multilingual  # noqa: F401  they register their models
-from fairseq_rope.transformer import rope_architecture
+from . import align, multilingual  # noqa: F401  they register their models
+from .transformer import rope_architecture
 
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {

@@ -30,8 +30,8 @@ from fairseq.modules.transformer_layer import (
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fairseq_rope.attention import RotaryMultiheadAttention
-from fairseq_rope.rotary import LAYOUTS, RotaryEmbedding
+from .attention import RotaryMultiheadAttention
+from .rotary import LAYOUTS, RotaryEmbedding
 
 logger = logging.getLogger(__name__)
 

@@ -201,11 +201,20 @@ def test_cached_padding_is_not_attended_to_later():
 
 def test_dropout_acts_in_training_and_when_retained_only():
     m, x = make(dropout=0.5), torch.randn(T, B, C)
-    assert torch.equal(m(x, x, x, need_weights=False)[0], m(x, x, x, need_weights=False)[0])
+
+    def varies():
+        return [
+            not torch.equal(m(x, x, x, need_weights=weights)[0], m(x, x, x, need_weights=weights)[0])
+            for weights in (False, True)
+        ]
+
+    assert varies() == [False, False]
+    assert (m.train(), varies())[1] == [True, True]
+    m.eval()
     m.dropout_module.make_generation_fast_(
         "attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"]
     )
-    assert not torch.equal(m(x, x, x, need_weights=False)[0], m(x, x, x, need_weights=False)[0])
+    assert varies() == [True, True]
 
 
 def test_pruned_heads_still_run():

@@ -1,5 +1,6 @@
 """fairseq_rope/average.py against the mean, computed here."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_rope.average import main
+from fairseq_rope.compat import load_checkpoint
 
 
 def save(folder, name, weights, **more):
@@ -30,6 +32,13 @@ def test_average_is_the_exact_mean_in_the_weights_own_type(tmp_path, dtype):
     exact = torch.stack([w.double() for w in weights]).mean(0)
     assert torch.equal(state["model"]["w"], exact.to(dtype))
     assert state["model"]["steps"] == 3
+
+
+def test_checkpoints_with_nothing_but_weights_are_averaged_too(tmp_path):
+    for number, value in enumerate((1.0, 4.0, 7.0), 1):
+        torch.save({"model": {"w": torch.tensor([value])}}, tmp_path / f"checkpoint{number}.pt")
+    state = average(tmp_path, "--num-epoch-checkpoints", "3")
+    assert state["model"]["w"] == 4 and set(state) == {"model"}
 
 
 def test_sums_do_not_saturate_in_16_bits(tmp_path):
@@ -80,6 +89,15 @@ def test_best_checkpoints_are_the_best_by_the_metrics_own_sense(tmp_path, maximi
             cfg={"checkpoint": {"maximize_best_checkpoint_metric": maximize}},
         )  # fmt: skip
     assert average(tmp_path, "--num-best-checkpoints", "2")["model"]["w"] == expected
+
+
+def test_best_of_negative_scores_and_of_old_checkpoints(tmp_path):
+    for value in (-9, -3, -1):
+        path = tmp_path / f"checkpoint.best_score_{value}.000.pt"
+        args = argparse.Namespace(maximize_best_checkpoint_metric=True)
+        torch.save({"model": {"w": torch.tensor([float(value)])}, "args": args, "cfg": None}, path)
+    main(["--inputs", str(tmp_path), "--output", str(tmp_path / "o.pt"), "--num-best-checkpoints", "2"])
+    assert load_checkpoint(str(tmp_path / "o.pt"))["model"]["w"] == -2
 
 
 def test_named_files_are_averaged_as_they_are(tmp_path):
@@ -142,7 +160,9 @@ def test_a_broken_checkpoint_is_refused_and_the_old_average_stays(tmp_path, caps
 
 def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path):
     save(tmp_path, "a.pt", {"w": torch.ones(1)})
-    with pytest.raises(SystemExit, match="no/such/folder.*No such file or directory"):
+    with pytest.raises(
+        SystemExit, match="--output .*/c.pt: must be a file in a folder that exists"
+    ):
         main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "no/such/folder/c.pt")])
 
 
@@ -177,6 +197,11 @@ def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatc
     monkeypatch.setattr(compat, "load_checkpoint", counting)
     average(tmp_path, "--num-epoch-checkpoints", "6")
     assert loaded == [0, 1, 1, 1, 1, 1]  # before each load: nothing, then the sum alone
+
+
+def test_an_output_that_is_a_folder_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(SystemExit, match=f"--output {tmp_path}: must be a file in a folder that exists"):
+        main(["--inputs", str(tmp_path / "missing.pt"), "--output", str(tmp_path)])
 
 
 @pytest.mark.parametrize("missing", ["torch", "fairseq"])

@@ -9,13 +9,13 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 
 from fairseq_rope.compat import CheckpointError, load_checkpoint
 
-if not hasattr(torch.serialization, "add_safe_globals"):
-    pytest.skip("torch < 2.4 cannot allow-list classes", allow_module_level=True)
+if not hasattr(torch.serialization, "get_safe_globals"):
+    pytest.skip("torch < 2.6 cannot allow-list classes by name", allow_module_level=True)
 
 
 def fairseq_state():
@@ -28,6 +28,7 @@ def fairseq_state():
         "extra_state": {
             "val_loss": np.float64(3.5),
             "best": np.float32(3.5),
+            "scalars": [np.dtype(code).type(1) for code in "?bBhHiIqQefd"],
             "bleu_counts": np.array([3, 2, 1, 0]),
             "metrics": OrderedDict(
                 train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]
@@ -97,6 +98,26 @@ def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path, where, loade
     assert trace.exists()
 
 
+@pytest.mark.parametrize("option", ["adaptive_softmax_cutoff", "encoder_xformers_att_config"])
+def test_options_in_a_checkpoint_are_read_and_not_evaluated(build, task, tmp_path, option):
+    trace = tmp_path / "was_run"
+    hostile = f"__import__('os').mkdir('{trace}') or 10"
+    for arch in ("transformer_tiny", "transformer_rope_tiny"):
+        with pytest.raises((ValueError, AttributeError)):
+            build(arch, **{option: hostile})
+    assert not trace.exists()
+    eval(hostile)  # what fairseq does
+    assert trace.exists()
+
+
+def test_options_are_read_as_fairseq_reads_them():
+    assert utils.eval_str_list("8,16", type=int) == [8, 16]
+    assert utils.eval_str_list("[0.5]") == [0.5]
+    assert utils.eval_str_list("3", type=int) == [3]
+    assert utils.eval_str_list(None) is None
+    assert utils.eval_str_dict("{'name': 'x'}") == {"name": "x"}
+
+
 def test_a_plain_hostile_pickle_is_refused_and_runs_nothing(tmp_path):
     path, trace = tmp_path / "hostile.pt", tmp_path / "was_run"
     path.write_bytes(pickle.dumps(RunsCode(str(trace))))
@@ -121,6 +142,10 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
     torch.save({"state_dict": {}}, path)
     with pytest.raises(CheckpointError, match="foreign.pt is not a fairseq checkpoint: .* 'model'"):
         load_checkpoint(str(path))
+    for model in ({"w": 3}, None, [1]):
+        torch.save({"model": model}, path)
+        with pytest.raises(CheckpointError, match="foreign.pt is not a fairseq checkpoint"):
+            load_checkpoint(str(path))
     path.write_text("no checkpoint at all\n")
     with pytest.raises(CheckpointError, match="foreign.pt"):
         load_checkpoint(str(path))

@@ -145,6 +145,29 @@ def test_absolute_positions_of_a_checkpoint_are_dropped_aloud(build, caplog, pos
         assert f"dropped {side}.{positions}" in caplog.text
 
 
+def test_quantisation_noise_reaches_the_projections(build):
+    attention = build(quant_noise_pq=0.1).encoder.layers[0].self_attn
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
+        assert projection._forward_pre_hooks  # fairseq's quant_noise is a hook before the forward pass
+
+
+def test_layers_are_wrapped_for_fsdp_as_fairseqs_are(build, monkeypatch):
+    def wrapped_sizes(arch, module, **options):
+        sizes = []
+        monkeypatch.setattr(
+            f"{module}.fsdp_wrap", lambda layer, min_num_params: sizes.append(min_num_params) or layer
+        )
+        build(arch, **options)
+        return sizes
+
+    for options in ({"min_params_to_wrap": 7}, {"checkpoint_activations": True}):
+        encoder = wrapped_sizes(
+            "transformer_tiny", "fairseq.models.transformer.transformer_encoder", **options
+        )
+        ours = wrapped_sizes("transformer_rope_tiny", "fairseq_rope.transformer", **options)
+        assert ours == encoder * 2 and len(ours) == 4
+
+
 def test_retained_dropout_goes_by_fairseqs_names(build):
     names = {
         arch: [m.module_name for m in build(arch).modules() if hasattr(m, "apply_during_inference")]

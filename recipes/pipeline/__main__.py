@@ -1,6 +1,8 @@
 """Run a recipe: its stages in order, each skipped where it was done before."""
 
 import argparse
+import fcntl
+import os
 import shlex
 import signal
 import sys
@@ -85,7 +87,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.flags:
         settings["fairseq_train_flags"] += " " + shlex.join(args.flags)
     work = (args.work_dir or folder / "work").resolve()
-    x = Experiment(args.recipe, settings, work, args.arch, args.seed)
+    work.mkdir(parents=True, exist_ok=True)
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"recipes/{args.recipe}: another run is at work in {work}, or a command that it left behind")
+    for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
+        signal.signal(getattr(signal, name), _stop)
+    x = Experiment(args.recipe, settings, work, args.arch, args.seed, held=(lock,))
     write_whole(x.model / "settings.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     try:
         for stage in STAGES:
@@ -99,6 +109,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"recipes/{args.recipe}: {error.filename or work}: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _stop(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ and run(). After a stage has run, its stamp records the settings and the inputs 
 are the same and its outputs exist, it is skipped.
 """
 
+import hashlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +36,7 @@ class Experiment:
         settings: the resolved settings
         work: the recipe's work folder; what depends on the data alone lies directly in it
         arch, seed: the model; what depends on these too lies in ``work/ARCH.seedSEED``
+        held: descriptors that every command inherits: the lock on the work folder lasts while one runs
     """
 
     recipe: str
@@ -41,6 +44,7 @@ class Experiment:
     work: Path
     arch: str
     seed: int
+    held: tuple[int, ...] = ()
     _stage: ModuleType | None = field(default=None, init=False)  # the one that runs now
 
     @property
@@ -75,7 +79,7 @@ class Experiment:
         missing = [path for path in stage.inputs(self) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}; run the recipe from an earlier --stage")
-        wanted = self._fingerprint(stage)
+        wanted = self.fingerprint(stage)
         stamp = self._stamp(stage)
         found = json.loads(stamp.read_text()) if stamp.exists() else None
         if found == wanted and all(path.exists() for path in stage.outputs(self)):
@@ -111,12 +115,11 @@ class Experiment:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _fingerprint(self, stage: ModuleType) -> dict[str, Any]:
+    def fingerprint(self, stage: ModuleType) -> dict[str, Any]:
         """What the outputs of *stage* depend on, as JSON."""
         wanted: dict[str, Any] = {name: self.settings[name] for name in stage.SETTINGS}
         for path in stage.inputs(self):
-            status = path.stat()
-            wanted[str(path)] = [status.st_size, status.st_mtime_ns]
+            wanted[str(path)] = _digest(path)
         return wanted
 
     # -- commands ----------------------------------------------------------------------------------
@@ -149,6 +152,8 @@ class Experiment:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                start_new_session=True,  # so that all of a pipeline can be ended together
+                pass_fds=self.held,
             )
             assert process.stdout is not None
             try:
@@ -159,13 +164,22 @@ class Experiment:
                     if on_line is not None:
                         on_line(line)
                 status = process.wait()
-            finally:
-                process.kill()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGTERM)
+                raise
         if status != 0:
             tail = "".join(f"    {line.rstrip()}\n" for line in last)
             raise StageError(
                 f"stage {stage.NUMBER} ({stage.TITLE}) failed with status {status}; the end of {log}:\n{tail}"
             )
+
+
+def _digest(path: Path) -> str:
+    """What stands for the contents of *path*: a hash, or for a large file its size and date."""
+    status = path.stat()
+    if status.st_size > 64 * 2**20:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _program_path() -> str:

@@ -14,7 +14,7 @@ SETTINGS = ("corpus_generator", "corpus_pairs", "corpus_heldout", "corpus_seed")
 
 
 def inputs(x: Experiment) -> list[Path]:
-    return [ROOT / x.settings["corpus_generator"]]
+    return sorted((ROOT / x.settings["corpus_generator"]).parent.glob("*.py"))
 
 
 def outputs(x: Experiment) -> list[Path]:

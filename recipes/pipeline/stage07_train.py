@@ -62,16 +62,16 @@ def command(x: Experiment) -> str:
 
 def run(x: Experiment) -> None:
     checkpoints = x.model / "checkpoints"
-    wanted = command(x)
-    begun = checkpoints / "command.txt"
+    wanted = json.dumps(x.fingerprint(sys.modules[__name__]), indent=1)
+    begun = checkpoints / "begun.json"
     if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
-        print(f"  {checkpoints} is of another training: started anew", flush=True)
+        print(f"  {checkpoints} is of other data or settings: started anew", flush=True)
         shutil.rmtree(checkpoints)
     write_whole(begun, wanted)
     # Not drawn before the command is printed; in a log file, a line every half minute.
     every = 1 if sys.stderr.isatty() else 30
     with tqdm(total=x.settings["epochs"], bar_format=_BAR, mininterval=every, delay=0.1) as bar:
-        x.command(wanted, on_line=lambda line: _show(bar, line))
+        x.command(command(x), on_line=lambda line: _show(bar, line))
 
 
 _BAR = "  {l_bar}{bar}| epoch {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"

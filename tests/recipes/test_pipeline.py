@@ -1,7 +1,6 @@
 """recipes/pipeline: the stages, run on a small corpus of the demo's grammar."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -33,6 +32,25 @@ def recipe(work, *flags, check=True, wait=True):
     if check:
         assert done.returncode == 0, out + err
     return done
+
+
+def kill_all_of(work, process):
+    """What a power cut does: kill -9 of the runner and of every command whose words name *work*."""
+    subprocess.run(["pkill", "-KILL", "-f", str(work)], check=True)
+    process.communicate()
+
+
+def running(work):
+    """The commands that run now and name *work*."""
+    found = subprocess.run(["pgrep", "-f", str(work)], capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def wait_for(path, process):
+    deadline = time.time() + 180
+    while not path.exists():
+        assert process.poll() is None and time.time() < deadline, process.communicate()
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +139,8 @@ def test_settings_are_kept_with_the_model(finished):
 def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
     process = recipe(tmp_path, wait=False)
     checkpoints = tmp_path / "transformer_rope.seed1" / "checkpoints"
-    deadline = time.time() + 180
-    while not (checkpoints / "checkpoint2.pt").exists():
-        assert process.poll() is None and time.time() < deadline
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    wait_for(checkpoints / "checkpoint2.pt", process)
+    kill_all_of(tmp_path, process)
     resumed = recipe(tmp_path)
     assert resumed.stdout.count("done before, skipped") == 4
     log = (tmp_path / "transformer_rope.seed1" / "logs" / "stage07_train.log").read_text()
@@ -137,8 +151,43 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
 def test_checkpoints_of_another_training_are_not_gone_on_from(finished):
     work, _ = finished
     other = recipe(work, "--stage", "7", "--stop-stage", "7", "--set", "learning_rate=1e-3")
-    assert "is of another training: started anew" in other.stdout
+    assert "is of other data or settings: started anew" in other.stdout
     recipe(work)
+
+
+def test_changed_data_is_trained_on_anew(tmp_path):
+    few = ["--set", "epochs=1", "--set", "average_checkpoints=1", "--stop-stage", "8"]
+    recipe(tmp_path, *few)
+    averaged = tmp_path / "transformer_rope.seed1" / "averaged.pt"
+    before = averaged.read_bytes()
+    # Another order of the same sentences: the dictionary stays, and the old checkpoints would fit.
+    for lang in ("en", "de"):
+        path = tmp_path / "raw" / f"train.{lang}"
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    again = recipe(tmp_path, *few, "--stage", "3")
+    assert "is of other data or settings: started anew" in again.stdout
+    assert "stage 8: average the last checkpoints (again" in again.stdout
+    assert averaged.read_bytes() != before
+
+
+def test_a_touched_file_of_the_same_contents_reruns_nothing(finished):
+    work, _ = finished
+    (work / "raw" / "train.en").touch()
+    assert recipe(work).stdout.count("done before, skipped") == 8
+
+
+def test_a_terminated_run_takes_its_training_along(tmp_path):
+    process = recipe(tmp_path, wait=False)
+    wait_for(tmp_path / "transformer_rope.seed1" / "checkpoints" / "checkpoint1.pt", process)
+    other = recipe(tmp_path, check=False)
+    assert other.returncode == 1 and f"another run is at work in {tmp_path}" in other.stderr
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    deadline = time.time() + 20
+    while running(tmp_path) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not running(tmp_path)
 
 
 def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path):
