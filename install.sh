@@ -16,7 +16,7 @@ PY=.venv/bin/python
 FAIRSEQ=fairseq-fixed==0.12.3.1
 # Measured: 1.4 GB with a CPU build of torch, and the rest to build in. On Linux pip's default torch is the one with CUDA's
 # libraries, which needs some 5 GB.
-case $(uname -s) in Linux) default_kb=6000000 ;; *) default_kb=2000000 ;; esac
+case $OSTYPE in linux*) default_kb=6000000 ;; *) default_kb=2000000 ;; esac
 case ${TORCH:-} in *+cpu*) default_kb=2000000 ;; esac
 NEEDED_KB=${FAIRSEQ_ROPE_MIN_DISK_KB:-$default_kb}
 

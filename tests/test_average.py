@@ -160,9 +160,7 @@ def test_a_broken_checkpoint_is_refused_and_the_old_average_stays(tmp_path, caps
 
 def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path):
     save(tmp_path, "a.pt", {"w": torch.ones(1)})
-    with pytest.raises(
-        SystemExit, match="--output .*/c.pt: must be a file in a folder that exists"
-    ):
+    with pytest.raises(SystemExit, match="--output .*/c.pt: must be a file in a folder that exists"):
         main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "no/such/folder/c.pt")])
 
 
@@ -207,8 +205,8 @@ def test_an_output_that_is_a_folder_is_refused_before_anything_is_read(tmp_path)
 @pytest.mark.parametrize("missing", ["torch", "fairseq"])
 def test_absence_of_torch_or_fairseq_is_one_sentence(tmp_path, missing):
     script = (
-        f"import sys; sys.modules['{missing}'] = None; sys.argv = ['-m']; import fairseq_rope.average as a; "
-        f"a.main(['--inputs', 'x', '--output', 'y'])"
+        f"import sys; sys.modules['{missing}'] = None; sys.argv[0] = 'fairseq-rope-average'; "
+        "from fairseq_rope.average import main; main(['--inputs', 'x', '--output', 'y'])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1

@@ -10,6 +10,7 @@ import torch
 from fairseq import checkpoint_utils, options
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import preprocess
@@ -33,10 +34,18 @@ def sinusoidal_path(data_bin, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
+# Nothing in the corpus is longer, and a model that has learnt little does not end by itself.
+SHORT = ["--max-len-a", 0, "--max-len-b", 20]
+
+
 def generate(data, path, *flags):
-    return call(
-        "fairseq-generate", data, "--path", path, "--user-dir", PLUGIN, "--cpu", "--num-workers", 0, *flags
-    )
+    common = ["--path", path, "--user-dir", PLUGIN, "--cpu", "--num-workers", 0, *SHORT]
+    return call("fairseq-generate", data, *common, *flags)
+
+
+def interactive(data, path, *flags, stdin=""):
+    common = ["--path", path, "--user-dir", PLUGIN, "--cpu", *SHORT]
+    return call("fairseq-interactive", data, *common, *flags, stdin=stdin)
 
 
 def text(data, name):
@@ -78,8 +87,9 @@ def test_batch_size_and_order_do_not_change_translations(data_bin, model_path):
 def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
     def distinct(strength):
         groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
-        # One batch: fairseq's search fails when a later batch is larger than the first.
-        flags = ["--beam", 4, "--nbest", 4, "--batch-size", 20, *groups]
+        # One batch: fairseq's search takes the numbers of sentences for their places in the first batch.
+        one_batch = ["--batch-size", 20, "--required-batch-size-multiple", 1]
+        flags = ["--beam", 4, "--nbest", 4, *one_batch, *groups]
         hypotheses = outputs(generate(data_bin, model_path, *flags))
         assert sorted(hypotheses) == list(range(20))
         return sum(len(set(texts)) for texts in hypotheses.values())
@@ -89,7 +99,7 @@ def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_pat
 
 @pytest.mark.parametrize("flag, value", [("--sampling-topk", 3), ("--sampling-topp", 0.7)])
 def test_sampling_draws_only_from_the_likeliest_words(data_bin, model_path, flag, value):
-    flags = ["--beam", 3, "--nbest", 3, "--sampling", flag, value, "--max-len-a", 0, "--max-len-b", 20]
+    flags = ["--beam", 3, "--nbest", 3, "--sampling", flag, value]
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     dictionary = task.target_dictionary
     for number, hypotheses in outputs(generate(data_bin, model_path, *flags)).items():
@@ -127,10 +137,7 @@ def test_prefix_size_keeps_the_references_first_words(data_bin, model_path):
 @pytest.mark.parametrize("kind", ["ordered", "unordered"])
 def test_lexical_constraints_appear_in_the_output(data_bin, model_path, kind):
     lines = "the dog sees a cat\tHOUSE\tBIG\nthe old book\tUNDER\n"
-    printed = call(
-        "fairseq-interactive", data_bin, "--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 8,
-        "--constraints", kind, stdin=lines,
-    )  # fmt: skip
+    printed = interactive(data_bin, model_path, "--beam", 8, "--constraints", kind, stdin=lines)
     hypotheses = outputs(printed)
     for number, wanted in ((0, ["HOUSE", "BIG"]), (1, ["UNDER"])):
         words = hypotheses[number][0].split()
@@ -208,12 +215,10 @@ def test_retained_dropout_makes_translations_vary(data_bin, model_path):
 
 
 def test_interactive_reads_from_a_file_in_buffers(data_bin, model_path):
-    flags = ["--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 4]
-    typed = call("fairseq-interactive", data_bin, *flags, stdin="\n".join(text(data_bin, "test.en")) + "\n")
-    buffered = call(
-        "fairseq-interactive", data_bin, *flags, "--buffer-size", 8, "--batch-size", 8,
-        "--input", data_bin.parent / "text" / "test.en",
-    )  # fmt: skip
+    file = data_bin.parent / "text" / "test.en"
+    typed = interactive(data_bin, model_path, "--beam", 4, stdin=file.read_text())
+    buffers = ["--buffer-size", 8, "--batch-size", 8, "--input", file]
+    buffered = interactive(data_bin, model_path, "--beam", 4, *buffers)
     assert outputs(typed) == outputs(buffered) == outputs(generate(data_bin, model_path, "--beam", 4))
 
 
@@ -263,18 +268,25 @@ def test_from_pretrained_translates_raw_text_as_interactive_does(tmp_path):
         bpe_codes=str(tmp_path / "bpecodes"),
     )
     sentences = ["the dog's well-known friend sees", "a cat-like house"]
-    printed = call(
-        "fairseq-interactive", data, "--path", tmp_path / "model/checkpoint_last.pt", "--user-dir", PLUGIN,
-        "--cpu", "--beam", 5, "--tokenizer", "moses", "--moses-no-dash-splits", "--source-lang", "en",
-        "--target-lang", "de", "--bpe", "subword_nmt", "--bpe-codes", tmp_path / "bpecodes",
-        stdin="".join(f"{sentence}\n" for sentence in sentences),
-    )  # fmt: skip
+    pair = ["--source-lang", "en", "--target-lang", "de"]
+    moses = ["--tokenizer", "moses", "--moses-no-dash-splits"]
+    bpe = ["--bpe", "subword_nmt", "--bpe-codes", tmp_path / "bpecodes"]
+    typed = "".join(f"{sentence}\n" for sentence in sentences)
+    path = tmp_path / "model" / "checkpoint_last.pt"
+    printed = interactive(data, path, "--beam", 5, *pair, *moses, *bpe, stdin=typed)
     detokenised = outputs(printed, "D")
-    assert hub.translate(sentences, beam=5) == [detokenised[0][0], detokenised[1][0]]
-    assert hub.translate(sentences[0], beam=5) == detokenised[0][0]
+    short = {"beam": 5, "max_len_a": 0, "max_len_b": 20}
+    assert hub.translate(sentences, **short) == [detokenised[0][0], detokenised[1][0]]
+    assert hub.translate(sentences[0], **short) == detokenised[0][0]
     assert hub.decode(hub.encode("cat-like")) == "cat-like"
-    score = hub.score(sentences)
-    assert [len(s["positional_scores"]) for s in score] == [len(hub.encode(s)) for s in sentences]
+
+
+def test_score_of_the_hub_fails_as_it_does_with_fairseqs_transformer(data_bin, model_path, sinusoidal_path):
+    # It is for language models: there is no target to score.
+    for path in (model_path, sinusoidal_path):
+        hub = TransformerModel.from_pretrained(str(path.parent), path.name, str(data_bin))
+        with pytest.raises(TypeError, match="prev_output_tokens"):
+            hub.score("the dog")
 
 
 def _bpe(folder, names):
@@ -584,10 +596,7 @@ def test_sentences_longer_than_any_in_training_translate(data_bin, model_path):
     longest = max(len(line.split()) for line in text(data_bin, "train.en"))
     long = " ".join(["dog", "cat"] * 300)
     assert len(long.split()) > 60 * longest  # and beyond the first rotary table
-    printed = call(
-        "fairseq-interactive", data_bin, "--path", model_path, "--user-dir", PLUGIN, "--cpu", "--beam", 2,
-        "--max-len-a", 0, "--max-len-b", 300, stdin=f"{long}\n",
-    )  # fmt: skip
+    printed = interactive(data_bin, model_path, "--beam", 2, "--max-len-b", 300, stdin=f"{long}\n")
     assert outputs(printed)[0][0]
 
 
