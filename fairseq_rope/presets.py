@@ -30,8 +30,10 @@ ARCHITECTURES = {
 
 
 def _rotary_twin(fairseq_arch: str) -> Callable[[Namespace], None]:
+    fairseq_architecture = ARCH_CONFIG_REGISTRY[fairseq_arch]
+
     def architecture(args: Namespace) -> None:
-        ARCH_CONFIG_REGISTRY[fairseq_arch](args)
+        fairseq_architecture(args)
         rope_architecture(args)
 
     return architecture
