@@ -2,8 +2,10 @@
 
 import math
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import strategies
 
 from fairseq_rope.rotary import LAYOUTS, RotaryEmbedding, rotary_dim, rotary_tables, rotate
 
@@ -193,3 +195,50 @@ def test_rotation_scripts():
     scripted = torch.jit.script(RotaryEmbedding(16, fraction=0.5, layout="half"))
     x = torch.randn(2, 300, 16)
     assert torch.equal(scripted(x, 40), RotaryEmbedding(16, fraction=0.5, layout="half")(x, 40))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_gradient_is_that_of_finite_differences(layout, fraction):
+    rotary = RotaryEmbedding(8, layout=layout, fraction=fraction)
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotary(x, offset=5), (x,))
+
+
+def test_rotation_at_position_100000_is_exact_to_float32():
+    x = torch.randn(1, 64)
+    for layout in LAYOUTS:
+        out = RotaryEmbedding(64, layout=layout)(x, offset=100_000)
+        exact = rotate_by_the_paper(x, 100_000, 10000.0, layout, 64)
+        assert float((out.double() - exact).norm() / exact.norm()) < 1e-6
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    shape=strategies.lists(strategies.integers(1, 3), max_size=3),
+    steps=strategies.integers(1, 40),
+    pairs=strategies.integers(1, 8),
+    rotating=strategies.integers(1, 8),
+    offset=strategies.integers(0, 2000),
+    layout=strategies.sampled_from(LAYOUTS),
+    dtype=strategies.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    seed=strategies.integers(0, 2**16),
+)
+def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
+    shape, steps, pairs, rotating, offset, layout, dtype, seed
+):
+    rotating = min(rotating, pairs)
+    rotary = RotaryEmbedding(2 * pairs, layout=layout, fraction=rotating / pairs)
+    torch.manual_seed(seed)
+    x = torch.randn(*shape, steps, 2 * pairs).to(dtype)
+    out = rotary(x, offset)
+    assert out.dtype == dtype and out.shape == x.shape
+    first = x.reshape(-1, steps, 2 * pairs)[0]
+    exact = rotate_by_the_paper(first, offset, 10000.0, layout, 2 * rotating)
+    error = (out.reshape(-1, steps, 2 * pairs)[0].double() - exact).abs()
+    # One rounding of the result, and tables and products in float32.
+    assert bool(
+        (error <= torch.finfo(dtype).eps * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all()
+    )
+    middle = steps // 2
+    assert torch.equal(rotary(x[..., middle:, :], offset + middle), out[..., middle:, :])
