@@ -11,7 +11,7 @@ from fairseq.models import FairseqMultiModel, register_model
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from torch import nn
 
-from .transformer import TransformerRopeModel, refuse_what_cannot_work, rope_architecture
+from .transformer import TransformerRopeModel, as_namespace, refuse_what_cannot_work, rope_architecture
 
 
 @register_model("multilingual_transformer_rope")
@@ -27,6 +27,7 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> FairseqMultiModel:
         """Build the model that *args* describes; raises what TransformerRopeModel raises."""
+        args = as_namespace(args)
         rope_architecture(args)
         refuse_what_cannot_work(args)
         return super().build_model(args, task)

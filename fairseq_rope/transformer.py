@@ -21,6 +21,7 @@ from fairseq.models.transformer import (
     TransformerEncoderBase,
     TransformerModel,
 )
+from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer.transformer_legacy import base_architecture as fairseq_base_architecture
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import (
@@ -171,6 +172,25 @@ class RotaryDecoder(TransformerDecoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
 
+def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
+    """The options as flags would give them.
+
+    fairseq-hydra-train gives a DictConfig, of which TransformerConfig.from_namespace would copy only the
+    fields that it declares, not those of the rotation. What a nested ``encoder:``, ``decoder:`` or
+    ``quant_noise:`` says goes before the architecture, as with fairseq's transformer.
+    """
+    if not OmegaConf.is_config(args):
+        return args
+    flat = Namespace(**OmegaConf.to_container(args, resolve=True))
+    nested = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+    for name, config in nested.items():
+        given = vars(flat).pop(name, None)
+        if given is not None:
+            for option, value in vars(config(**given)).items():
+                setattr(flat, f"{name}_{option}", value)
+    return flat
+
+
 def rope_architecture(args: Union[Namespace, DictConfig]) -> None:
     """Fill in what *args* leaves open of the base architecture: fairseq's sizes, the paper's rotation."""
     args.rope_base = getattr(args, "rope_base", 10000.0)
@@ -226,10 +246,7 @@ class TransformerRopeModel(TransformerModel):
             ValueError: *args* asks for what rotary self-attention cannot do, or for a rotation that is
                 not defined (see ``fairseq_rope.rotary``).
         """
-        if OmegaConf.is_config(args):
-            # fairseq-hydra-train gives a DictConfig, of which TransformerConfig.from_namespace would
-            # copy only the fields that it declares, not those of the rotation.
-            args = Namespace(**OmegaConf.to_container(args, resolve=True))
+        args = as_namespace(args)
         rope_architecture(args)  # fills in what checkpoints of older versions lack
         refuse_what_cannot_work(args)
         return super().build_model(args, task)

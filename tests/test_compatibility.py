@@ -12,6 +12,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
+from fairseq.modules import gelu
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import preprocess
 
@@ -164,19 +165,20 @@ def test_alignments_are_printed_for_every_target_word(data_bin, model_path, kind
             assert all(sum(row) == pytest.approx(1, abs=1e-3) and len(row) == sources + 1 for row in rows)
 
 
+@pytest.mark.parametrize("alignment, error", [([], IndexError), (["--print-alignment", "hard"], TypeError)])
 def test_replacing_unknown_words_fails_as_it_does_with_fairseqs_transformer(
-    data_bin, model_path, sinusoidal_path, tmp_path
+    data_bin, model_path, sinusoidal_path, tmp_path, alignment, error
 ):
-    # fairseq's replace_unk indexes an alignment that its search does not return.
+    # fairseq's replace_unk indexes an alignment that its search returns empty, or as a list of pairs.
     for lang in ("en", "de"):
         (tmp_path / f"dict.{lang}.txt").write_bytes((data_bin / f"dict.{lang}.txt").read_bytes())
         (tmp_path / f"test.en-de.{lang}").write_text("the dog zyzzyva\n")
     (tmp_path / "lexicon").write_text("dog HUND\n")
     for path in (model_path, sinusoidal_path):
-        with pytest.raises(IndexError):
+        with pytest.raises(error):
             generate(
                 tmp_path, path, "--dataset-impl", "raw", "--source-lang", "en", "--target-lang", "de",
-                "--replace-unk", tmp_path / "lexicon", "--unkpen", -1000, "--max-len-b", 4,
+                "--replace-unk", tmp_path / "lexicon", "--unkpen", -1000, "--max-len-b", 4, *alignment,
             )  # fmt: skip
 
 
@@ -327,26 +329,96 @@ def _preprocess(destination, train_prefix, valid_prefix, test_prefix, *more):
 # -- training ----------------------------------------------------------------------------------------
 
 
+def layers(model):
+    return [*model.encoder.layers, *model.decoder.layers]
+
+
+# name -> flags, and what of the model (or of the state that was saved) shows that they were heard
 OPTIONS = {
-    "pre-norm": "--encoder-normalize-before --decoder-normalize-before",
-    "mixed norms": "--encoder-normalize-before --layernorm-embedding --no-scale-embedding",
-    "activation": "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1",
-    "layer dropout": "--encoder-layerdrop 0.3 --decoder-layerdrop 0.3",
-    "product quantisation noise": "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",
-    "exponential moving average": "--store-ema --ema-decay 0.9",
-    "memory-efficient fp16": "--memory-efficient-fp16",
-    "right-padded source": "--left-pad-source",  # fairseq's flag turns its default off
-    "another optimiser": "--optimizer adafactor --lr 0.01",
-    "partial rotation": "--rope-fraction 0.5 --rope-layout half --rope-base 500",
+    "pre-norm": (
+        "--encoder-normalize-before --decoder-normalize-before",
+        lambda m, _: all(layer.normalize_before for layer in layers(m)) and m.decoder.layer_norm is not None,
+    ),
+    "mixed norms": (
+        "--encoder-normalize-before --layernorm-embedding --no-scale-embedding",
+        lambda m, _: (
+            [layer.normalize_before for layer in layers(m)] == [True, True, False, False]
+            and m.encoder.layernorm_embedding is not None
+            and m.decoder.embed_scale == 1.0
+        ),
+    ),
+    "activation": (
+        "--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.2",
+        lambda m, _: all(
+            layer.activation_fn is gelu
+            and layer.activation_dropout_module.p == 0.1
+            and layer.self_attn.dropout_module.p == 0.2
+            for layer in layers(m)
+        ),
+    ),
+    "layer dropout": (
+        "--encoder-layerdrop 0.3 --decoder-layerdrop 0.2",
+        lambda m, _: (m.encoder.layers.p, m.decoder.layers.p) == (0.3, 0.2),
+    ),
+    "product quantisation noise": (
+        "--quant-noise-pq 0.1 --quant-noise-pq-block-size 8",
+        lambda m, _: all(layer.self_attn.q_proj._forward_pre_hooks for layer in layers(m)),
+    ),
+    "exponential moving average": ("--store-ema --ema-decay 0.9", lambda _, s: "ema" in s["extra_state"]),
+    "memory-efficient fp16": (
+        "--memory-efficient-fp16",
+        lambda _, s: "loss_scale" in s["last_optimizer_state"],
+    ),
+    # fairseq's flag turns its default off
+    "right-padded source": ("--left-pad-source", lambda _, s: s["cfg"]["task"]["left_pad_source"] is False),
+    "another optimiser": (
+        "--optimizer adafactor",
+        lambda _, s: s["cfg"]["optimizer"]._name == "adafactor",
+    ),
+    "partial rotation": (
+        "--rope-fraction 0.5 --rope-layout half --rope-base 500",
+        lambda m, _: all(layer.self_attn.rotary.dim == 16 for layer in layers(m)),
+    ),
 }
 
 
-@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
-def test_trains_and_translates_with(data_bin, tmp_path, options):
+@pytest.mark.parametrize("options, heard", list(OPTIONS.values()), ids=list(OPTIONS))
+def test_trains_and_translates_with(data_bin, tmp_path, options, heard):
     log = train(data_bin, tmp_path, "--no-epoch-checkpoints", *options.split())
     assert math.isfinite(float(valid_losses(log)[1]))
-    printed = generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8, "--beam", 2)
-    assert sorted(outputs(printed)) == list(range(20))
+    path = tmp_path / "checkpoint_last.pt"
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    assert heard(models[0], load_checkpoint(str(path)))
+    assert sorted(outputs(generate(data_bin, path, "--beam", 2))) == list(range(20))
+
+
+@pytest.mark.parametrize("arch", ["transformer_tiny", "transformer_rope_tiny"])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--encoder-layers-to-keep 0", "'list' object has no attribute 'split'"),
+        ("--criterion adaptive_loss --adaptive-softmax-cutoff 8,16", "use `--ddp-backend=legacy_ddp`"),
+    ],
+)
+def test_what_fairseqs_transformer_cannot_do_fails_with_the_same_message(
+    data_bin, tmp_path, arch, flags, message
+):
+    words = training(data_bin, tmp_path, "--max-epoch", 1)
+    words.remove("--share-all-embeddings")
+    del words[words.index("--label-smoothing") : words.index("--label-smoothing") + 2]
+    with pytest.raises(Exception, match=message):
+        call(*words, "--arch", arch, *flags.split())
+
+
+@pytest.mark.parametrize("arch", ["transformer_tiny", "transformer_rope_tiny"])
+@pytest.mark.parametrize("flag, message", [("--fp16", "CUDA"), ("--bf16", "xla_device")])
+def test_training_in_16_bits_needs_a_gpu_as_it_does_with_fairseqs_transformer(
+    data_bin, tmp_path, arch, flag, message
+):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there: what it needs is at hand")
+    with pytest.raises(Exception, match=message):
+        train(data_bin, tmp_path, "--arch", arch, flag)
 
 
 EMBEDDINGS = {

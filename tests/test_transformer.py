@@ -1,11 +1,18 @@
 """fairseq_rope/transformer.py: the model beside fairseq's own."""
 
 import logging
+from argparse import Namespace
+from collections import OrderedDict
+from unittest.mock import Mock
 
 import pytest
 import torch
+from fairseq.data import Dictionary
+from fairseq.models import build_model
 from fairseq.modules import MultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
+from omegaconf import OmegaConf
 
 from fairseq_rope.attention import RotaryMultiheadAttention
 
@@ -202,6 +209,67 @@ def test_what_cannot_work_is_refused_in_one_sentence(build, options, message):
     assert "\n" not in str(refused.value)
 
 
+NESTED = {
+    "sizes": {
+        "encoder": {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 2},
+        "decoder": {"layers": 3, "embed_dim": 32, "attention_heads": 4, "normalize_before": True},
+    },
+    "noise": {"quant_noise": {"pq": 0.1}},
+    "flat": {"encoder_layers": 1, "decoder_ffn_embed_dim": 48, "share_all_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("options", list(NESTED.values()), ids=list(NESTED))
+@pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
+def test_a_hydra_config_builds_the_sizes_that_it_builds_of_fairseqs(task, options, arch):
+    def built(arch):
+        with torch.device("meta"):
+            model = build_model(OmegaConf.create({"_name": arch, **options}), task)
+        hooked = [name for name, module in model.named_modules() if module._forward_pre_hooks]
+        return {name: tuple(w.shape) for name, w in model.state_dict().items()}, hooked
+
+    assert built(arch) == built(arch.replace("_rope", ""))
+
+
+def test_a_hydra_config_reaches_the_rotation_and_is_refused_where_flags_are(task):
+    rotation = {"rope_layout": "half", "rope_fraction": 0.5, "rope_base": 500.0}
+    model = build_model(OmegaConf.create({"_name": "transformer_rope_tiny", **rotation}), task)
+    rotary = model.decoder.layers[1].self_attn.rotary
+    assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 16)
+    with pytest.raises(ValueError, match="--encoder-learned-pos"):
+        build_model(OmegaConf.create({"_name": "transformer_rope", "encoder": {"learned_pos": True}}), task)
+
+
+# Not the nested sizes: fairseq's multilingual model takes them for its layers and not for its embeddings.
+@pytest.mark.parametrize("options", [NESTED["noise"], NESTED["flat"]])
+def test_a_hydra_config_builds_the_multilingual_model(options):
+    dictionary = Dictionary()
+    args = Namespace(lang_pairs=["a-b", "b-a"], source_lang=None, target_lang=None)
+    languages = OrderedDict(a=dictionary, b=dictionary)
+    task = MultilingualTranslationTask.__new__(MultilingualTranslationTask)
+    vars(task).update(args=args, dicts=languages, langs=["a", "b"], model_lang_pairs=args.lang_pairs)
+
+    def built(name):
+        with torch.device("meta"):
+            model = build_model(OmegaConf.create({"_name": name, **options}), task)
+        return {name: tuple(w.shape) for name, w in model.state_dict().items()}
+
+    assert built("multilingual_transformer_rope") == built("multilingual_transformer")
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_layers_are_checkpointed_and_offloaded_as_asked(build, monkeypatch, offload):
+    asked = []
+    monkeypatch.setattr(
+        "fairseq_rope.transformer.checkpoint_wrapper",
+        lambda layer, offload_to_cpu: asked.append(offload_to_cpu) or layer,
+    )
+    build()
+    assert asked == []
+    build(checkpoint_activations=True, offload_activations=offload)
+    assert asked == [offload] * 4
+
+
 def test_activation_checkpointing_gives_the_same_gradients(build):
     source, lengths = batch([9, 4, 6], left_pad=True)
     target, _ = batch([5, 5, 5], left_pad=False, seed=1)
@@ -210,6 +278,9 @@ def test_activation_checkpointing_gives_the_same_gradients(build):
         torch.manual_seed(0)
         model = build(checkpoint_activations=checkpoint).train()
         torch.manual_seed(1)
+        forward = Mock(return_value=None)
+        model.encoder.layers[0].self_attn.register_forward_hook(lambda *_, count=forward: count())
         teacher_forced(model, source, lengths, target).square().sum().backward()
+        assert forward.call_count == (2 if checkpoint else 1)
         gradients.append(torch.cat([p.grad.view(-1) for p in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1])
