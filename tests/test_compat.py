@@ -12,9 +12,10 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 
+from fairseq_rope import compat
 from fairseq_rope.compat import CheckpointError, load_checkpoint
 
-if not hasattr(torch.serialization, "get_safe_globals"):
+if not compat._CAN_ALLOW_LIST:
     pytest.skip("torch < 2.6 cannot allow-list classes by name", allow_module_level=True)
 
 

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"recipes/{args.recipe}: another run is at work in {work}, or a command that it left behind")
     for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
         signal.signal(getattr(signal, name), _stop)
-    x = Experiment(args.recipe, settings, work, args.arch, args.seed, held=(lock,))
+    x = Experiment(settings, work, args.arch, args.seed, held=(lock,))
     write_whole(x.model / "settings.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     try:
         for stage in STAGES:

@@ -32,14 +32,12 @@ class Experiment:
     """The settings and the folder of one run of a recipe.
 
     Attributes:
-        recipe: the recipe's name, a folder in recipes/
         settings: the resolved settings
         work: the recipe's work folder; what depends on the data alone lies directly in it
         arch, seed: the model; what depends on these too lies in ``work/ARCH.seedSEED``
         held: descriptors that every command inherits: the lock on the work folder lasts while one runs
     """
 
-    recipe: str
     settings: dict[str, Any]
     work: Path
     arch: str
