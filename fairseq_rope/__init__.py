@@ -19,4 +19,4 @@ _is_tool = _program.startswith("fairseq-rope-") or (
     _program == "-m" and any(word.startswith(__name__) for word in _words)
 )
 if not _is_tool and find_spec("fairseq") is not None:
-    from . import compat, presets  # noqa: F401
+    from . import compat, faults, presets  # noqa: F401

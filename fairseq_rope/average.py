@@ -7,11 +7,9 @@ one checkpoint are in memory at a time. The output keeps everything else of the 
 """
 
 import argparse
-import errno
 import logging
 import os
 import re
-import shutil
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
@@ -155,9 +153,11 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
     """
     import torch
 
-    folder = os.path.dirname(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", suffix=".tmp", dir=folder)
-    try:
+    from .compat import naming_what_was_not_written
+
+    folder, name = os.path.split(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(prefix=name + ".", suffix=".tmp", dir=folder)
+    with naming_what_was_not_written(path, temporary):
         with os.fdopen(handle, "wb") as file:
             torch.save(state, file)
             file.flush()
@@ -166,13 +166,6 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
-    except BaseException as error:
-        left = shutil.disk_usage(folder).free
-        os.unlink(temporary)
-        if isinstance(error, RuntimeError):  # how torch reports that the system refused a write
-            reason = f"could not be written whole, with {left // 2**20} MiB left on its disk"
-            raise OSError(errno.EIO, reason, path) from error
-        raise
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,19 +6,23 @@ module applies them. They are seen by every model of the process, not only by ou
 
 import ast
 import collections
+import contextlib
+import errno
 import functools
+import inspect
 import os
 import pickle
 import re
 import shutil
 import types
 from argparse import Namespace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
+from fairseq.tasks import FairseqTask
 
 
 class CheckpointError(RuntimeError):
@@ -64,13 +68,14 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     checkpoints so.
 
     Raises:
-        CheckpointError: the file is cut short, is no checkpoint, or holds a class that is not allowed
+        CheckpointError: the file is cut short, holds a class that is not allowed, or is no checkpoint of
+            fairseq's
     """
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "checkpoint")
     if _CAN_ALLOW_LIST:
         kwargs["weights_only"] = True
     try:
-        return torch.load(file, *args, **kwargs)
+        state = torch.load(file, *args, **kwargs)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it holds {found.group(1)}" if found else "it is damaged, or holds something"
@@ -81,22 +86,24 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:  # a damaged pickle can end in any of them
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
+    for weight_name, weight in state["model"].items():
+        if not isinstance(weight, torch.Tensor):
+            raise CheckpointError(
+                f"{name} is not a fairseq checkpoint: its weight {weight_name} is no tensor"
+            )
+    return state
 
 
 def load_checkpoint(path: str) -> Dict[str, Any]:
     """The state that fairseq saved in *path*, all tensors on the CPU, as it lies on disk.
 
     Raises:
-        CheckpointError: as ``torch.load`` here; also if what was loaded is not a fairseq checkpoint
+        CheckpointError: as ``torch.load`` here
         OSError: the file cannot be read
     """
-    state = _load(path, map_location="cpu")
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no entry 'model' with weights")
-    for name, weight in state["model"].items():
-        if not isinstance(weight, torch.Tensor):
-            raise CheckpointError(f"{path} is not a fairseq checkpoint: its weight {name} is no tensor")
-    return state
+    return _load(path, map_location="cpu")
 
 
 class _TorchWithSafeLoad(types.ModuleType):
@@ -108,12 +115,13 @@ class _TorchWithSafeLoad(types.ModuleType):
         return getattr(torch, name)
 
 
-class _AtomicCopies:
-    """``PathManager`` as ``fairseq.checkpoint_utils`` sees it: a copy appears whole or not at all.
+class _WholeFiles:
+    """``PathManager`` as ``fairseq.checkpoint_utils`` sees it: a file appears whole or not at all.
 
     fairseq writes a checkpoint under a temporary name, but then copies it to ``checkpoint_best.pt`` and
     ``checkpoint_last.pt`` in place; killed in between, it leaves a ``checkpoint_last.pt`` from which
-    training cannot go on. Can go when fairseq renames its copies too.
+    training cannot go on. And a file that was renamed before it reached the disk can be empty after a
+    power cut. Can go when fairseq renames its copies too, and syncs before.
     """
 
     def __init__(self, path_manager: Any) -> None:
@@ -122,13 +130,91 @@ class _AtomicCopies:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._path_manager, name)
 
+    def rename(self, src: str, dst: str) -> Any:
+        with open(src, "rb") as file:
+            os.fsync(file.fileno())
+        return self._path_manager.rename(src, dst)
+
     def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         if not (overwrite and self._path_manager.supports_rename(dst_path)):
             return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
         temporary = dst_path + ".tmp"  # fairseq's own suffix; the next copy overwrites it
-        shutil.copyfile(src_path, temporary)
-        os.replace(temporary, dst_path)
+        with naming_what_was_not_written(dst_path, temporary):
+            shutil.copyfile(src_path, temporary)
+            self.rename(temporary, dst_path)
         return True
+
+
+@contextlib.contextmanager
+def naming_what_was_not_written(path: str, temporary: str) -> Iterator[None]:
+    """Around the writing of *temporary*, to be renamed to *path*: if it fails, the former is removed.
+
+    Raises:
+        OSError: *path* was not written; its ``strerror`` says why and how much room is left. torch reports
+            that the system refused a write as a RuntimeError about positions in a file.
+    """
+    try:
+        yield
+    except BaseException as error:
+        left = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free // 2**20
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        if not isinstance(error, (OSError, RuntimeError)):
+            raise
+        code, why = errno.EIO, "the system refused a write"
+        if isinstance(error, OSError) and error.errno is not None:
+            code, why = error.errno, os.strerror(error.errno)
+        raise OSError(
+            code, f"could not be written whole ({why}; {left} MiB left on its disk)", path
+        ) from error
+
+
+_torch_persistent_save = checkpoint_utils.torch_persistent_save
+
+
+@functools.wraps(_torch_persistent_save)
+def _save_or_say_why(obj: Any, filename: str, async_write: bool = False) -> None:
+    """``checkpoint_utils.torch_persistent_save`` whose failure names the checkpoint and the reason."""
+    with naming_what_was_not_written(filename, filename + ".tmp"):
+        _torch_persistent_save(obj, filename, async_write=async_write)
+
+
+def _save_once(obj: Any, f: Any) -> None:
+    """``torch.save``, once.
+
+    When a write fails, fairseq tries twice more, into the same open file and behind what is there: if the
+    disk has room again by then, a file with half a checkpoint before the whole one gets the final name.
+    Can go when fairseq tries again in a new file.
+    """
+    torch.save(obj, f)
+
+
+_get_batch_iterator = FairseqTask.get_batch_iterator
+_iterator_arguments = inspect.signature(_get_batch_iterator)
+
+
+@functools.wraps(_get_batch_iterator)
+def _same_batches_whenever_begun(*args: Any, **kwargs: Any) -> Any:
+    """``FairseqTask.get_batch_iterator`` that composes the same batches in a resumed training.
+
+    fairseq shuffles with ``seed + epoch`` before it sorts by length and cuts batches, once a process: begun
+    in epoch 7, a process gets other batches than one that comes there from epoch 1, and a training
+    resumed in the middle of an epoch leaves sentences out and sees others twice. Here batches are those
+    of a start in epoch 1; the order in which an epoch takes them was always its own. Can go when fairseq
+    composes batches by the seed alone.
+    """
+    given = _iterator_arguments.bind(*args, **kwargs)
+    given.apply_defaults()
+    task, dataset, epoch = (given.arguments[name] for name in ("self", "dataset", "epoch"))
+    once = task.can_reuse_epoch_itr(dataset) and dataset not in task.dataset_to_epoch_iter
+    anew = given.arguments.get("disable_iterator_cache") or given.arguments.get("update_epoch_batch_itr")
+    if anew or not once:  # not composed now, or composed for every epoch, by its number
+        return _get_batch_iterator(*args, **kwargs)
+    given.arguments["epoch"] = 1
+    iterator = _get_batch_iterator(*given.args, **given.kwargs)
+    dataset.set_epoch(epoch)
+    iterator.epoch = max(epoch, 1)
+    return iterator
 
 
 def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[Any]]:
@@ -175,7 +261,10 @@ def _apply() -> None:
     if _CAN_ALLOW_LIST:
         torch.serialization.add_safe_globals(_checkpoint_classes())
         checkpoint_utils.torch = _TorchWithSafeLoad("torch")
-    checkpoint_utils.PathManager = _AtomicCopies(checkpoint_utils.PathManager)
+    checkpoint_utils.PathManager = _WholeFiles(checkpoint_utils.PathManager)
+    checkpoint_utils.torch_persistent_save = _save_or_say_why
+    checkpoint_utils._torch_persistent_save = _save_once
+    FairseqTask.get_batch_iterator = _same_batches_whenever_begun
     data_utils.batch_by_size = _batch_by_size_whole
     utils.eval_str_list, utils.eval_str_dict = _literal_list, _literal_dict
 

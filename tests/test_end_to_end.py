@@ -69,8 +69,7 @@ def test_training_killed_in_the_middle_goes_on_where_it_was(kept, data_bin, tmp_
     assert "Loaded checkpoint" in output
     losses = valid_losses(output)
     assert 20 in losses and 2 not in losses
-    # fairseq composes its batches by the epoch in which a process starts, so the last digits differ.
-    assert float(losses[20]) == pytest.approx(float(valid_losses(undisturbed)[20]), rel=0.05)
+    assert losses.items() <= valid_losses(undisturbed).items()
     histories = [
         load_checkpoint(str(path / "checkpoint_last.pt"))["optimizer_history"][-1]["num_updates"]
         for path in (tmp_path, folder)

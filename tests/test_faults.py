@@ -1,0 +1,417 @@
+"""Training that is killed, and commands given the wrong file: fairseq_rope/faults.py and compat.py."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_rope.average import main as average
+from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.faults import sentence_for, why_weights_do_not_fit
+
+from .commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training
+from .conftest import write_pairs
+
+
+def losses_by_update(log):
+    """Number of updates to the loss that was logged there, and epoch to the validation loss."""
+    entries = [
+        json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", log, re.MULTILINE) if '"loss"' in line
+    ]
+    curve = {int(entry["num_updates"]): entry["loss"] for entry in entries if "num_updates" in entry}
+    valid = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", log)]
+    return curve, {entry["epoch"]: entry["valid_loss"] for entry in valid}
+
+
+EVERY_UPDATE = ["--log-interval", 1, "--save-interval-updates", 5, "--keep-interval-updates", 3]
+
+
+@pytest.mark.slow
+def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbed_one(data_bin, tmp_path):
+    options = [*EVERY_UPDATE, "--max-epoch", 20, "--keep-last-epochs", 2]
+    undisturbed = run_program(*training(data_bin, tmp_path / "undisturbed", *options))
+    expected, expected_valid = losses_by_update(undisturbed.stdout + undisturbed.stderr)
+    total = max(expected)
+    assert total >= 60 and sorted(expected) == list(range(1, total + 1))
+
+    draw = random.Random(7)
+    folder = tmp_path / "killed"
+    command = training(data_bin, folder, *options)
+    words = [str(BIN / command[0]), *(str(word) for word in command[1:])]
+    curve, valid, reached = {}, {}, 0
+    for kill in range(10):
+        stop_at = min(total - 3, reached + draw.randint(1, total // 10))
+        log = open(tmp_path / f"{kill}.log", "w+")
+        process = subprocess.Popen(
+            words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        deadline = time.time() + 120
+        while max(losses_by_update((tmp_path / f"{kill}.log").read_text())[0], default=0) < stop_at:
+            assert process.poll() is None and time.time() < deadline, (tmp_path / f"{kill}.log").read_text()
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.close()
+        seen, seen_valid = losses_by_update((tmp_path / f"{kill}.log").read_text())
+        assert min(seen) == 1 or kill > 0
+        reached = max(reached, max(seen))
+        for known, new in ((curve, seen), (valid, seen_valid)):
+            known.update(new)
+        whole = sorted(folder.glob("*.pt"))
+        for path in whole:
+            load_checkpoint(str(path))  # raises if it is not whole
+        if sum(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) is not None for path in whole) >= 2:
+            average(
+                ["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(tmp_path / "a.pt")]
+            )
+    finished = run_program(*command)
+    seen, seen_valid = losses_by_update(finished.stdout + finished.stderr)
+    assert min(seen) > 1, "the last run resumed"
+    curve.update(seen)
+    valid.update(seen_valid)
+    assert curve == expected
+    assert valid == expected_valid
+    assert weights_equal(folder / "checkpoint_last.pt", tmp_path / "undisturbed" / "checkpoint_last.pt")
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
+def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_have_taken(
+    data_bin, tmp_path, arch
+):
+    options = ["--arch", arch, *EVERY_UPDATE, "--max-epoch", 4]
+    expected, expected_valid = losses_by_update(train(data_bin, tmp_path / "one", *options))
+    middle = max(expected) * 5 // 8
+    assert middle % (max(expected) // 4) != 0, "an epoch does not end there"
+    train(data_bin, tmp_path / "two", *options, "--max-update", middle)
+    curve, valid = losses_by_update(train(data_bin, tmp_path / "two", *options))
+    assert curve == {number: loss for number, loss in expected.items() if number > middle}
+    assert valid == {epoch: loss for epoch, loss in expected_valid.items() if epoch in valid} and valid
+
+
+# -- the wrong file ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_dictionary(tmp_path_factory):
+    """Data like data_bin's whose dictionary is smaller."""
+    folder = tmp_path_factory.mktemp("other")
+    text = write_pairs(folder / "text", 50, seed=2)
+    for path in text.iterdir():
+        path.write_text("\n".join("cat" if path.suffix == ".en" else "CAT" for _ in range(20)) + "\n")
+    run_program(
+        "fairseq-preprocess", "-s", "en", "-t", "de",
+        "--trainpref", text / "train", "--validpref", text / "valid",
+        "--testpref", text / "test", "--joined-dictionary", "--destdir", folder / "bin",
+    )  # fmt: skip
+    return folder / "bin"
+
+
+def digests(folder):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+
+
+def refusal(program, *words):
+    """The sentence with which *program* ends; it has to end with one."""
+    try:
+        call(program, *words)
+    except BaseException as error:
+        assert error.__traceback__ is not None
+        if isinstance(error, SystemExit):
+            raise AssertionError(f"argparse refused {words}") from error
+        sentence = sentence_for(error, error.__traceback__)
+        assert sentence is not None, f"a traceback: {error!r}"
+        assert "\n" not in sentence
+        return sentence
+    raise AssertionError(f"{program} did not refuse {words}")
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def truncated(good, path):
+    path.write_bytes(good.read_bytes()[:-2000])
+
+
+def empty(good, path):
+    path.write_bytes(b"")
+
+
+def foreign(good, path):
+    torch.save({"state_dict": {"weight": torch.ones(2)}}, path)
+
+
+def foreign_with_a_model(good, path):
+    torch.save({"model": {"weight": torch.ones(2)}, "epoch": 3}, path)
+
+
+def text_file(good, path):
+    path.write_text("This is no checkpoint.\n")
+
+
+def hostile(good, path):
+    torch.save({"model": {"weight": torch.ones(2)}, "cfg": RunsCode(path.with_name("was_run"))}, path)
+
+
+def folder_in_its_place(good, path):
+    path.mkdir()
+
+
+BROKEN = {
+    truncated: r"is not a whole checkpoint: ",
+    empty: r"is not a whole checkpoint: ",
+    foreign: r"is not a fairseq checkpoint: it has no entry 'model' with weights",
+    foreign_with_a_model: r"is not a fairseq checkpoint: it has no entry '",
+    text_file: r"was not loaded, and nothing in it was run: ",
+    hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
+    folder_in_its_place: r"Is a directory",
+}
+
+
+def generate(data, path, *more):
+    return ["fairseq-generate", data, "--user-dir", PLUGIN, "--path", path, "--cpu", *more]
+
+
+@pytest.mark.parametrize("fault", list(BROKEN), ids=lambda fault: fault.__name__)
+def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault):
+    path = tmp_path / "checkpoint_last.pt"
+    fault(trained / "checkpoint_last.pt", path)
+    (tmp_path / "checkpoint1.pt").write_bytes((trained / "checkpoint_last.pt").read_bytes())
+    before = digests(tmp_path)
+    commands = {
+        "generate": generate(data_bin, path),
+        "resume": training(data_bin, tmp_path, "--max-epoch", 30),
+        "fine-tune": training(data_bin, tmp_path / "new", "--finetune-from-model", path),
+    }
+    if fault is folder_in_its_place:  # fairseq trains from the beginning where there is no such file
+        del commands["resume"], commands["fine-tune"]
+    for name, command in commands.items():
+        sentence = refusal(*command)
+        assert str(path) in sentence and re.search(BROKEN[fault], sentence), (name, sentence)
+    assert digests(tmp_path) == before
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.fixture
+def plain_user(tmp_path):
+    """root may read everything; for the time of a test the process is somebody else."""
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_an_unreadable_checkpoint_is_named(trained, tmp_path, plain_user):
+    path = tmp_path / "checkpoint_last.pt"
+    if not os.access(tmp_path.parent, os.X_OK, effective_ids=True):
+        pytest.skip(f"{tmp_path.parent} is closed to a plain user")
+    euid = os.geteuid()
+    if os.getuid() == 0:
+        os.seteuid(0)
+    shutil.copy(trained / "checkpoint_last.pt", path)
+    path.chmod(0)
+    os.seteuid(euid)
+    with pytest.raises(PermissionError) as refused:
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    assert sentence_for(refused.value, refused.tb) == f"{path}: Permission denied"
+
+
+def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
+    assert refusal(*generate(data_bin, tmp_path / "no.pt")) == f"Model file not found: {tmp_path / 'no.pt'}"
+
+
+def test_a_dictionary_that_does_not_fit_is_said(trained, other_dictionary, tmp_path):
+    path = trained / "checkpoint_last.pt"
+    before = digests(trained)
+    shutil.copy(path, tmp_path)
+    for command, name in (
+        (generate(other_dictionary, path), path),
+        (training(other_dictionary, tmp_path, "--max-epoch", 30), tmp_path / path.name),
+    ):
+        sentence = refusal(*command)
+        assert re.search(
+            rf"{name} does not fit: \S+embed_tokens.weight has the shape \[\d+, 64\] in it and "
+            r"\[\d+, 64\] here; the dictionaries \(dict\.\*\.txt in the data folder\) are not those it was "
+            r"trained with",
+            sentence,
+        ), sentence
+    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (
+            ["--encoder-ffn-embed-dim", 96],
+            r"fc1.weight has the shape \[64, 64\] in it and \[96, 64\] here; --arch or the sizes",
+        ),
+        (["--decoder-layers", 3], "it lacks decoder.layers.2.* are not those it was trained with"),
+        (["--encoder-normalize-before"], "it lacks encoder.layer_norm.* are not those it was trained with"),
+    ],
+)
+def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path, flags, reason):
+    shutil.copy(trained / "checkpoint_last.pt", tmp_path)
+    before = digests(tmp_path)
+    sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, *flags))
+    assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit: .*{reason}", sentence), sentence
+    assert digests(tmp_path) == before
+
+
+def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
+    path = trained / "checkpoint_last.pt"
+    before = digests(trained)
+    swapped = ["--source-lang", "de", "--target-lang", "en"]
+    reason = "was trained from en to de, and the data are from de to en: give data of its direction, or "
+    reason += "--source-lang en --target-lang de"
+    assert refusal(*generate(data_bin, path, *swapped)) == f"{path} {reason}"
+    shutil.copy(path, tmp_path)
+    same_folder = training(data_bin, tmp_path, "--max-epoch", 30, *swapped)
+    assert refusal(*same_folder) == f"{tmp_path / path.name} {reason}"
+    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+    # To learn the other direction from what is known of this one is another matter.
+    train(data_bin, tmp_path / "new", "--finetune-from-model", path, *swapped)
+    assert (tmp_path / "new" / "checkpoint_last.pt").exists()
+
+
+def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
+    no_data = tmp_path / "no-data"
+    shutil.copytree(data_bin, tmp_path / "bin")
+    (tmp_path / "bin" / "test.en-de.en.bin").unlink()
+    (tmp_path / "bin" / "test.en-de.en.idx").unlink()
+    pair = ["--source-lang", "en", "--target-lang", "de"]
+    assert str(no_data) in refusal(*training(no_data, tmp_path / "new", *pair))
+    sentence = refusal(*generate(tmp_path / "bin", trained / "checkpoint_last.pt"))
+    assert sentence == f"Dataset not found: test ({tmp_path / 'bin'})"
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (["--rope-fraction", "0.3"], "--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6 to rotate"),
+        (["--rope-fraction", "2"], "--rope-fraction 2.0: .* must be in (0, 1]"),
+        (["--rope-base", "-1"], "--rope-base -1.0: must be a finite number above 1"),
+        (["--encoder-learned-pos"], "--encoder-learned-pos asks for learned absolute positions"),
+    ],
+)
+def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags, reason):
+    sentence = refusal(*training(data_bin, tmp_path / "new", *flags))
+    assert re.search(re.escape(reason).replace(r"\.\*", ".*"), sentence)
+    assert not (tmp_path / "new").exists() or digests(tmp_path / "new") == {}
+
+
+def test_the_programs_end_with_the_sentence_alone(data_bin, trained, tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    truncated(trained / path.name, path)
+    done = run_program(*generate(data_bin, path), check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"fairseq-generate: error: {path} is not a whole checkpoint"
+    )
+
+
+def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
+    def fail(kind):
+        try:
+            raise kind("something")
+        except kind as error:
+            return sentence_for(error, error.__traceback__)
+
+    assert [fail(kind) for kind in (RuntimeError, ValueError, KeyError, ConnectionError)] == [None] * 4
+
+
+def test_reasons_are_read_out_of_torchs_message():
+    model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
+    good = model.state_dict()
+    cases = [
+        (
+            {**good, "embed_tokens.weight": torch.ones(7, 2)},
+            "has the shape [7, 2] in it and [5, 2] here; the dictionaries",
+        ),
+        (
+            {**good, "fc1.bias": torch.ones(4)},
+            "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes",
+        ),
+        ({**good, "fc2.bias": torch.ones(4)}, "only it has fc2.bias; --arch or options"),
+        ({name: good[name] for name in list(good)[:2]}, "it lacks fc1.bias; --arch or options"),
+    ]
+    for weights, reason in cases:
+        with pytest.raises(RuntimeError) as refused:
+            model.load_state_dict(weights)
+        assert reason in why_weights_do_not_fit(str(refused.value))
+
+
+# -- a full disk ---------------------------------------------------------------------------------------
+
+ON_A_SMALL_DISK = """
+mkdir {disk} && mount -t tmpfs -o size={size}k tmpfs {disk} || exit 99
+{command} > {log} 2>&1
+echo "status $?"
+cp -r {disk} {copy}
+"""
+
+
+def weights_equal(one, other):
+    one, other = (load_checkpoint(str(path))["model"] for path in (one, other))
+    return all(torch.equal(one[name], weight) for name, weight in other.items())
+
+
+def test_a_full_disk_is_named_the_good_checkpoints_stay_and_training_resumes(data_bin, tmp_path):
+    options = ["--max-epoch", 3, "--keep-last-epochs", 3]
+    roomy, disk, copy, log = (tmp_path / name for name in ("roomy", "disk", "copy", "log"))
+    train(data_bin, roomy, *options)
+    command = training(data_bin, disk, *options)
+    script = ON_A_SMALL_DISK.format(
+        disk=disk,
+        copy=copy,
+        log=log,
+        # room for what epoch 1 leaves (checkpoint1, _best, _last) and one more, but not for its copies
+        size=int(4.5 * (roomy / "checkpoint1.pt").stat().st_size / 1024),
+        command=shlex.join([str(BIN / command[0]), *(str(word) for word in command[1:])]),
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    if "status" not in done.stdout:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+    assert done.stdout == "status 1\n"
+    assert re.fullmatch(
+        rf"fairseq-train: error: {disk}/checkpoint\w+\.pt: could not be written whole "
+        r"\(No space left on device; \d+ MiB left on its disk\)",
+        log.read_text().splitlines()[-1],
+    )
+    left = {path.name for path in copy.iterdir()}
+    assert left == {f"checkpoint{name}.pt" for name in ("1", "2", "_best", "_last")}
+    for name in left:
+        assert any(weights_equal(copy / name, roomy / f"checkpoint{epoch}.pt") for epoch in (1, 2))
+    train(data_bin, copy, *options)
+    assert weights_equal(copy / "checkpoint_last.pt", roomy / "checkpoint3.pt")
