@@ -137,7 +137,8 @@ class RotaryMultiheadAttention(MultiheadAttention):
                 scores = scores + mask
             if before_softmax:
                 return scores.flatten(0, 1), v.flatten(0, 1)
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+            weights = torch.softmax(scores, dim=-1, dtype=wide)
             attn = torch.matmul(self.dropout_module(weights.to(q.dtype)), v)
         else:
             dropout = 0.0

@@ -7,18 +7,17 @@ one checkpoint are in memory at a time. The output keeps everything else of the 
 """
 
 import argparse
-import logging
 import os
 import re
-import sys
-import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+
+from .errors import InputError, ending_in_one_sentence, refuse_output
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AverageError(ValueError):
+class AverageError(InputError):
     """What was asked for cannot be averaged; the message names the flag or file."""
 
 
@@ -145,29 +144,6 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
     return [path for _, path in sorted(valued, reverse=maximize)][:count]
 
 
-def save_whole(state: Dict[str, Any], path: str) -> None:
-    """``torch.save`` under a temporary name beside *path*, then rename.
-
-    Raises:
-        OSError: the folder cannot be written or is full; *path* is as it was before
-    """
-    import torch
-
-    from .compat import naming_what_was_not_written
-
-    folder, name = os.path.split(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=name + ".", suffix=".tmp", dir=folder)
-    with naming_what_was_not_written(path, temporary):
-        with os.fdopen(handle, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
-        os.replace(temporary, path)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line, named as fairseq's ``scripts/average_checkpoints.py``."""
     parser = argparse.ArgumentParser(
@@ -230,25 +206,13 @@ def _choose(args: argparse.Namespace) -> List[str]:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    # On import, fairseq asks for tensorboardX, which nothing here needs.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    try:
-        from .compat import CheckpointError
-    except ImportError as missing:
-        sys.exit(
-            f"fairseq_rope.average: {missing.name} is not installed; it reads checkpoints with torch and "
-            "fairseq (see README, Installation)"
-        )
-    try:
-        if os.path.isdir(args.output) or not os.path.isdir(os.path.dirname(os.path.abspath(args.output))):
-            raise AverageError(f"--output {args.output}: must be a file in a folder that exists")
+    with ending_in_one_sentence("fairseq_rope.average"):
+        from .compat import save_whole
+
+        refuse_output(args.output)
         paths = _choose(args)
         print("averaging", *paths, sep="\n  ", flush=True)
         save_whole(average_checkpoints(paths), args.output)
-    except (AverageError, CheckpointError) as error:
-        sys.exit(f"fairseq_rope.average: {error}")
-    except OSError as error:
-        sys.exit(f"fairseq_rope.average: {error.filename or args.output}: {error.strerror or error}")
     print(f"wrote {args.output}")
 
 

@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import shutil
+import tempfile
 import types
 from argparse import Namespace
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -24,9 +25,11 @@ from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
+from .errors import InputError
 
-class CheckpointError(RuntimeError):
-    """A file is no checkpoint that can be loaded; the message names it and says why."""
+
+class CheckpointError(InputError):
+    """A file is no checkpoint that can be used here; the message names it and says why."""
 
 
 def _checkpoint_classes() -> List[Any]:
@@ -167,6 +170,25 @@ def naming_what_was_not_written(path: str, temporary: str) -> Iterator[None]:
         raise OSError(
             code, f"could not be written whole ({why}; {left} MiB left on its disk)", path
         ) from error
+
+
+def save_whole(state: Dict[str, Any], path: str) -> None:
+    """``torch.save`` under a temporary name beside *path*, then rename.
+
+    Raises:
+        OSError: the folder cannot be written or is full; *path* is as it was before
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(prefix=name + ".", suffix=".tmp", dir=folder)
+    with naming_what_was_not_written(path, temporary):
+        with os.fdopen(handle, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
 
 
 _torch_persistent_save = checkpoint_utils.torch_persistent_save

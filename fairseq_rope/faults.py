@@ -16,6 +16,7 @@ from typing import Any, Iterator, Optional, Tuple, Type
 from fairseq import checkpoint_utils
 
 from .compat import CheckpointError
+from .errors import InputError
 
 Pair = Tuple[Optional[str], Optional[str]]
 
@@ -128,7 +129,7 @@ def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Option
     """
     if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-    if isinstance(error, CheckpointError):
+    if isinstance(error, InputError):
         return str(error)
     raised_in = traceback.extract_tb(trace)[-1].filename if trace else ""
     if isinstance(error, ValueError) and os.path.dirname(raised_in) == os.path.dirname(__file__):

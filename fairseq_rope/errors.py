@@ -1,0 +1,36 @@
+"""Errors that a message explains, and how the command-line tools end with them: in one sentence."""
+
+import contextlib
+import logging
+import os
+import sys
+from typing import Iterator
+
+
+class InputError(ValueError):
+    """What was given cannot be used; the message names the flag or file, its value and what is allowed."""
+
+
+@contextlib.contextmanager
+def ending_in_one_sentence(program: str) -> Iterator[None]:
+    """Around the work of a tool: an InputError, OSError or missing package ends it with status 1."""
+    # On import, fairseq asks for tensorboardX, which no tool needs.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    try:
+        yield
+    except ImportError as missing:
+        sys.exit(
+            f"{program}: {missing.name} is not installed; it reads checkpoints with torch and fairseq "
+            "(see README, Installation)"
+        )
+    except InputError as error:
+        sys.exit(f"{program}: {error}")
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        sys.exit(f"{program}: {named}")
+
+
+def refuse_output(path: str, flag: str = "--output") -> None:
+    """Raise an InputError if no file can be written as *path*: it is a folder, or its folder is not there."""
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise InputError(f"{flag} {path}: must be a file in a folder that exists")
