@@ -88,8 +88,8 @@ class RotaryMultiheadAttention(MultiheadAttention):
             need_head_weights: also return the weights of each head; implies *need_weights*
 
         Returns:
-            The output (T, B, C), and None or the weights in float32 (float64 for float64): (B, T, S), or (H, B, T, S) with
-            *need_head_weights*.
+            The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with
+            *need_head_weights*, in float32 (float64 if *query* is).
         """
         assert not static_kv, "rotary self-attention has no static keys"
         tgt_len, bsz, _ = query.size()
