@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -212,33 +213,19 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, 
     assert not (tmp_path / "was_run").exists()
 
 
-@pytest.fixture
-def plain_user(tmp_path):
-    """root may read everything; for the time of a test the process is somebody else."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def test_an_unreadable_checkpoint_is_named(trained, tmp_path, plain_user):
-    path = tmp_path / "checkpoint_last.pt"
-    if not os.access(tmp_path.parent, os.X_OK, effective_ids=True):
-        pytest.skip(f"{tmp_path.parent} is closed to a plain user")
-    euid = os.geteuid()
-    if os.getuid() == 0:
-        os.seteuid(0)
-    shutil.copy(trained / "checkpoint_last.pt", path)
-    path.chmod(0)
-    os.seteuid(euid)
-    with pytest.raises(PermissionError) as refused:
-        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+def test_an_unreadable_checkpoint_is_named(trained):
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        path = os.path.join(open_to_all, "checkpoint_last.pt")
+        shutil.copy(trained / "checkpoint_last.pt", path)
+        os.chmod(path, 0)
+        if os.geteuid() == 0:  # root may read everything; for a moment the process is somebody else
+            os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError) as refused:
+                checkpoint_utils.load_model_ensemble_and_task([path])
+        finally:
+            os.seteuid(os.getuid())
     assert sentence_for(refused.value, refused.tb) == f"{path}: Permission denied"
 
 
