@@ -67,6 +67,7 @@ setup(
     entry_points={
         "console_scripts": [
             "fairseq-rope-average = fairseq_rope.average:main",
+            "fairseq-rope-score = fairseq_rope.score:main",
         ],
     },
     classifiers=[
