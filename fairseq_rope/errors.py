@@ -19,7 +19,7 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     try:
         yield
     except ImportError as missing:
-        sys.exit(f"{program}: it needs {missing.name}, which is not installed (see README, Installation)")
+        sys.exit(f"{program}: {missing.name} is not installed (see README, Installation)")
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:

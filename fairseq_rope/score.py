@@ -16,6 +16,8 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .errors import InputError, ending_in_one_sentence
+
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
 
@@ -35,7 +37,7 @@ _STOP = re.compile(r"[.,](?:\s|$)")
 _STOP_APART = re.compile(r"\s[.,](?:\s|$)")
 
 
-class ScoreError(ValueError):
+class ScoreError(InputError):
     """What was asked for cannot be scored; the message names the flag or file."""
 
 
@@ -550,20 +552,8 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    try:
-        import sacrebleu  # noqa: F401
-        import sacremoses  # noqa: F401
-    except ImportError as missing:
-        sys.exit(
-            f"fairseq_rope.score: {missing.name} is not installed; it scores with sacrebleu and sacremoses "
-            "(see README, Installation)"
-        )
-    try:
+    with ending_in_one_sentence("fairseq_rope.score"):
         report = _report(args)
-    except ScoreError as error:
-        sys.exit(f"fairseq_rope.score: {error}")
-    except OSError as error:
-        sys.exit(f"fairseq_rope.score: {error.filename}: {error.strerror or error}")
     print(json.dumps(report, indent=1) if args.json else format_report(report))
 
 
