@@ -19,7 +19,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     try:
         yield
     except ImportError as missing:
-        sys.exit(f"{program}: {missing.name} is not installed (see README, Installation)")
+        package = (missing.name or str(missing)).split(".")[0]
+        sys.exit(f"{program}: {package} is not installed (see README, Installation)")
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
