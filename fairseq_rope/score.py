@@ -553,6 +553,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq_rope.score"):
+        import sacrebleu  # noqa: F401  missing packages are told before files are read
+        import sacremoses  # noqa: F401
+
         report = _report(args)
     print(json.dumps(report, indent=1) if args.json else format_report(report))
 
