@@ -5,9 +5,10 @@ fairseq's, with ``transformer`` become ``transformer_rope``.
 """
 
 from argparse import Namespace
-from typing import Callable
+from typing import Callable, Union
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
+from omegaconf import DictConfig, OmegaConf
 
 from . import align, multilingual  # noqa: F401  they register their models
 from .transformer import rope_architecture
@@ -29,12 +30,25 @@ ARCHITECTURES = {
 }
 
 
-def _rotary_twin(fairseq_arch: str) -> Callable[[Namespace], None]:
+def _rotary_twin(fairseq_arch: str) -> Callable[[Union[Namespace, DictConfig]], None]:
+    """The architecture function of *fairseq_arch*'s twin, for flags and for fairseq-hydra-train.
+
+    An architecture asks ``getattr(args, option, default)``. The DictConfig of OmegaConf 2.0, which fairseq's
+    git main needs, answers None there for every option that is left open, and no model could be built. So
+    a Namespace is asked in its place, and ``base_layers``, which fairseq's trainer asks for in that way,
+    is filled in. Can go when no fairseq needs OmegaConf < 2.1.
+    """
     fairseq_architecture = ARCH_CONFIG_REGISTRY[fairseq_arch]
 
-    def architecture(args: Namespace) -> None:
-        fairseq_architecture(args)
-        rope_architecture(args)
+    def architecture(args: Union[Namespace, DictConfig]) -> None:
+        filled = args
+        if OmegaConf.is_config(args):
+            filled = Namespace(**{"base_layers": 0, **OmegaConf.to_container(args, resolve=True)})
+        fairseq_architecture(filled)
+        rope_architecture(filled)
+        if filled is not args:
+            for option, value in vars(filled).items():
+                setattr(args, option, value)
 
     return architecture
 

@@ -209,19 +209,39 @@ def test_what_cannot_work_is_refused_in_one_sentence(build, options, message):
     assert "\n" not in str(refused.value)
 
 
+# OmegaConf < 2.1 answers None where an architecture asks for its default (see fairseq_rope/presets.py).
+# Then fairseq builds its base transformer whatever preset a YAML file names, and its multilingual model
+# not at all.
+FAIRSEQS_PRESETS_REACH_HYDRA = getattr(OmegaConf.create({}), "encoder_layers", 6) == 6
+LOST = "OmegaConf < 2.1: fairseq's own presets do not reach fairseq-hydra-train"
+FLAT = {"encoder_layers": 1, "decoder_ffn_embed_dim": 48, "share_all_embeddings": True}
 NESTED = {
     "sizes": {
         "encoder": {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 2},
         "decoder": {"layers": 3, "embed_dim": 32, "attention_heads": 4, "normalize_before": True},
     },
     "noise": {"quant_noise": {"pq": 0.1}},
-    "flat": {"encoder_layers": 1, "decoder_ffn_embed_dim": 48, "share_all_embeddings": True},
+    "flat": FLAT,
 }
+
+
+@pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
+def test_a_hydra_config_builds_what_the_same_flags_build(task, build, arch):
+    def shapes(model):
+        return {name: tuple(w.shape) for name, w in model.state_dict().items()}
+
+    with torch.device("meta"):
+        by_flags = build(arch, **FLAT)
+        by_yaml = build_model(OmegaConf.create({"_name": arch, **FLAT}), task)
+    assert shapes(by_yaml) == shapes(by_flags)
 
 
 @pytest.mark.parametrize("options", list(NESTED.values()), ids=list(NESTED))
 @pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
 def test_a_hydra_config_builds_the_sizes_that_it_builds_of_fairseqs(task, options, arch):
+    if arch.endswith("_tiny") and not FAIRSEQS_PRESETS_REACH_HYDRA:
+        pytest.skip(LOST)
+
     def built(arch):
         with torch.device("meta"):
             model = build_model(OmegaConf.create({"_name": arch, **options}), task)
@@ -240,6 +260,7 @@ def test_a_hydra_config_reaches_the_rotation_and_is_refused_where_flags_are(task
         build_model(OmegaConf.create({"_name": "transformer_rope", "encoder": {"learned_pos": True}}), task)
 
 
+@pytest.mark.skipif(not FAIRSEQS_PRESETS_REACH_HYDRA, reason=LOST)
 # Not the nested sizes: fairseq's multilingual model takes them for its layers and not for its embeddings.
 @pytest.mark.parametrize("options", [NESTED["noise"], NESTED["flat"]])
 def test_a_hydra_config_builds_the_multilingual_model(options):
