@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Does the plugin work with another Python, torch, NumPy or fairseq? COMPATIBILITY.md, "Versions", lists the runs.
+#
+#   bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]
+#   bash tests/other_fairseqs.sh python3.12 2.13.0 fairseq-fixed==0.12.3.1
+#   bash tests/other_fairseqs.sh python3.10 2.2.2 ../fairseq 1.23.5
+#
+# PYTHON is an interpreter; TORCH and NUMPY are versions (NUMPY: the newest that pip finds, unless told); FAIRSEQ is what
+# pip is asked for, or a folder with fairseq's source. Installs into a temporary virtual environment (up to 6 GB, where
+# pip's torch brings CUDA), runs the plugin through fairseq's programs as a folder that is installed nowhere, and on
+# Python >= 3.10 the tests, without those of install.sh. Exits with 0 when all of that passed.
+#
+# Written for bash 3.2 and BSD tools as well, so for macOS as it comes.
+set -euo pipefail
+if [ $# -lt 3 ] || [ $# -gt 4 ]; then
+    echo "usage: bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]" >&2
+    exit 2
+fi
+python=$1 torch=$2 fairseq=$3 numpy=${4:-}
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+refuse() {
+    printf 'other_fairseqs.sh: %s\n' "$1" >&2
+    exit 1
+}
+
+run() { # a command, its output in $work/log, shown only when it fails
+    printf '+ %s\n' "$*"
+    "$@" >"$work/log" 2>&1 || {
+        cat "$work/log" >&2
+        refuse "this failed: $*"
+    }
+}
+
+# --- Installation -----------------------------------------------------------------------------------------------------
+
+"$python" -m venv "$work/venv"
+PATH=$work/venv/bin:$PATH
+# git main wants an omegaconf whose metadata newer pips reject
+[ ! -d "$fairseq" ] || run pip install 'pip<24.1'
+# torch < 2.3 builds extensions with a part of setuptools that version 70 removed
+case $torch in 2.[012].*) setuptools='setuptools<70' ;; *) setuptools=setuptools ;; esac
+run pip install "torch==$torch" "numpy${numpy:+==$numpy}" cython "$setuptools" wheel
+pip freeze | grep -E '^(torch|numpy)==' >"$work/constraints.txt"
+if [ -d "$fairseq" ]; then
+    cp -R "$fairseq" "$work/fairseq" # the build writes into it
+    fairseq=$work/fairseq
+fi
+run pip install -c "$work/constraints.txt" --no-build-isolation "$fairseq"
+
+cd "$work"
+python - <<'END'
+import platform
+from importlib.metadata import distributions
+
+import torch
+
+versions = {found.metadata["Name"].lower(): found.version for found in distributions()}
+versions.update(python=platform.python_version(), torch=torch.__version__)
+names = ("python", "torch", "numpy", "fairseq", "fairseq-fixed", "hydra-core", "omegaconf")
+print("VERSIONS", ", ".join(f"{name} {versions[name]}" for name in names if name in versions))
+END
+
+# --- The plugin as a folder, through fairseq's programs ---------------------------------------------------------------
+
+python - <<'END'
+import random
+
+draw = random.Random(1)
+words = "the a dog cat sees takes red blue big old house book under over".split()
+for name, size in (("train", 1000), ("valid", 20), ("test", 20)):
+    with open(name + ".en", "w") as source, open(name + ".de", "w") as target:
+        for _ in range(size):
+            sentence = [draw.choice(words) for _ in range(draw.randint(2, 9))]
+            print(*sentence, file=source)
+            print(*(word.upper() for word in reversed(sentence)), file=target)
+END
+run fairseq-preprocess -s en -t de --trainpref train --validpref valid --testpref test --joined-dictionary --destdir bin
+
+plugin="--user-dir $root/fairseq_rope --cpu"
+train="fairseq-train bin $plugin --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
+    --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --max-tokens 500 --seed 3 --num-workers 0 --save-dir checkpoints --log-format json"
+run $train --max-epoch 2
+run $train --max-epoch 3
+grep -q 'Loaded checkpoint.*checkpoint_last.pt (epoch 3' "$work/log" || refuse "training did not go on where it was"
+test -f checkpoints/checkpoint3.pt || refuse "the third epoch left no checkpoint"
+
+PYTHONPATH=$root run python -m fairseq_rope.average --inputs checkpoints --num-epoch-checkpoints 3 --output average.pt
+translations() { # number and text of each hypothesis
+    grep '^H-' "$work/log" | cut -f 1,3 | LC_ALL=C sort
+}
+run fairseq-generate bin $plugin --path average.pt --beam 4
+translations >generated.txt
+[ "$(wc -l <generated.txt)" -eq 20 ] || refuse "fairseq-generate did not translate all 20 sentences"
+run fairseq-interactive bin $plugin --path average.pt --beam 4 --input test.en
+translations >interactive.txt
+diff generated.txt interactive.txt || refuse "fairseq-generate and fairseq-interactive differ"
+
+if python -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6))'; then
+    python - <<'END'
+import os, torch
+
+class RunsCode:
+    def __reduce__(self):
+        return os.mkdir, ("was_run",)
+
+state = torch.load("average.pt", weights_only=False)
+state["extra_state"] = RunsCode()
+torch.save(state, "hostile.pt")
+END
+    echo '+ fairseq-generate with a hostile checkpoint'
+    if fairseq-generate bin $plugin --path hostile.pt >log 2>&1; then refuse "a hostile checkpoint was loaded"; fi
+    grep -q 'hostile.pt was not loaded, and nothing in it was run' log || refuse "the hostile checkpoint: $(tail -n 1 log)"
+    [ ! -e was_run ] || refuse "a hostile checkpoint was run"
+fi
+echo "PASSED the plugin through fairseq's programs"
+
+# --- The tests --------------------------------------------------------------------------------------------------------
+
+if python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    mkdir package # a copy, since the build writes into it
+    cp -R "$root/setup.py" "$root/pyproject.toml" "$root/fairseq_rope" package
+    run pip install -c constraints.txt --no-build-isolation './package[test]'
+    cd "$root"
+    pytest tests -n 2 --dist loadfile --ignore tests/test_install.py -p no:cacheprovider
+fi
