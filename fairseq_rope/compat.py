@@ -67,8 +67,8 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     torch >= 2.6 refuses a fairseq checkpoint (``weights_only=True`` is its default there, and does not
     know ``argparse.Namespace``); fairseq's git main answers with ``weights_only=False``, which runs
     whatever code a pickle holds. Here ``weights_only`` is always on, and the classes that checkpoints
-    hold are allowed by name. Older torch loads as fairseq tells it to. Can go when fairseq loads its own
-    checkpoints so.
+    hold are allowed by name. Older torch loads as fairseq tells it to, so code is run there; what is no
+    checkpoint is still refused in one sentence. Can go when fairseq loads its own checkpoints so.
 
     Raises:
         CheckpointError: the file is cut short, holds a class that is not allowed, or is no checkpoint of
@@ -79,16 +79,16 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["weights_only"] = True
     try:
         state = torch.load(file, *args, **kwargs)
-    except pickle.UnpicklingError as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle can end in any of them
+        if not (_CAN_ALLOW_LIST and isinstance(error, pickle.UnpicklingError)):
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it holds {found.group(1)}" if found else "it is damaged, or holds something"
         reason = f"{what} that fairseq's checkpoints do not"
         raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle can end in any of them
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
     for weight_name, weight in state["model"].items():
@@ -282,7 +282,7 @@ def _batch_by_size_whole(indices: Any, *args: Any, **kwargs: Any) -> List[Any]:
 def _apply() -> None:
     if _CAN_ALLOW_LIST:
         torch.serialization.add_safe_globals(_checkpoint_classes())
-        checkpoint_utils.torch = _TorchWithSafeLoad("torch")
+    checkpoint_utils.torch = _TorchWithSafeLoad("torch")
     checkpoint_utils.PathManager = _WholeFiles(checkpoint_utils.PathManager)
     checkpoint_utils.torch_persistent_save = _save_or_say_why
     checkpoint_utils._torch_persistent_save = _save_once

@@ -17,7 +17,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope.average import main as average
-from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.compat import _CAN_ALLOW_LIST, load_checkpoint
 from fairseq_rope.faults import sentence_for, why_weights_do_not_fit
 
 from .commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training
@@ -183,7 +183,8 @@ BROKEN = {
     empty: r"is not a whole checkpoint: ",
     foreign: r"is not a fairseq checkpoint: it has no entry 'model' with weights",
     foreign_with_a_model: r"is not a fairseq checkpoint: it has no entry '",
-    text_file: r"was not loaded, and nothing in it was run: ",
+    # where no class can be refused, a text is a pickle that went wrong
+    text_file: r"was not loaded, and nothing in it was run: " if _CAN_ALLOW_LIST else r"is not a whole",
     hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
     folder_in_its_place: r"Is a directory",
 }
@@ -195,6 +196,8 @@ def generate(data, path, *more):
 
 @pytest.mark.parametrize("fault", list(BROKEN), ids=lambda fault: fault.__name__)
 def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault):
+    if fault is hostile and not _CAN_ALLOW_LIST:
+        pytest.skip("torch < 2.6 cannot allow-list classes by name")
     path = tmp_path / "checkpoint_last.pt"
     fault(trained / "checkpoint_last.pt", path)
     (tmp_path / "checkpoint1.pt").write_bytes((trained / "checkpoint_last.pt").read_bytes())
