@@ -14,6 +14,20 @@ import fairseq_rope  # noqa: F401  registers the architectures
 from .commands import run_program, train
 
 
+def half_on_cpus(what, run):
+    """The mark of a test that wants *run* on a float16 tensor, which older torch has on GPUs only."""
+    try:
+        run(torch.ones(2, 2, dtype=torch.float16))
+        lacking = False
+    except RuntimeError:
+        lacking = True
+    return pytest.mark.skipif(lacking, reason=f"torch {torch.__version__} has no float16 {what} on CPUs")
+
+
+needs_half_layer_norm = half_on_cpus("layer norm", lambda x: torch.nn.functional.layer_norm(x, (2,)))
+needs_half_linear = half_on_cpus("linear layer", lambda x: torch.nn.functional.linear(x, x, x[0]))
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

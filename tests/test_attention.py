@@ -1,6 +1,7 @@
 """fairseq_rope/attention.py against attention written out plainly here, and against fairseq's own."""
 
 import math
+from typing import Dict, List, Optional  # noqa: UP035
 
 import hypothesis
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from fairseq_rope.attention import RotaryMultiheadAttention
 from fairseq_rope.rotary import RotaryEmbedding
+
+from .conftest import needs_half_linear
 
 T, B, H, D = 7, 3, 2, 16
 C = H * D
@@ -234,8 +237,8 @@ class StepByStep(torch.nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        state: dict[str, dict[str, Tensor | None]] = {}
-        steps: list[Tensor] = []
+        state: Dict[str, Dict[str, Optional[Tensor]]] = {}  # noqa: UP006, UP045  as torch 2.0 reads types
+        steps: List[Tensor] = []  # noqa: UP006
         for t in range(x.size(0)):
             one = x[t : t + 1]
             steps.append(self.attention(one, one, one, incremental_state=state)[0])
@@ -275,7 +278,7 @@ def plain_unrotated_attention(m, x):
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=needs_half_linear)])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_16_bit_attention_is_no_further_off_than_fairseqs_own_save_for_one_rounding(dtype, need_weights):
     ours, stock = make(dtype=dtype), MultiheadAttention(C, H, self_attention=True).to(dtype).eval()

@@ -21,19 +21,7 @@ from fairseq_rope.compat import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
 
 from .commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses
-
-
-def half_runs_on_cpus():
-    try:
-        torch.nn.functional.layer_norm(torch.ones(1, 2, dtype=torch.float16), (2,))
-    except RuntimeError:
-        return False
-    return True
-
-
-needs_half_on_cpus = pytest.mark.skipif(
-    not half_runs_on_cpus(), reason=f"torch {torch.__version__} has no layer norm in float16 on CPUs"
-)
+from .conftest import needs_half_layer_norm
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +386,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     "options, heard",
     [
-        pytest.param(*case, id=name, marks=[needs_half_on_cpus] if "fp16" in name else [])
+        pytest.param(*case, id=name, marks=[needs_half_layer_norm] if "fp16" in name else [])
         for name, case in OPTIONS.items()
     ],
 )
@@ -625,7 +613,7 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
 
 @pytest.mark.parametrize(
     "dtype, tolerance",
-    [pytest.param(torch.float16, 0.01, marks=needs_half_on_cpus), (torch.bfloat16, 0.05)],
+    [pytest.param(torch.float16, 0.01, marks=needs_half_layer_norm), (torch.bfloat16, 0.05)],
 )
 def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtype, tolerance):
     # --fp16 and --bf16 themselves need a GPU: fairseq's optimisers for them call torch.cuda or XLA.
@@ -645,7 +633,7 @@ def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtyp
     assert float((found - expected).norm() / expected.norm()) < tolerance
 
 
-@needs_half_on_cpus
+@needs_half_layer_norm
 def test_generation_in_fp16_translates(data_bin, model_path):
     assert sorted(outputs(generate(data_bin, model_path, "--fp16", "--beam", 2))) == list(range(20))
 
