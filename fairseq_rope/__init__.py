@@ -18,5 +18,7 @@ _words = getattr(sys, "orig_argv", [__name__])  # Python < 3.10 does not say whi
 _is_tool = _program.startswith("fairseq-rope-") or (
     _program == "-m" and any(word.startswith(__name__) for word in _words)
 )
-if not _is_tool and find_spec("fairseq") is not None:
+# So does a tool of the recipes, and every process that it starts: fairseq is run by its own commands.
+_is_recipe = "recipes.pipeline" in sys.modules and "fairseq" not in sys.modules
+if not _is_tool and not _is_recipe and find_spec("fairseq") is not None:
     from . import compat, faults, presets  # noqa: F401

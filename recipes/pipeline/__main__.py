@@ -12,8 +12,10 @@ from pathlib import Path
 import yaml
 
 from recipes.pipeline import (
-    stage01_corpus,
+    stage01_fetch,
+    stage02_extract,
     stage03_tokenise,
+    stage04_clean,
     stage05_bpe,
     stage06_binarise,
     stage07_train,
@@ -22,11 +24,14 @@ from recipes.pipeline import (
     stage10_score,
 )
 from recipes.pipeline.experiment import ROOT, Experiment, StageError, write_whole
+from recipes.pipeline.machine import MachineError, check_machine, describe
 from recipes.pipeline.settings import SettingsError, read_settings
 
 STAGES = (
-    stage01_corpus,
+    stage01_fetch,
+    stage02_extract,
     stage03_tokenise,
+    stage04_clean,
     stage05_bpe,
     stage06_binarise,
     stage07_train,
@@ -44,28 +49,36 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run a recipe from text to BLEU. What was done before is skipped.",
         epilog=f"stages: {numbers}",
     )
-    parser.add_argument("recipe", choices=recipes, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline"
+    add = parser.add_argument
+    add("recipe", choices=recipes, help=argparse.SUPPRESS)
+    add("--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s")
+    add("--stop-stage", type=int, default=10, metavar="N", help="the last; default: %(default)s")
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="a folder with files of the corpus, which is only read; what it lacks is downloaded",
     )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
-    parser.add_argument("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
-    parser.add_argument(
-        "--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s"
+    add(
+        "--manifest",
+        metavar="FILE",
+        help="names, sizes, checksums and addresses of these files; default: the recipe's manifest.tsv; "
+        "none: take those in --data-dir as they are",
     )
-    parser.add_argument(
-        "--stop-stage", type=int, default=10, metavar="N", help="the last; default: %(default)s"
-    )
-    parser.add_argument(
+    add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
+    add("--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline")
+    add("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
+    add("--gpus", type=int, metavar="N", help="train on so many; 0: on the CPU; default: all that there are")
+    add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt", help="default: %(default)s")
+    add("--dry-run", action="store_true", help="print every command, run none")
+    add(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="another value for one of settings.yaml",
     )
-    parser.add_argument(
-        "flags", nargs="*", metavar="-- FLAGS", help="more flags for fairseq-train (after a lone --)"
-    )
+    add("flags", nargs="*", metavar="-- FLAGS", help="more flags for fairseq-train (after a lone --)")
     return parser
 
 
@@ -79,7 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--stage {args.stage} --stop-stage {args.stop_stage}: must be "
             f"{first} <= stage <= stop-stage <= {last}"
         )
+    if args.gpus is not None and args.gpus < 0:
+        parser.error(f"--gpus {args.gpus}: must be 0 or more")
+    if args.data_dir is not None and not args.data_dir.is_dir():
+        parser.error(f"--data-dir {args.data_dir}: must be a folder that exists")
     folder = ROOT / "recipes" / args.recipe
+    manifest = _manifest(parser, args.manifest, folder)
     try:
         settings = read_settings(folder / "settings.yaml", args.set)
     except SettingsError as error:
@@ -87,28 +105,68 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.flags:
         settings["fairseq_train_flags"] += " " + shlex.join(args.flags)
     work = (args.work_dir or folder / "work").resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    lock = os.open(work, os.O_RDONLY)
+    x = Experiment(
+        settings,
+        work,
+        args.arch,
+        args.seed,
+        bpe=args.bpe,
+        gpus=args.gpus,
+        data_dir=args.data_dir and args.data_dir.resolve(),
+        manifest=manifest,
+        dry_run=args.dry_run,
+        stages=STAGES,
+    )
+    chosen = [stage for stage in STAGES if args.stage <= stage.NUMBER <= args.stop_stage]
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"recipes/{args.recipe}: another run is at work in {work}, or a command that it left behind")
-    for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
-        signal.signal(getattr(signal, name), _stop)
-    x = Experiment(settings, work, args.arch, args.seed, held=(lock,))
-    write_whole(x.model / "settings.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    try:
-        for stage in STAGES:
-            if args.stage <= stage.NUMBER <= args.stop_stage:
-                x.ensure(stage)
-        if args.stop_stage == last:
+        if not x.dry_run:
+            check_machine(x)
+            work.mkdir(parents=True, exist_ok=True)
+            x.held = (_lock(work, args.recipe),)
+            for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
+                signal.signal(getattr(signal, name), _stop)
+            _keep(x, args, chosen)
+        for stage in chosen:
+            x.ensure(stage)
+        if args.stop_stage == last and not x.dry_run:
             stage10_score.report(x)
-    except StageError as error:
+    except (StageError, MachineError) as error:
         sys.exit(f"recipes/{args.recipe}: {error}")
     except OSError as error:
         sys.exit(f"recipes/{args.recipe}: {error.filename or work}: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _manifest(parser: argparse.ArgumentParser, given: str | None, folder: Path) -> Path | None:
+    if given == "none":
+        return None
+    if given is None:
+        own = folder / "manifest.tsv"
+        return own if own.exists() else None
+    if not Path(given).is_file():
+        parser.error(f"--manifest {given}: must be a file that exists, or none")
+    return Path(given).resolve()
+
+
+def _lock(work: Path, recipe: str) -> int:
+    """A descriptor that holds *work* for this run and the commands that it starts."""
+    lock = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"recipes/{recipe}: another run is at work in {work}, or a command that it left behind")
+    return lock
+
+
+def _keep(x: Experiment, args: argparse.Namespace, chosen: list) -> None:
+    """Keep what a row of RESULTS.md needs to know beside the score."""
+    dump = {"sort_keys": False, "allow_unicode": True}
+    folder = x.model if any(stage.PER_MODEL for stage in chosen) else x.work
+    write_whole(folder / "settings.yaml", yaml.safe_dump(x.settings, **dump))
+    words = sys.argv[1:] if sys.argv[0].endswith("__main__.py") else []
+    command = shlex.join(["bash", f"recipes/{args.recipe}/run.sh", *words[1:]])
+    write_whole(folder / "run.yaml", yaml.safe_dump({"command": command, **describe()}, **dump))
 
 
 def _stop(number: int, _frame: object) -> None:

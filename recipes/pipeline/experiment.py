@@ -9,11 +9,13 @@ are the same and its outputs exist, it is skipped.
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +37,11 @@ class Experiment:
         settings: the resolved settings
         work: the recipe's work folder; what depends on the data alone lies directly in it
         arch, seed: the model; what depends on these too lies in ``work/ARCH.seedSEED``
+        bpe: "subword-nmt" or "sentencepiece"
+        gpus: how many to train on, None for all that there are; 0 for the CPU
+        data_dir: a folder of files that were fetched elsewhere, which is only read
+        manifest: names, sizes, checksums and addresses of the corpus' files; None if it has none
+        dry_run: print commands, run none, write nothing
         held: descriptors that every command inherits: the lock on the work folder lasts while one runs
     """
 
@@ -42,7 +49,13 @@ class Experiment:
     work: Path
     arch: str
     seed: int
+    bpe: str = "subword-nmt"
+    gpus: int | None = None
+    data_dir: Path | None = None
+    manifest: Path | None = None
+    dry_run: bool = False
     held: tuple[int, ...] = ()
+    stages: tuple[ModuleType, ...] = ()
     _stage: ModuleType | None = field(default=None, init=False)  # the one that runs now
 
     @property
@@ -57,13 +70,46 @@ class Experiment:
     def model(self) -> Path:
         return self.work / f"{self.arch}.seed{self.seed}"
 
-    def texts(self, folder: str) -> list[Path]:
-        """The six text files of ``work/FOLDER``: train, valid and test in both languages."""
-        return [self.work / folder / f"{n}.{lang}" for n in SETS for lang in (self.source, self.target)]
+    def texts(self, folder: str, sets: Iterable[str] = SETS) -> list[Path]:
+        """The text files of ``work/FOLDER``: train, valid and test in both languages."""
+        return [self.work / folder / f"{n}.{lang}" for n in sets for lang in (self.source, self.target)]
+
+    def templates(self, name: str) -> list[str]:
+        """The corpora of a set, as the setting NAME_files names them: FILE or ARCHIVE:MEMBER, with {lang}."""
+        return shlex.split(self.settings[f"{name}_files"])
+
+    def fetched(self, file: str) -> Path:
+        """Where *file* of the corpus is: in the data folder if it is there, else among the downloads."""
+        if self.data_dir is not None and (self.data_dir / file).exists():
+            return self.data_dir / file
+        return self.work / "downloads" / file
+
+    def files(self) -> list[str]:
+        """The names of the corpus' files, each once."""
+        names = [template.partition(":")[0] for n in SETS for template in self.templates(n)]
+        sides = ((self.source, "src"), (self.target, "ref"))
+        return list(dict.fromkeys(fill(name, lang, side) for name in names for lang, side in sides))
+
+    @property
+    def subword_model(self) -> str:
+        """The file of subwords, under the name that it has in ``bpe/`` and beside the dictionaries."""
+        return "bpecodes" if self.bpe == "subword-nmt" else "sentencepiece.bpe.model"
+
+    @property
+    def text_flags(self) -> str:
+        """The flags by which fairseq's commands treat raw text as this experiment did."""
+        model = self.shell(self.work / "data-bin" / self.subword_model)
+        if self.bpe == "sentencepiece":
+            return f"--bpe sentencepiece --sentencepiece-model {model}"
+        return f"--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes {model}"
+
+    def named(self, path: Path) -> str:
+        """*path* as commands are given it: relative where it lies in the project."""
+        return str(path.relative_to(ROOT) if ROOT in path.parents else path)
 
     def shell(self, path: Path) -> str:
-        """*path* as it is written in a command: quoted, and relative where it lies in the project."""
-        return shlex.quote(str(path.relative_to(ROOT) if ROOT in path.parents else path))
+        """:meth:`named`, quoted for a shell."""
+        return shlex.quote(self.named(path))
 
     # -- skipping ----------------------------------------------------------------------------------
 
@@ -74,12 +120,17 @@ class Experiment:
             StageError: an input is missing, a command failed, or an output did not appear
         """
         title = f"stage {stage.NUMBER}: {stage.TITLE}"
+        if self.dry_run:
+            print(title)
+            self._stage = stage
+            stage.run(self)
+            return True
         missing = [path for path in stage.inputs(self) if not path.exists()]
         if missing:
-            raise StageError(f"{title} needs {missing[0]}; run the recipe from an earlier --stage")
+            raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
         wanted = self.fingerprint(stage)
         stamp = self._stamp(stage)
-        found = json.loads(stamp.read_text()) if stamp.exists() else None
+        found = json.loads(stamp.read_text())["of"] if stamp.exists() else None
         if found == wanted and all(path.exists() for path in stage.outputs(self)):
             print(f"{title}: done before, skipped", flush=True)
             return False
@@ -90,12 +141,21 @@ class Experiment:
         environment = f'export PATH={shlex.quote(_program_path())}:"$PATH"'
         script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{environment}\n")
         self._stage = stage
+        begun = time.time()
         stage.run(self)
         for path in stage.outputs(self):
             if not path.exists():
                 raise StageError(f"{title} ended without writing {path}")
-        write_whole(stamp, json.dumps(wanted, indent=1) + "\n")
+        done = {"of": wanted, "seconds": round(time.time() - begun, 1)}
+        write_whole(stamp, json.dumps(done, indent=1) + "\n")
         return True
+
+    def _maker(self, path: Path) -> str:
+        """Which stage makes *path*, as the end of a sentence."""
+        for stage in self.stages:
+            if path in stage.outputs(self):
+                return f"which stage {stage.NUMBER} ({stage.TITLE}) makes: run with --stage {stage.NUMBER}"
+        return "which is not there"
 
     def _folder(self, stage: ModuleType) -> Path:
         return self.model if stage.PER_MODEL else self.work
@@ -115,19 +175,27 @@ class Experiment:
 
     def fingerprint(self, stage: ModuleType) -> dict[str, Any]:
         """What the outputs of *stage* depend on, as JSON."""
-        wanted: dict[str, Any] = {name: self.settings[name] for name in stage.SETTINGS}
+        wanted: dict[str, Any] = {name: self.settings.get(name) for name in stage.SETTINGS}
+        if getattr(stage, "DEPENDS_ON_BPE", False):
+            wanted["--bpe"] = self.bpe
         for path in stage.inputs(self):
             wanted[str(path)] = _digest(path)
         return wanted
 
     # -- commands ----------------------------------------------------------------------------------
 
+    def say(self, line: str) -> None:
+        """Print *line* under the title of the stage."""
+        print(f"  {line}", flush=True)
+
     def command(self, command: str, on_line: Callable[[str], None] | None = None) -> None:
         """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
 
+        A bar that the command draws with tqdm is drawn here; what else it prints goes to the log.
+
         Args:
             command: one shell command; a pipeline fails if any part of it does
-            on_line: called with every line of its output, which goes to the log in any case
+            on_line: called with every line of its output
 
         Raises:
             StageError: the command failed; the message ends with the last lines that it printed
@@ -135,11 +203,17 @@ class Experiment:
         stage = self._stage
         assert stage is not None, "commands run inside a stage"
         print(f"  $ {command}", flush=True)
+        if self.dry_run:
+            return
         with self._script(stage).open("a") as script:
             script.write(command + "\n")
         environment = dict(os.environ, PATH=f"{_program_path()}:{os.environ.get('PATH', '')}")
+        environment.setdefault("TQDM_MININTERVAL", "0.5")
+        # For the tools of recipes/; where fairseq loads the plugin, its folder is enough.
+        environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
         log = self.log(stage)
         last: list[str] = []
+        bar = _Bar()
         with log.open("a") as file:
             process = subprocess.Popen(
                 ["bash", "-c", f"set -euo pipefail; {command}"],
@@ -156,6 +230,8 @@ class Experiment:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
+                    if bar.draws(line):
+                        continue
                     file.write(line)
                     file.flush()
                     last = [*last[-9:], line]
@@ -165,11 +241,52 @@ class Experiment:
             except BaseException:
                 os.killpg(process.pid, signal.SIGTERM)
                 raise
+            finally:
+                bar.close()
         if status != 0:
             tail = "".join(f"    {line.rstrip()}\n" for line in last)
             raise StageError(
                 f"stage {stage.NUMBER} ({stage.TITLE}) failed with status {status}; the end of {log}:\n{tail}"
             )
+
+    def tool(self, command: str) -> None:
+        """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
+        self.command(command, on_line=lambda line: self.say(f"  {line.rstrip()}"))
+
+
+class _Bar:
+    """The progress bars of a command: on a terminal in place, elsewhere a line every half minute."""
+
+    # " 45%|####     | 123/456 [00:01<00:02, 45.6it/s]", or without a total "123it [00:01, 45.6it/s]"
+    PATTERN = re.compile(r"\[\d+:\d\d[^\]]*(/s|s/\S+|\?\S*)\S*( \S+=\S+)*\]\s*$")
+
+    def __init__(self) -> None:
+        self._in_place = sys.stderr.isatty()
+        self._drawn = time.time()
+        self._open = False
+
+    def draws(self, line: str) -> bool:
+        """Whether *line* is a bar, which is then drawn, or left out since one was drawn just now."""
+        if line.isspace():
+            return self._open
+        if not self.PATTERN.search(line):
+            return False
+        if self._in_place:
+            print(f"\r\033[K  {line.strip()}", end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif time.time() - self._drawn > 30:
+            print(f"  {line.strip()}", file=sys.stderr, flush=True)
+            self._drawn = time.time()
+        return True
+
+    def close(self) -> None:
+        if self._open:
+            print(file=sys.stderr, flush=True)
+
+
+def fill(template: str, lang: str, side: str) -> str:
+    """*template* with {lang} and {side} filled in."""
+    return template.replace("{lang}", lang).replace("{side}", side)
 
 
 def _digest(path: Path) -> str:

@@ -1,14 +1,14 @@
 """Stage 7: train (fairseq-train). An interrupted training goes on from its last checkpoint."""
 
 import json
-import shutil
+import math
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
 from recipes.pipeline import stage06_binarise
-from recipes.pipeline.experiment import Experiment, write_whole
+from recipes.pipeline.experiment import Experiment, StageError, write_whole
 
 NUMBER = 7
 TITLE = "train"
@@ -20,15 +20,19 @@ SETTINGS = (
     "heads",
     "dropout",
     "adam_betas",
+    "adam_eps",
     "warmup_init_lr",
     "label_smoothing",
     "learning_rate",
     "warmup_updates",
-    "tokens_per_batch",
-    "epochs",
+    "tokens_per_update",
+    "max_epochs",
+    "max_updates",
+    "save_every_updates",
     "average_checkpoints",
     "fairseq_train_flags",
 )
+PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -39,7 +43,43 @@ def outputs(x: Experiment) -> list[Path]:
     return [x.model / "checkpoints" / "checkpoint_last.pt"]
 
 
-def command(x: Experiment) -> str:
+def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
+    """--max-tokens and --update-freq for updates of about *tokens_per_update* on so many *devices*.
+
+    Each device takes ``--max-tokens`` target tokens (with padding) a batch, at most *tokens_per_device*,
+    and ``--update-freq`` batches make an update.
+    """
+    frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
+    return tokens_per_update // (devices * frequency), frequency
+
+
+def devices_and_precision(x: Experiment) -> tuple[int, str]:
+    """How many GPUs train (0: the CPU), and in which precision.
+
+    Raises:
+        StageError: more GPUs were asked for than there are, or a precision that they do not have
+    """
+    import torch
+
+    there = torch.cuda.device_count()
+    gpus = there if x.gpus is None else x.gpus
+    if gpus > there and not x.dry_run:
+        raise StageError(f"--gpus {gpus}: this machine has {there}")
+    asked = x.settings["precision"]
+    if asked not in PRECISIONS:
+        raise StageError(f"--set precision={asked}: must be one of {', '.join(PRECISIONS)}")
+    if gpus == 0:
+        if asked in ("fp16", "bf16"):
+            raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
+        return 0, "fp32"
+    generation = torch.cuda.get_device_capability() if there else (8, 0)
+    best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
+    if asked == "bf16" and best != "bf16":
+        raise StageError(f"--set precision=bf16: this GPU has none, {best} is the best for it")
+    return gpus, best if asked == "auto" else asked
+
+
+def command(x: Experiment, gpus: int, precision: str) -> str:
     """The fairseq-train command of *x*."""
     s = x.settings
     sizes = " ".join(
@@ -47,38 +87,69 @@ def command(x: Experiment) -> str:
         f"--{side}-ffn-embed-dim {s['ffn_width']} --{side}-attention-heads {s['heads']}"
         for side in ("encoder", "decoder")
     )
+    max_tokens, update_freq = batches(s["tokens_per_update"], s["tokens_per_device"], max(1, gpus))
+    device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
+    limits = "".join(
+        f"--{flag} {s[name]} "
+        for flag, name in (("max-epoch", "max_epochs"), ("max-update", "max_updates"))
+        if s[name]
+    )
+    kept = s["average_checkpoints"]
+    if s["save_every_updates"]:
+        saved = (
+            f"--save-interval-updates {s['save_every_updates']} --keep-interval-updates {kept} "
+            "--no-epoch-checkpoints"
+        )
+    else:
+        saved = f"--keep-last-epochs {kept}"
     return (
         f"fairseq-train {x.shell(x.work / 'data-bin')} --source-lang {x.source} --target-lang {x.target} "
         f"--user-dir fairseq_rope --arch {x.arch} {sizes} --share-all-embeddings --dropout {s['dropout']} "
-        f"--optimizer adam --adam-betas '{s['adam_betas']}' --lr {s['learning_rate']} "
-        f"--lr-scheduler inverse_sqrt --warmup-init-lr {s['warmup_init_lr']} "
+        f"--optimizer adam --adam-betas '{s['adam_betas']}' --adam-eps {s['adam_eps']} "
+        f"--lr {s['learning_rate']} --lr-scheduler inverse_sqrt --warmup-init-lr {s['warmup_init_lr']} "
         f"--warmup-updates {s['warmup_updates']} "
         f"--criterion label_smoothed_cross_entropy --label-smoothing {s['label_smoothing']} "
-        f"--max-tokens {s['tokens_per_batch']} --max-epoch {s['epochs']} "
-        f"--keep-last-epochs {s['average_checkpoints']} --save-dir {x.shell(x.model / 'checkpoints')} "
+        f"--max-tokens {max_tokens} --update-freq {update_freq} {limits}"
+        f"{saved} --save-dir {x.shell(x.model / 'checkpoints')} "
+        f"{device} {'' if precision == 'fp32' else f'--{precision} '}"
         f"--seed {x.seed} --log-format json --log-interval 20 {s['fairseq_train_flags']}"
     )
 
 
 def run(x: Experiment) -> None:
+    gpus, precision = devices_and_precision(x)
+    s = x.settings
+    if not (s["max_epochs"] or s["max_updates"]):
+        raise StageError("--set max_epochs=0 max_updates=0: one of them must say when training ends")
+    max_tokens, update_freq = batches(s["tokens_per_update"], s["tokens_per_device"], max(1, gpus))
+    where = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
+    x.say(
+        f"on {where} in {precision}: {max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update "
+        f"({s['tokens_per_update']} were asked for)"
+    )
     checkpoints = x.model / "checkpoints"
-    wanted = json.dumps(x.fingerprint(sys.modules[__name__]), indent=1)
+    wanted = json.dumps(x.fingerprint(sys.modules[__name__]), indent=1) if not x.dry_run else ""
     begun = checkpoints / "begun.json"
-    if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
-        print(f"  {checkpoints} is of other data or settings: started anew", flush=True)
-        shutil.rmtree(checkpoints)
-    write_whole(begun, wanted)
+    if not x.dry_run:
+        if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
+            x.say(f"{checkpoints} is of other data or settings: started anew")
+            x.command(f"rm -rf {x.shell(checkpoints)}")
+        write_whole(begun, wanted)
+    total = s["max_updates"] or s["max_epochs"]
+    unit = "update" if s["max_updates"] else "epoch"
     # Not drawn before the command is printed; in a log file, a line every half minute.
     every = 1 if sys.stderr.isatty() else 30
-    with tqdm(total=x.settings["epochs"], bar_format=_BAR, mininterval=every, delay=0.1) as bar:
-        x.command(command(x), on_line=lambda line: _show(bar, line))
+    with tqdm(
+        total=total, bar_format=_BAR, unit=unit, mininterval=every, delay=0.1, disable=x.dry_run
+    ) as bar:
+        x.command(command(x, gpus, precision), on_line=lambda line: _show(bar, line))
 
 
-_BAR = "  {l_bar}{bar}| epoch {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
+_BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 
 
 def _show(bar: tqdm, line: str) -> None:
-    """Move *bar* to the epoch that *line*, one of fairseq's JSON log lines, tells of."""
+    """Move *bar* to the epoch or update that *line*, one of fairseq's JSON log lines, tells of."""
     start = line.find("{")
     if start < 0 or not line.rstrip().endswith("}"):
         return
@@ -88,6 +159,10 @@ def _show(bar: tqdm, line: str) -> None:
         return  # the configuration, printed once, is no JSON
     if "valid_loss" in told:
         bar.set_postfix(valid_loss=told["valid_loss"], refresh=False)
+    elif bar.unit == "update":
+        updates = told.get("num_updates", told.get("train_num_updates"))
+        if updates is not None:
+            bar.update(int(updates) - bar.n)
     elif "update" in told:  # in epochs, with a fraction
         bar.update(float(told["update"]) - bar.n)
     elif "train_loss" in told:

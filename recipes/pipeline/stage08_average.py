@@ -8,7 +8,7 @@ from recipes.pipeline.experiment import Experiment
 NUMBER = 8
 TITLE = "average the last checkpoints"
 PER_MODEL = True
-SETTINGS = ("average_checkpoints",)
+SETTINGS = ("average_checkpoints", "save_every_updates")
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -20,8 +20,9 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
+    kind = "update" if x.settings["save_every_updates"] else "epoch"
     x.command(
         f"python -m fairseq_rope.average --inputs {x.shell(x.model / 'checkpoints')} "
-        f"--num-epoch-checkpoints {x.settings['average_checkpoints']} "
+        f"--num-{kind}-checkpoints {x.settings['average_checkpoints']} "
         f"--output {x.shell(x.model / 'averaged.pt')}"
     )

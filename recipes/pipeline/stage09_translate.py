@@ -5,7 +5,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from recipes.pipeline import stage06_binarise, stage08_average
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.lines import count_lines
 
 NUMBER = 9
 TITLE = "translate the test set"
@@ -24,17 +25,16 @@ def outputs(x: Experiment) -> list[Path]:
 def run(x: Experiment) -> None:
     s = x.settings
     generated, hypotheses = outputs(x)
-    data = x.work / "data-bin"
     part = generated.with_name(generated.name + ".tmp")
-    sentences = (x.work / "raw" / f"test.{x.source}").read_bytes().count(b"\n")
-    with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1) as bar:
+    sentences = 0 if x.dry_run else count_lines(str(x.work / "raw" / f"test.{x.source}"))
+    with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1, disable=x.dry_run) as bar:
         x.command(
-            f"fairseq-generate {x.shell(data)} --source-lang {x.source} --target-lang {x.target} "
-            f"--user-dir fairseq_rope --path {x.shell(x.model / 'averaged.pt')} --gen-subset test "
-            f"--beam {s['beam']} --lenpen {s['length_penalty']} --max-len-a 1 --max-len-b {s['max_len_b']} "
-            f"--bpe subword_nmt --bpe-codes {x.shell(data / 'bpecodes')} "
-            f"--tokenizer moses --moses-no-dash-splits --max-tokens 8000 --no-progress-bar "
-            f"{s['fairseq_generate_flags']} | tee {x.shell(part)} && mv {x.shell(part)} {x.shell(generated)}",
+            f"fairseq-generate {x.shell(x.work / 'data-bin')} --source-lang {x.source} "
+            f"--target-lang {x.target} --user-dir fairseq_rope --path {x.shell(x.model / 'averaged.pt')} "
+            f"--gen-subset test --beam {s['beam']} --lenpen {s['length_penalty']} --max-len-a 1 "
+            f"--max-len-b {s['max_len_b']} {x.text_flags} --max-tokens 8000 --no-progress-bar "
+            f"{'--cpu ' if x.gpus == 0 else ''}{s['fairseq_generate_flags']} "
+            f"| tee {x.shell(part)} && mv {x.shell(part)} {x.shell(generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,
         )
     # Generated in order of length; D-<number> <tab> score <tab> detokenised text.
@@ -43,3 +43,8 @@ def run(x: Experiment) -> None:
         f"grep '^D-' {x.shell(generated)} | LC_ALL=C sort -t- -k2,2n | cut -f3- > {x.shell(part)} "
         f"&& mv {x.shell(part)} {x.shell(hypotheses)}"
     )
+    written = sentences if x.dry_run else count_lines(str(hypotheses))
+    if written != sentences:
+        raise StageError(
+            f"stage {NUMBER} ({TITLE}): {hypotheses} has {written} lines, and the test set {sentences}"
+        )

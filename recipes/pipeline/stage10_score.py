@@ -1,4 +1,4 @@
-"""Stage 10: sacreBLEU of the translations, cased and detokenised, with its signature."""
+"""Stage 10: score the translations (fairseq_rope.score): sacreBLEU with its signature, and other metrics."""
 
 import json
 from pathlib import Path
@@ -24,17 +24,18 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    hypotheses, _, reference = inputs(x)
+    hypotheses, source, reference = inputs(x)
     score = x.model / "score.json"
     part = score.with_name(score.name + ".tmp")
     x.command(
-        f"sacrebleu {x.shell(reference)} --input {x.shell(hypotheses)} --language-pair {x.source}-{x.target} "
-        f"--metrics bleu --width 2 --format json > {x.shell(part)} && mv {x.shell(part)} {x.shell(score)}"
+        f"python -m fairseq_rope.score --sys {x.shell(hypotheses)} --ref {x.shell(reference)} "
+        f"--src {x.shell(source)} --target-lang {x.target} --json > {x.shell(part)} "
+        f"&& mv {x.shell(part)} {x.shell(score)}"
     )
 
 
 def report(x: Experiment) -> None:
-    """Print five translations, where all is kept, and the score as the last line."""
+    """Print five translations, where all is kept, the scores, and sacreBLEU as the last line."""
     hypotheses, source, reference = inputs(x)
     columns = [path.read_text(encoding="utf-8").split("\n") for path in (source, hypotheses, reference)]
     total = len(columns[0]) - 1
@@ -43,8 +44,10 @@ def report(x: Experiment) -> None:
         for label, lines in zip(("source", "model", "reference"), columns, strict=True):
             print(f"  {label:>9}  {lines[number]}")
         print()
-    result = json.loads((x.model / "score.json").read_text())
+    metrics = json.loads((x.model / "score.json").read_text())["systems"][0]["metrics"]
     print(f"commands and logs: {x.work}/commands, {x.model}/commands, {x.model}/logs")
     print(f"model:             {x.model}/averaged.pt")
-    print(f"signature:         {result['signature']}")
-    print(f"sacreBLEU {result['score']:.2f}", flush=True)
+    for metric in metrics[1:]:
+        print(f"{metric['name'] + ':':32} {metric['score']:.2f}")
+    print(f"signature:         {metrics[0]['signature']}")
+    print(f"sacreBLEU {metrics[0]['score']:.2f}", flush=True)

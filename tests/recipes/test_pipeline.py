@@ -14,7 +14,14 @@ from recipes.pipeline.settings import SettingsError, read_settings
 from ..commands import ENVIRONMENT, ROOT
 
 # Small enough for seconds; everything else is the demo's own.
-SMALL = ["corpus_pairs=200", "corpus_heldout=12", "bpe_merges=200", "width=32", "ffn_width=32", "epochs=5"]
+SMALL = [
+    "corpus_pairs=200",
+    "corpus_heldout=12",
+    "vocab_size=200",
+    "width=32",
+    "ffn_width=32",
+    "max_epochs=5",
+]
 
 
 def recipe(work, *flags, check=True, wait=True):
@@ -64,8 +71,10 @@ def test_it_goes_from_text_to_bleu(finished):
     model = work / "transformer_rope.seed1"
     lines = done.stdout.strip().splitlines()
     score = json.loads((model / "score.json").read_text())
-    assert lines[-1] == f"sacreBLEU {score['score']:.2f}"
-    assert score["signature"].startswith("nrefs:1|case:mixed") and score["signature"] in done.stdout
+    (system,) = score["systems"]
+    bleu = system["metrics"][0]
+    assert lines[-1] == f"sacreBLEU {bleu['score']:.2f}"
+    assert bleu["signature"].startswith("nrefs:1|case:mixed") and bleu["signature"] in done.stdout
     hypotheses = (model / "hypotheses.de").read_text().splitlines()
     assert len(hypotheses) == 12
     shown = [line.split(maxsplit=1) for line in lines if line.startswith(("     source", "  reference"))]
@@ -73,7 +82,7 @@ def test_it_goes_from_text_to_bleu(finished):
     references = (work / "raw" / "test.de").read_text().splitlines()
     assert [text for label, text in shown if label == "reference"] == [references[n] for n in range(0, 10, 2)]
     assert str(work) in done.stdout
-    for stage in ("1: make the corpus", "5: learn and apply BPE", "7: train", "10: score"):
+    for stage in ("1: fetch", "3: normalise and tokenise", "5: BPE", "7: train", "10: score"):
         assert f"stage {stage}\n" in done.stdout
 
 
@@ -88,7 +97,8 @@ def test_score_is_that_of_hypotheses_in_the_order_of_the_test_set(finished):
     assert (model / "hypotheses.de").read_text().splitlines() == hypotheses
     references = (work / "raw" / "test.de").read_text().splitlines()
     expected = sacrebleu.corpus_bleu(hypotheses, [references]).score
-    assert json.loads((model / "score.json").read_text())["score"] == pytest.approx(expected, abs=0.01)
+    (system,) = json.loads((model / "score.json").read_text())["systems"]
+    assert system["metrics"][0]["score"] == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished):
@@ -108,7 +118,7 @@ def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished):
 def test_a_second_run_skips_all_and_gives_the_same_score(finished):
     work, first = finished
     again = recipe(work)
-    assert again.stdout.count("done before, skipped") == 8
+    assert again.stdout.count("done before, skipped") == 10
     assert "$ " not in again.stdout
     assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
 
@@ -124,8 +134,10 @@ def test_a_changed_setting_reruns_its_stage_and_what_follows_and_no_more(finishe
 
 def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
     work, _ = finished
-    baseline = recipe(work, "--arch", "transformer", "--set", "average_checkpoints=1", "--set", "epochs=1")
-    assert baseline.stdout.count("done before, skipped") == 4
+    baseline = recipe(
+        work, "--arch", "transformer", "--set", "average_checkpoints=1", "--set", "max_epochs=1"
+    )
+    assert baseline.stdout.count("done before, skipped") == 6
     assert "--arch transformer " in baseline.stdout
     assert (work / "transformer.seed1" / "score.json").exists()
 
@@ -142,7 +154,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
     wait_for(checkpoints / "checkpoint2.pt", process)
     kill_all_of(tmp_path, process)
     resumed = recipe(tmp_path)
-    assert resumed.stdout.count("done before, skipped") == 4
+    assert resumed.stdout.count("done before, skipped") == 6
     log = (tmp_path / "transformer_rope.seed1" / "logs" / "stage07_train.log").read_text()
     assert "Loaded checkpoint" in log
     assert resumed.stdout.splitlines()[-1].startswith("sacreBLEU ")
@@ -156,7 +168,7 @@ def test_checkpoints_of_another_training_are_not_gone_on_from(finished):
 
 
 def test_changed_data_is_trained_on_anew(tmp_path):
-    few = ["--set", "epochs=1", "--set", "average_checkpoints=1", "--stop-stage", "8"]
+    few = ["--set", "max_epochs=1", "--set", "average_checkpoints=1", "--stop-stage", "8"]
     recipe(tmp_path, *few)
     averaged = tmp_path / "transformer_rope.seed1" / "averaged.pt"
     before = averaged.read_bytes()
@@ -173,7 +185,7 @@ def test_changed_data_is_trained_on_anew(tmp_path):
 def test_a_touched_file_of_the_same_contents_reruns_nothing(finished):
     work, _ = finished
     (work / "raw" / "train.en").touch()
-    assert recipe(work).stdout.count("done before, skipped") == 8
+    assert recipe(work).stdout.count("done before, skipped") == 10
 
 
 def test_a_terminated_run_takes_its_training_along(tmp_path):
@@ -194,13 +206,14 @@ def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path):
     done = recipe(tmp_path, "--stage", "5", check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "stage 5: learn and apply BPE needs" in done.stderr and "earlier --stage" in done.stderr
+    assert "stage 5: BPE needs" in done.stderr
+    assert "which stage 4 (clean and split) makes: run with --stage 4" in done.stderr
 
 
 def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
     done = recipe(tmp_path, "--set", "corpus_pairs=-1", check=False)
     assert done.returncode == 1
-    assert "stage 1 (make the corpus) failed" in done.stderr and "--pairs is -1" in done.stderr
+    assert "stage 1 (fetch) failed" in done.stderr and "--pairs is -1" in done.stderr
     assert not (tmp_path / "stamps").exists()
 
 

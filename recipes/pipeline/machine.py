@@ -1,0 +1,93 @@
+"""What a recipe asks of the machine, checked before the start, and what there is to write down of it."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from recipes.pipeline.experiment import ROOT, Experiment
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "fairseq-fixed",
+    "fairseq",
+    "subword-nmt",
+    "sacremoses",
+    "sentencepiece",
+    "sacrebleu",
+)
+PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
+
+
+class MachineError(RuntimeError):
+    """The machine lacks disk, memory or a program that the recipe needs; the message says which."""
+
+
+def check_machine(x: Experiment) -> None:
+    """Raise a MachineError unless there is room, memory and every program.
+
+    The settings ``disk_gb`` and ``memory_gb`` say what the recipe takes in all; what its work folder holds
+    already counts as room.
+    """
+    beside = str(Path(sys.executable).parent)
+    programs = [*PROGRAMS, "subword-nmt"] if x.bpe == "subword-nmt" else PROGRAMS
+    for program in (*programs, "grep", "sort", "cut", "tee"):
+        if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
+            raise MachineError(
+                f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation"
+            )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    needed = x.settings["memory_gb"]
+    if memory < needed:
+        raise MachineError(
+            f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
+            f"with --set memory_gb={memory:.0f}"
+        )
+    folder = next(path for path in (x.work, *x.work.parents) if path.exists())
+    there = sum(file.stat().st_size for file in x.work.rglob("*") if file.is_file()) if x.work.exists() else 0
+    free, needed = shutil.disk_usage(folder).free / 1e9, x.settings["disk_gb"]
+    if free + there / 1e9 < needed:
+        raise MachineError(
+            f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "
+            f"choose another --work-dir, or try it all the same with --set disk_gb={free:.0f}"
+        )
+
+
+def describe() -> dict[str, Any]:
+    """Versions, commit and hardware, as a row of RESULTS.md names them."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "commit": _commit(), "hardware": _hardware()}
+
+
+def _commit() -> str:
+    try:
+        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _hardware() -> dict[str, Any]:
+    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            found["cpu"] = names[0].partition(":")[2].strip()
+    try:
+        list_gpus = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        gpus = subprocess.run(list_gpus, capture_output=True, text=True, check=True).stdout.split("\n")
+        found["gpus"] = [name for name in gpus if name]
+    except (OSError, subprocess.CalledProcessError):
+        found["gpus"] = []
+    return found

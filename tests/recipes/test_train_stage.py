@@ -1,0 +1,123 @@
+"""recipes/pipeline/stage07_train.py: batches, precision, what is kept; machine.py: what is checked before."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.pipeline import machine, stage07_train
+from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline.settings import read_settings
+
+RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
+
+
+def experiment(recipe="wmt14_en_de", tmp=Path("/nowhere"), overrides=(), **more):
+    settings = read_settings(ROOT / "recipes" / recipe / "settings.yaml", overrides)
+    return Experiment(settings, tmp, "transformer_rope", 1, **more)
+
+
+def flag(command, name):
+    return re.search(rf"--{name} (\S+)", command).group(1)
+
+
+@given(tokens=st.integers(1000, 10**6), device=st.integers(500, 40000), gpus=st.integers(1, 64))
+def test_tokens_per_update_are_those_asked_for_whatever_the_number_of_devices(tokens, device, gpus):
+    if tokens < gpus:
+        return
+    max_tokens, frequency = stage07_train.batches(tokens, device, gpus)
+    assert max_tokens <= device
+    assert tokens - gpus * frequency < max_tokens * gpus * frequency <= tokens
+
+
+@pytest.mark.parametrize(
+    "gpus, max_tokens, update_freq", [(1, 3571, 7), (2, 3125, 4), (4, 3125, 2), (8, 3125, 1)]
+)
+def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
+    command = stage07_train.command(experiment(), gpus, "bf16")
+    assert int(flag(command, "max-tokens")) == max_tokens
+    assert int(flag(command, "update-freq")) == update_freq
+    assert int(flag(command, "distributed-world-size")) == gpus
+    assert "--bf16" in command and "--cpu" not in command
+    assert 24_900 <= gpus * max_tokens * update_freq <= 25_000
+
+
+def test_wmt14_trains_as_roformer_says():
+    command = stage07_train.command(experiment(), 1, "bf16")
+    assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command
+    told = {
+        name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")
+    }
+    assert told == {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
+    for side in ("encoder", "decoder"):
+        sizes = [
+            int(flag(command, f"{side}-{n}"))
+            for n in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
+        ]
+        assert sizes == [6, 512, 2048, 8]
+
+
+def test_the_last_five_checkpoints_are_kept_and_no_more():
+    by_update = stage07_train.command(experiment(), 1, "fp32")
+    assert flag(by_update, "keep-interval-updates") == "5" and "--no-epoch-checkpoints" in by_update
+    by_epoch = stage07_train.command(experiment("multi30k_en_de"), 1, "fp32")
+    assert flag(by_epoch, "keep-last-epochs") == "5" and "interval-updates" not in by_epoch
+
+
+def test_the_gpu_decides_the_precision(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for generation, best in (((9, 0), "bf16"), ((8, 6), "bf16"), ((7, 0), "fp16"), ((6, 1), "fp32")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda generation=generation: generation)
+        assert stage07_train.devices_and_precision(experiment()) == (2, best)
+    assert stage07_train.devices_and_precision(experiment(gpus=1)) == (1, "fp32")
+    assert stage07_train.devices_and_precision(experiment(gpus=0)) == (0, "fp32")
+    assert stage07_train.devices_and_precision(experiment(overrides=["precision=fp16"])) == (2, "fp16")
+    for options, said in (
+        ({"gpus": 3}, "--gpus 3: this machine has 2"),
+        ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU has none, fp32"),
+        ({"overrides": ["precision=int4"]}, "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
+        ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
+    ):
+        with pytest.raises(StageError, match=said):
+            stage07_train.devices_and_precision(experiment(**options))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
+def test_every_recipe_has_the_same_settings(path):
+    keys = {p.parent.name: set(read_settings(p)) for p in RECIPES}
+    corpus = {name for name in keys["demo"] if name.startswith("corpus_")}
+    assert keys[path.parent.name] - corpus == keys["wmt14_en_de"]
+    kept = [name for stage in (stage07_train,) for name in stage.SETTINGS]
+    assert set(kept) <= keys[path.parent.name]
+
+
+def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    with pytest.raises(
+        machine.MachineError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "
+    ):
+        machine.check_machine(experiment(tmp=tmp_path / "new", overrides=["disk_gb=1000000"]))
+    with pytest.raises(
+        machine.MachineError,
+        match=r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb=",
+    ):
+        machine.check_machine(experiment(tmp=tmp_path, overrides=["memory_gb=1000000"]))
+    there = shutil.which
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw)
+    )
+    small = ["disk_gb=0", "memory_gb=0"]
+    with pytest.raises(machine.MachineError, match="subword-nmt is not found, neither in "):
+        machine.check_machine(experiment(tmp=tmp_path, overrides=small))
+    machine.check_machine(experiment(tmp=tmp_path, overrides=small, bpe="sentencepiece"))
+
+
+def test_the_machine_is_described_for_the_results():
+    found = machine.describe()
+    assert found["versions"]["python"].count(".") == 2 and found["versions"]["torch"]
+    assert found["hardware"]["cores"] == os.cpu_count()

@@ -1,0 +1,227 @@
+"""recipes/wmt14_en_de, all of it, on tarballs named and shaped like WMT14's.
+
+FAIRSEQ_ROPE_TEST_DATA=DIR takes the tarballs and the manifest.tsv in DIR in place of those made here.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ..commands import ENVIRONMENT, ROOT, outputs, run_program
+from .wmt14_lookalike import write_lookalike
+
+REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
+# A model that learns nothing, in seconds; all else is the recipe's own.
+SMALL = (
+    "layers=1 width=32 ffn_width=32 heads=2 max_updates=12 save_every_updates=2 tokens_per_update=1000 "
+    f"disk_gb=0.1 vocab_size={4000 if REAL else 300} max_len_b=5 "
+    # fairseq counts --max-len-a by the longest source of a batch, so one that never ends depends on its batch
+    "fairseq_generate_flags=--max-len-a=0"
+).split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder of five tarballs and their manifest, which nobody may write to."""
+    if REAL:
+        return Path(REAL)
+    folder = tmp_path_factory.mktemp("lookalike")
+    write_lookalike(folder, pairs=200, seed=1)
+    for path in (*folder.iterdir(), folder):
+        path.chmod(path.stat().st_mode & ~0o222)
+    return folder
+
+
+def recipe(data, work, *flags, name="wmt14_en_de", check=True):
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    command = [
+        "bash", f"recipes/{name}/run.sh", "--manifest", str(data / "manifest.tsv"), "--data-dir", str(data),
+        "--work-dir", str(work), "--gpus", "0", *settings, *flags,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    work = tmp_path_factory.mktemp("wmt14")
+    return work, recipe(data, work)
+
+
+def lines(path):
+    return path.read_bytes().decode("utf-8").split("\n")[:-1]
+
+
+def test_it_goes_from_tarballs_to_bleu(finished, data):
+    work, done = finished
+    score = json.loads((work / "transformer_rope.seed1" / "score.json").read_text())
+    names = [metric["name"] for metric in score["systems"][0]["metrics"]]
+    assert names == ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
+    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
+    for number in range(1, 11):
+        assert re.search(rf"^stage {number}: ", done.stdout, re.MULTILINE)
+    assert not (work / "downloads").exists(), "all of it was at hand"
+
+
+def test_no_line_is_lost_or_shifted(finished):
+    work, _ = finished
+    count = {
+        (folder, name, lang): len(lines(work / folder / f"{name}.{lang}"))
+        for folder in ("raw", "tokenised", "clean", "bpe")
+        for name in ("train", "valid", "test")
+        for lang in ("en", "de")
+    }
+    for name in ("train", "valid", "test"):
+        assert count["raw", name, "en"] == count["raw", name, "de"] == count["tokenised", name, "en"]
+        assert count["tokenised", name, "en"] == count["tokenised", name, "de"]
+        assert count["clean", name, "en"] == count["clean", name, "de"] == count["bpe", name, "en"]
+        assert count["bpe", name, "en"] == count["bpe", name, "de"]
+    assert count["raw", "train", "en"] > count["clean", "train", "en"], "the dirty pairs are gone"
+    assert count["raw", "test", "en"] == count["clean", "test", "en"], "no pair of the test set is"
+    hypotheses = work / "transformer_rope.seed1" / "hypotheses.de"
+    assert len(lines(hypotheses)) == count["raw", "test", "en"]
+
+
+def test_no_character_is_left_at_which_fairseq_would_break_a_line(finished):
+    work, _ = finished
+    for path in (work / "clean").glob("*.*"):
+        for line in lines(path):
+            assert len(line.splitlines()) <= 1, (path, line)
+
+
+def test_the_last_five_checkpoints_are_averaged_and_no_other_is_kept(finished):
+    work, _ = finished
+    model = work / "transformer_rope.seed1"
+    kept = [path.name for path in (model / "checkpoints").glob("checkpoint_*_*.pt")]
+    assert sorted(int(re.findall(r"\d+", name)[1]) for name in kept) == [4, 6, 8, 10, 12]
+    log = (model / "logs" / "stage08_average.log").read_text()
+    assert all(name in log for name in kept)
+
+
+def test_all_that_a_row_of_the_results_needs_is_kept(finished):
+    work, _ = finished
+    model = work / "transformer_rope.seed1"
+    run = yaml.safe_load((model / "run.yaml").read_text())
+    assert run["command"].startswith("bash recipes/wmt14_en_de/run.sh --manifest ")
+    assert {"python", "torch", "sacrebleu", "sacremoses"} <= set(run["versions"])
+    assert run["commit"] and run["hardware"]["cores"]
+    assert json.loads((model / "stamps" / "07.json").read_text())["seconds"] > 0
+    assert yaml.safe_load((model / "settings.yaml").read_text())["max_updates"] == 12
+
+
+def test_raw_text_is_treated_as_the_recipe_treated_it(finished):
+    """fairseq-interactive with the flags of recipes/README.md gives the translations of the test set."""
+    work, _ = finished
+    model = work / "transformer_rope.seed1"
+    readme = (ROOT / "recipes" / "README.md").read_text()
+    flags = "--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes data-bin/bpecodes"
+    assert f"`{flags}`" in readme
+    source = [line for line in lines(work / "raw" / "test.en")[:10] if len(line.splitlines()) == 1]
+    printed = run_program(
+        "fairseq-interactive", "data-bin", "--user-dir", ROOT / "fairseq_rope", "--source-lang", "en",
+        "--target-lang", "de", "--path", model / "averaged.pt", "--beam", 4, "--lenpen", 0.6, "--cpu",
+        "--max-len-a", 0, "--max-len-b", 5, *flags.split(), cwd=work, input="\n".join(source) + "\n",
+    ).stdout  # fmt: skip
+    translated = [texts[0] for _, texts in sorted(outputs(printed, "D").items())]
+    hypotheses = lines(model / "hypotheses.de")[:10]
+    assert translated == [
+        h for h, s in zip(hypotheses, lines(work / "raw" / "test.en"), strict=False) if s in source
+    ]
+
+
+def test_a_second_run_ends_at_once_with_the_same_score(finished, data):
+    work, first = finished
+    again = recipe(data, work)
+    assert again.stdout.count("done before, skipped") == 10
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+
+
+def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path):
+    work, done = finished
+    dry = recipe(data, work, "--dry-run")
+    assert re.findall(r"^  \$ (.*)$", dry.stdout, re.MULTILINE) == re.findall(
+        r"^  \$ (.*)$", done.stdout, re.MULTILINE
+    )
+    recipe(data, tmp_path / "new", "--dry-run")
+    assert not (tmp_path / "new").exists()
+
+
+def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
+    done = recipe(data, tmp_path, "--bpe", "sentencepiece")
+    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
+    assert "--bpe sentencepiece --sentencepiece-model" in done.stdout and "--tokenizer" not in done.stdout
+    assert (tmp_path / "data-bin" / "sentencepiece.bpe.model").exists()
+    hypotheses = (tmp_path / "transformer_rope.seed1" / "hypotheses.de").read_text()
+    assert "▁" not in hypotheses and "@@" not in hypotheses
+    blanked = re.sub(r"[^\S\n]+", " ", (tmp_path / "clean" / "test.de").read_text())
+    pieces = (tmp_path / "bpe" / "test.de").read_text()
+    assert pieces.replace(" ", "").replace("▁", " ").replace("\n ", "\n").strip() == blanked.strip()
+
+
+def test_a_corpus_that_changed_is_fetched_into_the_work_folder_no_more(data, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    copy.chmod(0o755)
+    path = copy / "dev.tgz"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-1])
+    done = recipe(copy, tmp_path / "work", check=False)
+    assert done.returncode == 1
+    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", done.stderr)
+    assert "stage 2" not in done.stdout
+
+
+def test_ones_own_plain_text_goes_through_it(tmp_path):
+    """The command of recipes/README.md, `Your own texts`."""
+    texts = tmp_path / "my-texts"
+    texts.mkdir()
+    for name, count in (("train", 150), ("valid", 10), ("test", 10)):
+        for lang in ("en", "fr"):
+            (texts / f"{name}.{lang}").write_text(
+                "".join(f"{lang} word {n} of {name}.\n" for n in range(count))
+            )
+    readme = (ROOT / "recipes" / "README.md").read_text()
+    (command,) = re.findall(
+        r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", readme, re.MULTILINE | re.DOTALL
+    )
+    command = command.replace("my-texts", str(texts)).replace("my-work", str(tmp_path / "my-work"))
+    small = "layers=1 width=32 ffn_width=32 heads=2 max_epochs=1 average_checkpoints=1 vocab_size=60".split()
+    command += "".join(f" --set {setting}" for setting in small)
+    for more in ("", " --set valid_files= --set holdout_every=20 --stop-stage 4"):
+        done = subprocess.run(
+            command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if not more:
+            assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
+    assert len(lines(tmp_path / "my-work" / "clean" / "valid.en")) == 7
+
+
+def test_a_reference_that_was_tokenised_is_refused_before_anything_is_trained(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in ("train", "valid", "test"):
+        for lang in ("en", "de"):
+            (texts / f"{name}.{lang}").write_text(f"a {lang} sentence , of tokens .\n" * 40)
+    flags = [word for n in ("train", "valid", "test") for word in ("--set", f"{n}_files={n}.{{lang}}")]
+    command = [
+        "bash",
+        "recipes/multi30k_en_de/run.sh",
+        "--data-dir",
+        texts,
+        "--manifest",
+        "none",
+        "--work-dir",
+        tmp_path / "w",
+    ]
+    done = subprocess.run([*command, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", done.stderr)
