@@ -14,8 +14,9 @@ import os
 import pickle
 import re
 import shutil
-import tempfile
+import sys
 import types
+import zipfile
 from argparse import Namespace
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -37,6 +38,7 @@ def _checkpoint_classes() -> List[Any]:
 
     None of these does anything when it is built but keep what it is given.
     """
+    from fairseq.distributed import utils as distributed_utils
     from fairseq.logging import meters
     from omegaconf import base, dictconfig, listconfig, nodes
 
@@ -48,6 +50,8 @@ def _checkpoint_classes() -> List[Any]:
         for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             classes.append((build, f"{module}.{build.__name__}"))
     classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+    # not of checkpoints: what a state that is broadcast to other processes has in place of its tensors
+    classes.append(distributed_utils._TensorPlaceholder)
     # fairseq 0.10 and 0.11 pickled cfg as an OmegaConf object
     classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
     classes += [nodes.AnyNode, (Any, "typing.Any"), list, dict, int, collections.defaultdict]
@@ -78,13 +82,14 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     if _CAN_ALLOW_LIST:
         kwargs["weights_only"] = True
     try:
+        _refuse_damage(file, name)
         state = torch.load(file, *args, **kwargs)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle can end in any of them
         if not (_CAN_ALLOW_LIST and isinstance(error, pickle.UnpicklingError)):
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(f"{name} is not a whole checkpoint: {reason[:200]}") from None
+            reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+            raise CheckpointError(f"{name} is not a whole checkpoint: {reason}") from None
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it holds {found.group(1)}" if found else "it is damaged, or holds something"
         reason = f"{what} that fairseq's checkpoints do not"
@@ -92,11 +97,29 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
     for weight_name, weight in state["model"].items():
-        if not isinstance(weight, torch.Tensor):
+        if not (isinstance(weight_name, str) and isinstance(weight, torch.Tensor)):
             raise CheckpointError(
                 f"{name} is not a fairseq checkpoint: its weight {weight_name} is no tensor"
             )
     return state
+
+
+def _refuse_damage(file: Any, name: Any) -> None:
+    """Raise a CheckpointError if bytes in the middle of a checkpoint are not those that were written.
+
+    torch reads the checksums of its zip files and does not compare them. (Checkpoints of torch < 1.6 are no
+    zip files, and have none.)
+    """
+    if not zipfile.is_zipfile(file):
+        if hasattr(file, "seek"):
+            file.seek(0)
+        return
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if hasattr(file, "seek"):
+        file.seek(0)
+    if damaged is not None:
+        raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
 
 
 def load_checkpoint(path: str) -> Dict[str, Any]:
@@ -162,14 +185,13 @@ def naming_what_was_not_written(path: str, temporary: str) -> Iterator[None]:
         left = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free // 2**20
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        if not isinstance(error, (OSError, RuntimeError)):
+        code = _refused_write(error)
+        if code is None:
             raise
-        code, why = errno.EIO, "the system refused a write"
-        if isinstance(error, OSError) and error.errno is not None:
-            code, why = error.errno, os.strerror(error.errno)
-        raise OSError(
-            code, f"could not be written whole ({why}; {left} MiB left on its disk)", path
-        ) from error
+        if code == errno.EIO and left == 0:
+            code = errno.ENOSPC
+        reason = f"could not be written whole ({os.strerror(code)}; {left} MiB left on its disk)"
+        raise OSError(code, reason, path) from error
 
 
 def save_whole(state: Dict[str, Any], path: str) -> None:
@@ -178,17 +200,25 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
     Raises:
         OSError: the folder cannot be written or is full; *path* is as it was before
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=name + ".", suffix=".tmp", dir=folder)
+    temporary = f"{path}.{os.getpid()}.tmp"  # two that write at once do not mix
     with naming_what_was_not_written(path, temporary):
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
+
+
+def _refused_write(error: Optional[BaseException]) -> Optional[int]:
+    """The errno of the system's refusal to write that led to *error*; None if something else did."""
+    if isinstance(error, OSError):
+        return error.errno
+    # torch's own writer, in C++, tells of no errno
+    if isinstance(error, RuntimeError) and re.search(
+        "PytorchStreamWriter|inline_container|basic_ios", str(error)
+    ):
+        return _refused_write(error.__context__) or errno.EIO
+    return None
 
 
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
@@ -239,16 +269,32 @@ def _same_batches_whenever_begun(*args: Any, **kwargs: Any) -> Any:
     return iterator
 
 
-def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[Any]]:
-    """``utils.eval_str_list`` without its ``eval``.
+def _literal(x: str, *_: Any) -> Any:
+    """``eval`` as fairseq's modules see it: literals, and their sums and products.
 
-    fairseq evaluates options such as ``adaptive_softmax_cutoff`` as Python, also those that it finds in a
-    checkpoint: a clean pickle would be enough to run code. Can go when fairseq reads literals there.
+    fairseq evaluates options such as ``adaptive_softmax_cutoff`` and, of convolutional models,
+    ``encoder_layers`` (by default ``[(512, 3)] * 20``) as Python, also those that it finds in a checkpoint: a
+    clean pickle would be enough to run code. Can go when fairseq reads literals there.
+
+    Raises:
+        ValueError: *x* is anything else
     """
+
+    def value(node: ast.AST) -> Any:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+            left, right = value(node.left), value(node.right)
+            return left + right if isinstance(node.op, ast.Add) else left * right
+        return ast.literal_eval(node)
+
+    return value(ast.parse(x.strip(), mode="eval").body)
+
+
+def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[Any]]:
+    """``utils.eval_str_list`` without its ``eval``."""
     if x is None:
         return None
     if isinstance(x, str):
-        x = ast.literal_eval(x)
+        x = _literal(x)
     try:
         return [type(item) for item in x]
     except TypeError:
@@ -257,7 +303,7 @@ def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[A
 
 def _literal_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
     """``utils.eval_str_dict`` without its ``eval``, for the same reason."""
-    return ast.literal_eval(x) if isinstance(x, str) else x
+    return _literal(x) if isinstance(x, str) else x
 
 
 _batch_by_size = data_utils.batch_by_size
@@ -289,6 +335,9 @@ def _apply() -> None:
     FairseqTask.get_batch_iterator = _same_batches_whenever_begun
     data_utils.batch_by_size = _batch_by_size_whole
     utils.eval_str_list, utils.eval_str_dict = _literal_list, _literal_dict
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and not name.startswith("fairseq.examples."):
+            vars(module)["eval"] = _literal  # seen before the builtin
 
 
 _apply()

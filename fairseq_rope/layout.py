@@ -57,23 +57,19 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     state = {name: value for name, value in state.items() if name != "last_optimizer_state"}
     if options.rope_layout == layout:
         return state
-    weights: Dict[str, Tensor] = dict(state["model"])
-    for name in weights:
-        module, _, parameter = name.rpartition(".self_attn.")
-        if not parameter.startswith(("q_proj.", "k_proj.")):
-            continue
-        if parameter.split(".")[1:] not in (["weight"], ["bias"]):
-            raise LayoutError(f"its {name} is neither weight nor bias, but of a quantised projection")
-        side = "encoder" if "encoder" in module.split(".") else "decoder"
-        heads = getattr(options, f"{side}_attention_heads")
-        weights[name] = _reorder(weights[name], heads, options.rope_fraction, layout)
-    state["model"] = weights
-    if state.get("cfg"):
-        model = state["cfg"]["model"]
-        model = {**(model if isinstance(model, dict) else vars(model)), "rope_layout": layout}
-        state["cfg"] = {**state["cfg"], "model": Namespace(**model)}
-    else:
+    state["model"] = _convert_weights(state["model"], options, layout)
+    extra = state.get("extra_state")
+    if isinstance(extra, dict) and isinstance(extra.get("ema"), dict):  # of --store-ema
+        state["extra_state"] = {**extra, "ema": _convert_weights(extra["ema"], options, layout)}
+    if not state.get("cfg"):
         state["args"] = Namespace(**{**vars(state["args"]), "rope_layout": layout})
+        return state
+    model = state["cfg"]["model"]
+    if isinstance(model, dict):  # of a YAML file, and nested perhaps
+        model = {**model, "rope_layout": layout}
+    else:
+        model = Namespace(**{**vars(model), "rope_layout": layout})
+    state["cfg"] = {**state["cfg"], "model": model}
     return state
 
 
@@ -83,16 +79,47 @@ def _options(state: Dict[str, Any]) -> Namespace:
     from omegaconf import OmegaConf
 
     from .presets import ARCHITECTURES
+    from .rotary import LAYOUTS
     from .transformer import as_namespace
 
-    given = state["cfg"]["model"] if state.get("cfg") else state.get("args")
-    options = Namespace(**(given if isinstance(given, dict) else vars(given or Namespace())))
+    try:
+        given = state["cfg"]["model"] if state.get("cfg") else state.get("args")
+        options = Namespace(**(given if isinstance(given, dict) else vars(given)))
+    except (KeyError, TypeError):
+        raise LayoutError("it does not say of which model it is, neither in cfg nor in args") from None
     name = getattr(options, "arch", None) or getattr(options, "_name", None)
     if ARCH_MODEL_NAME_REGISTRY.get(name) not in ARCHITECTURES:
         raise LayoutError(f"it is of the architecture {name}, which is not a rotary one")
-    options = as_namespace(OmegaConf.create(vars(options))) if isinstance(given, dict) else options
+    if isinstance(given, dict):
+        options = as_namespace(OmegaConf.create(given))
     ARCH_CONFIG_REGISTRY[name](options)
+    if options.rope_layout not in LAYOUTS:
+        raise LayoutError(
+            f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}"
+        )
     return options
+
+
+def _convert_weights(weights: Dict[str, "Tensor"], options: Namespace, layout: str) -> Dict[str, "Tensor"]:
+    weights = dict(weights)
+    found = False
+    for name in weights:
+        module, _, parameter = name.rpartition(".self_attn.")
+        if not parameter.startswith(("q_proj.", "k_proj.")):
+            continue
+        if parameter.split(".")[1:] not in (["weight"], ["bias"]):
+            raise LayoutError(f"its {name} is neither weight nor bias, but of a quantised projection")
+        side = "encoder" if "encoder" in module.split(".") else "decoder"
+        heads = getattr(options, f"{side}_attention_heads")
+        if weights[name].size(0) == 0 or weights[name].size(0) % heads:
+            raise LayoutError(
+                f"its {name} has {weights[name].size(0)} rows, which {heads} heads do not share"
+            )
+        weights[name] = _reorder(weights[name], heads, options.rope_fraction, layout)
+        found = True
+    if not found:
+        raise LayoutError("it has no self-attention")
+    return weights
 
 
 def _reorder(rows: "Tensor", heads: int, fraction: float, layout: str) -> "Tensor":
@@ -124,9 +151,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         from .compat import load_checkpoint, save_whole
 
         refuse_output(args.output)
+        state = load_checkpoint(args.path)
         try:
-            state = convert_layout(load_checkpoint(args.path), args.rope_layout)
-        except LayoutError as error:
+            state = convert_layout(state, args.rope_layout)
+        except ValueError as error:  # LayoutError, or a fraction that rotary.py refuses
             raise LayoutError(f"--path {args.path}: {error}") from None
         save_whole(state, args.output)
     print(f"wrote {args.output}")

@@ -208,6 +208,11 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
             "followed by the prefix, which share no positions; leave the flag out"
         )
     for side in ("encoder", "decoder"):
+        heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
+        if heads < 1 or width % heads:
+            raise ValueError(
+                f"--{side}-attention-heads {heads}: must divide --{side}-embed-dim {width} without a rest"
+            )
         if getattr(args, f"{side}_learned_pos"):
             raise ValueError(
                 f"--{side}-learned-pos asks for learned absolute positions, but positions of "

@@ -3,9 +3,13 @@
 import argparse
 import os
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
+from importlib import import_module
+from pathlib import Path
 
+import fairseq
 import numpy as np
 import pytest
 import torch
@@ -14,6 +18,8 @@ from fairseq.data import data_utils
 
 from fairseq_rope import compat
 from fairseq_rope.compat import CheckpointError, load_checkpoint
+
+from .commands import PLUGIN, call
 
 needs_allow_list = pytest.mark.skipif(
     not compat._CAN_ALLOW_LIST, reason="torch < 2.6 cannot allow-list classes by name"
@@ -113,12 +119,38 @@ def test_options_in_a_checkpoint_are_read_and_not_evaluated(build, task, tmp_pat
     assert trace.exists()
 
 
+def test_no_module_of_fairseq_evaluates_what_a_checkpoint_says():
+    """Which architecture a checkpoint is of, it says itself; so no architecture may evaluate its options."""
+    package = Path(fairseq.__file__).parent
+    for path in package.rglob("*.py"):
+        name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        evaluates = re.search(r"(?<![\w.])eval\(", path.read_text(encoding="utf-8"))
+        if evaluates and not name.startswith(("fairseq.examples.", "fairseq.model_parallel.")):
+            assert vars(import_module(name)).get("eval") is compat._literal, name
+
+
+def test_a_checkpoint_of_another_architecture_runs_nothing_either(data_bin, trained, tmp_path):
+    trace, path = tmp_path / "was_run", tmp_path / "fconv.pt"
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    options = state["cfg"]["model"]
+    options.arch = options._name = "fconv"
+    options.encoder_layers = f"__import__('os').mkdir('{trace}') or [(512, 3)]"
+    torch.save(state, path)
+    with pytest.raises(ValueError):
+        call("fairseq-generate", data_bin, "--user-dir", PLUGIN, "--path", path, "--cpu")
+    assert not trace.exists()
+    eval(options.encoder_layers)  # what fairseq does
+    assert trace.exists()
+
+
 def test_options_are_read_as_fairseq_reads_them():
     assert utils.eval_str_list("8,16", type=int) == [8, 16]
     assert utils.eval_str_list("[0.5]") == [0.5]
     assert utils.eval_str_list("3", type=int) == [3]
     assert utils.eval_str_list(None) is None
     assert utils.eval_str_dict("{'name': 'x'}") == {"name": "x"}
+    for text in ("[(512, 3)] * 20", "[(512, 10, 5)] + [(512, 3, 2)] * 4", "(0.9, 0.98)", "-1", "True"):
+        assert compat._literal(text) == eval(text)
 
 
 @needs_allow_list

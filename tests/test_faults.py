@@ -1,5 +1,6 @@
 """Training that is killed, and commands given the wrong file: fairseq_rope/faults.py and compat.py."""
 
+import errno
 import hashlib
 import json
 import os
@@ -17,8 +18,9 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope.average import main as average
-from fairseq_rope.compat import _CAN_ALLOW_LIST, load_checkpoint
+from fairseq_rope.compat import _CAN_ALLOW_LIST, CheckpointError, load_checkpoint
 from fairseq_rope.faults import sentence_for, why_weights_do_not_fit
+from fairseq_rope.transformer import TransformerRopeModel
 
 from .commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training
 from .conftest import write_pairs
@@ -101,6 +103,17 @@ def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_h
     assert valid == {epoch: loss for epoch, loss in expected_valid.items() if epoch in valid} and valid
 
 
+def test_training_resumed_on_data_in_shards_takes_the_batches_it_would_have_taken(data_bin, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(data_bin, other)
+    shards = f"{data_bin}{os.pathsep}{other}"
+    options = [*EVERY_UPDATE, "--max-epoch", 4]
+    expected, _ = losses_by_update(train(shards, tmp_path / "one", *options))
+    train(shards, tmp_path / "two", *options, "--max-update", max(expected) * 5 // 8)
+    curve, _ = losses_by_update(train(shards, tmp_path / "two", *options))
+    assert curve and curve.items() <= expected.items()
+
+
 # -- the wrong file ------------------------------------------------------------------------------------
 
 
@@ -174,6 +187,23 @@ def hostile(good, path):
     torch.save({"model": {"weight": torch.ones(2)}, "cfg": RunsCode(path.with_name("was_run"))}, path)
 
 
+def damaged_in_the_middle(good, path):
+    data = bytearray(good.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 100] = bytes(byte ^ 255 for byte in data[middle : middle + 100])
+    path.write_bytes(data)
+
+
+def changed(**entries):
+    """A good checkpoint with other entries."""
+
+    def change(good, path):
+        torch.save({**torch.load(good, weights_only=False), **entries}, path)
+
+    change.__name__ = "with_" + "_".join(f"{name}_{value}" for name, value in entries.items())
+    return change
+
+
 def folder_in_its_place(good, path):
     path.mkdir()
 
@@ -186,7 +216,13 @@ BROKEN = {
     # where no class can be refused, a text is a pickle that went wrong
     text_file: r"was not loaded, and nothing in it was run: " if _CAN_ALLOW_LIST else r"is not a whole",
     hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
-    folder_in_its_place: r"Is a directory",
+    damaged_in_the_middle: r"is not a whole checkpoint: its part \S+ is damaged",
+    changed(cfg=None): r"is not a fairseq checkpoint: it does not say of which model it is",
+    changed(cfg={"a": 1}): r"is not a fairseq checkpoint: ",
+    changed(cfg=[1]): r"is not a fairseq checkpoint: ",
+    changed(optimizer_history=7): r"is not a fairseq checkpoint: ",
+    changed(model={3: torch.ones(2)}): r"is not a fairseq checkpoint: its weight 3 is no tensor",
+    folder_in_its_place: r"(Is a directory|checkpoint_last.pt is a folder|must be a checkpoint that exists)",
 }
 
 
@@ -207,11 +243,10 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, 
         "resume": training(data_bin, tmp_path, "--max-epoch", 30),
         "fine-tune": training(data_bin, tmp_path / "new", "--finetune-from-model", path),
     }
-    if fault is folder_in_its_place:  # fairseq trains from the beginning where there is no such file
-        del commands["resume"], commands["fine-tune"]
     for name, command in commands.items():
         sentence = refusal(*command)
-        assert str(path) in sentence and re.search(BROKEN[fault], sentence), (name, sentence)
+        assert str(path.parent) in sentence and path.name in sentence, (name, sentence)
+        assert re.search(BROKEN[fault], sentence), (name, sentence)
     assert digests(tmp_path) == before
     assert not (tmp_path / "was_run").exists()
 
@@ -233,7 +268,11 @@ def test_an_unreadable_checkpoint_is_named(trained):
 
 
 def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
-    assert refusal(*generate(data_bin, tmp_path / "no.pt")) == f"Model file not found: {tmp_path / 'no.pt'}"
+    missing = tmp_path / "no.pt"
+    assert refusal(*generate(data_bin, missing)) == f"Model file not found: {missing}"
+    for flag in ("--restore-file", "--finetune-from-model"):
+        sentence = refusal(*training(data_bin, tmp_path / "new", flag, missing))
+        assert sentence == f"{flag} {missing}: must be a checkpoint that exists"
 
 
 def test_a_dictionary_that_does_not_fit_is_said(trained, other_dictionary, tmp_path):
@@ -289,6 +328,72 @@ def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
     assert (tmp_path / "new" / "checkpoint_last.pt").exists()
 
 
+def test_the_other_direction_is_noticed_in_validation_and_from_python(data_bin, trained):
+    path, pair = trained / "checkpoint_last.pt", ["--source-lang", "de", "--target-lang", "en"]
+    flags = ["--user-dir", PLUGIN, "--path", path, "--task", "translation", "--cpu", "--max-tokens", 500]
+    assert "was trained from en to de" in refusal("fairseq-validate", data_bin, *flags, *pair)
+    with pytest.raises(CheckpointError, match="was trained from en to de"):
+        TransformerRopeModel.from_pretrained(
+            str(trained), path.name, str(data_bin), source_lang="de", target_lang="en"
+        )
+    # who knows that the model speaks both ways can say so
+    both = ["--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"]
+    call(*generate(data_bin, path, *pair, *both))
+
+
+def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
+    train(data_bin, tmp_path / "half", "--rope-layout", "half", "--no-epoch-checkpoints")
+    path = tmp_path / "half" / "checkpoint_last.pt"
+    resumed = refusal(*training(data_bin, tmp_path / "half", "--max-epoch", 2))
+    cure = "leave it so, or turn it first: python -m fairseq_rope.layout"
+    assert resumed == f"{path} was trained with --rope-layout half, not interleaved; {cure}"
+    tuned = training(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-epoch", 1)
+    assert refusal(*tuned) == resumed
+    same = ["--rope-layout", "half"]
+    other_base = training(data_bin, tmp_path / "half", "--max-epoch", 2, *same, "--rope-base", 500)
+    assert refusal(*other_base) == f"{path} was trained with --rope-base 10000.0, not 500.0; leave it so"
+    # a longer context can be learnt with another base
+    train(data_bin, tmp_path / "new", "--finetune-from-model", path, *same, "--rope-base", 500)
+
+
+def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path):
+    class Fails:
+        def __reduce__(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    path = tmp_path / "checkpoint1.pt"
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        checkpoint_utils.torch_persistent_save({"model": Fails()}, str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_is_not_tried_again_behind_its_own_beginning(tmp_path, monkeypatch):
+    tries = []
+
+    def save(obj, file):
+        tries.append(file.write(b"the first half of it"))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    path = tmp_path / "checkpoint1.pt"
+    with pytest.raises(OSError, match="could not be written whole .No space left on device") as refused:
+        checkpoint_utils.torch_persistent_save({}, str(path))
+    assert refused.value.filename == str(path) and len(tries) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append("rename"), replace(a, b))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("rename"), replace(a, b))[1])
+    path = tmp_path / "checkpoint1.pt"
+    checkpoint_utils.torch_persistent_save({}, str(path))
+    checkpoint_utils.PathManager.copy(str(path), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
+    assert order == ["fsync", "rename"] * 2
+
+
 def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
     no_data = tmp_path / "no-data"
     shutil.copytree(data_bin, tmp_path / "bin")
@@ -307,6 +412,10 @@ def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
         (["--rope-fraction", "2"], "--rope-fraction 2.0: .* must be in (0, 1]"),
         (["--rope-base", "-1"], "--rope-base -1.0: must be a finite number above 1"),
         (["--encoder-learned-pos"], "--encoder-learned-pos asks for learned absolute positions"),
+        (
+            ["--decoder-attention-heads", "5"],
+            "--decoder-attention-heads 5: must divide --decoder-embed-dim 64",
+        ),
     ],
 )
 def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags, reason):
@@ -333,7 +442,8 @@ def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
         except kind as error:
             return sentence_for(error, error.__traceback__)
 
-    assert [fail(kind) for kind in (RuntimeError, ValueError, KeyError, ConnectionError)] == [None] * 4
+    kinds = (RuntimeError, ValueError, KeyError, ConnectionError, OSError, Exception)
+    assert [fail(kind) for kind in kinds] == [None] * 6
 
 
 def test_reasons_are_read_out_of_torchs_message():

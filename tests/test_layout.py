@@ -62,6 +62,63 @@ def test_a_turned_checkpoint_translates_the_same(data_bin, trained, tmp_path):
     )
 
 
+def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tmp_path):
+    train(data_bin, tmp_path, "--no-epoch-checkpoints", "--store-ema")
+    path, nested, turned = (tmp_path / name for name in ("checkpoint_last.pt", "nested.pt", "turned.pt"))
+    state = load_checkpoint(str(path))
+    flat = vars(state["cfg"]["model"])
+    sides = {
+        side: {"layers": 2, "embed_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
+        for side in ("encoder", "decoder")
+    }
+    given = {"_name": "transformer_rope", "share_all_embeddings": True, **sides}
+    assert flat["encoder_ffn_embed_dim"] == 64, "the sizes of the tiny model"
+    state["cfg"]["model"] = given
+    torch.save(state, nested)
+    layout.main(["--path", str(nested), "--rope-layout", "half", "--output", str(turned)])
+    torch.testing.assert_close(logits(turned), logits(path), atol=1e-5, rtol=1e-5)
+    after, name = load_checkpoint(str(turned)), "encoder.layers.0.self_attn.q_proj.weight"
+    order = [row for head in (0, 1) for row in (head * 32 + n for n in layout.row_order(32, 32, "half"))]
+    assert torch.equal(after["extra_state"]["ema"][name], state["extra_state"]["ema"][name][order])
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda state: state["cfg"].update(model=None), "does not say of which model it is"),
+        (
+            lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"),
+            "its rope_layout is neox, and must",
+        ),
+        (
+            lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
+            "rows, which 5 heads do not",
+        ),
+        (lambda state: state["model"].clear(), "it has no self-attention"),
+        (
+            lambda state: state["model"].update(
+                {"encoder.layers.0.self_attn.q_proj.centroids": torch.ones(2)}
+            ),
+            "centroids is neither weight nor bias, but of a quantised projection",
+        ),
+    ],
+)
+def test_what_cannot_be_turned_is_refused_by_name(trained, tmp_path, change, said):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    change(state)
+    path = tmp_path / "changed.pt"
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match=f"{path}: .*{said}"):
+        layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+
+
+def test_an_old_checkpoint_with_args_is_turned(trained, tmp_path):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    state["args"], state["cfg"] = state["cfg"]["model"], None
+    turned = layout.convert_layout(state, "half")
+    assert turned["args"].rope_layout == "half" and state["args"].rope_layout == "interleaved"
+
+
 def test_a_checkpoint_already_in_the_layout_keeps_its_weights(trained, tmp_path):
     path, same = trained / "checkpoint_last.pt", tmp_path / "same.pt"
     layout.main(["--path", str(path), "--rope-layout", "interleaved", "--output", str(same)])

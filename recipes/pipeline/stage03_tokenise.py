@@ -63,14 +63,16 @@ _NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
     """The function that does to lines what Moses' scripts do, in their order.
 
-    The tokeniser is called as by ``sacremoses tokenize`` and by fairseq's ``--tokenizer moses
-    --moses-no-dash-splits``.
+    The normaliser is that of ``sacremoses normalize``, which differs from Moses' own in ’ at the end of a
+    word (class’): ' there, " in Moses. The tokeniser is called as by ``sacremoses tokenize`` and by
+    fairseq's ``--tokenizer moses --moses-no-dash-splits``.
     """
     normaliser, tokeniser = MosesPunctNormalizer(lang), MosesTokenizer(lang)
 
     def convert(line: str) -> str:
         if normalise:
-            line = normaliser.normalize(line)
+            # With its end, as the scripts read it: to them, the German ." at the end of a line is a ". then.
+            line = normaliser.normalize(line + "\n")
         line = _NOT_PRINTING.sub(" ", line)
         return tokeniser.tokenize(line, return_str=True) if tokenise else line
 

@@ -1,6 +1,7 @@
 """Stage 5: learn one byte-pair encoding over both languages, and apply it (subword-nmt or sentencepiece)."""
 
 import argparse
+import contextlib
 import io
 import os
 import re
@@ -66,7 +67,7 @@ def count_words(paths: Sequence[str]) -> Counter[str]:
     """How often each word stands in the files *paths*. All words are in memory, but not the text.
 
     Raises:
-        InputError: a file is empty or not UTF-8
+        InputError: a file is empty or not UTF-8, or there is no word in any
         OSError: a file cannot be read
     """
     counts: Counter[str] = Counter()
@@ -76,6 +77,8 @@ def count_words(paths: Sequence[str]) -> Counter[str]:
                 counts.update(re.split("[ \r\n]", chunk.decode("utf-8")))
                 bar.update(chunk.count(b"\n"))
     del counts[""]  # between two blanks
+    if not counts:
+        raise InputError(f"{' and '.join(paths)}: no word is in it")
     return counts
 
 
@@ -109,9 +112,18 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
 
 
 def subword_nmt_converter(codes: str) -> Convert:
-    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does."""
+    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does.
+
+    Raises:
+        InputError: *codes* are no codes
+        OSError: *codes* cannot be read
+    """
     with open(codes, encoding="utf-8", newline="\n") as file:
-        bpe = apply_bpe.BPE(file)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                bpe = apply_bpe.BPE(file)
+        except (SystemExit, ValueError):
+            raise InputError(f"--codes {codes}: is not codes of subword-nmt") from None
 
     def convert(lines: list[str]) -> list[str]:
         if len(bpe.cache) > CACHED_WORDS:
@@ -134,9 +146,9 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """
     import sentencepiece
 
-    for path in paths:
-        for _ in read_chunks(path):  # of an error in its own reading, the trainer would make another
-            pass
+    # Of an error while it reads, the trainer would make another.
+    if not sum(len(line.split()) for line in _lines(paths)):
+        raise InputError(f"{' and '.join(paths)}: no word is in it")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -1,5 +1,6 @@
-"""recipes/pipeline/stage03_tokenise: against sacremoses' own command, on lines of all kinds, and ended early."""
+"""recipes/pipeline/stage03_tokenise: against sacremoses' own command, on any line, and ended early."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -34,6 +35,7 @@ CLEAN = {
         "„Das ist’s“, sagte Dr. Müller – z. B. am 3. Oktober 2013.",
         "Die EU-Kommission (Brüssel) zahlt 1.000,50 € bzw. ca. 5 %.",
         "»Wie geht's?«, fragte er: 'Gut...'",
+        '"Und „das“, sagte er, "ist alles."',
         "Preis: 5\u00a0000\u00a0EUR & mehr",
         "",
     ],
@@ -41,7 +43,7 @@ CLEAN = {
 DIRTY = [
     "carriage\rreturn", "at the end\r", "next\x85line", "line\u2028separator", "paragraph\u2029separator",
     "vertical\x0btab", "form\x0cfeed", "file\x1cseparator", "record\x1eseparator", "zero\u200bwidth",
-    "\ufeffbyte order mark", "soft\u00adhyphen", "null\x00byte", "the quote \x84 of Windows", "private\ue000use",
+    "\ufeffbyte order mark", "soft\u00adhyphen", "null\x00byte", "Windows' \x84quote", "private\ue000use",
 ]  # fmt: skip
 
 
@@ -146,10 +148,10 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
 
 
 def test_several_processes_write_what_one_writes(tmp_path):
-    text = [f"{n}. {line}" for n in range(400) for line in CLEAN["en"] + DIRTY]
+    text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY]
     source = write(tmp_path / "in", text)
     assert os.path.getsize(source) > 2 * lines.CHUNK
-    for workers in (1, 3):
+    for workers in (1, 2):
         process = tool(
             "--lang", "en", "--input", source, "--output", tmp_path / f"out{workers}", "--workers", workers
         )
@@ -157,14 +159,14 @@ def test_several_processes_write_what_one_writes(tmp_path):
         assert process.returncode == 0, err
         assert f"{len(text)} lines in " in out and "lines per second" in out and "per core" in out
         assert "lines/s" in err
-    assert (tmp_path / "out1").read_bytes() == (tmp_path / "out3").read_bytes()
+    assert (tmp_path / "out1").read_bytes() == (tmp_path / "out2").read_bytes()
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
-@given(st.binary(min_size=1).filter(lambda b: b != b""), st.integers(1, 9))
+@given(st.binary(min_size=1), st.integers(1, 9))
 def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
     path = tmp_path_factory.mktemp("chunks") / "text"
     contents = contents.decode("latin-1").encode()
@@ -194,13 +196,13 @@ def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def refused(capsys, *words):
+def refused(*words):
     with pytest.raises(SystemExit) as ended:
         stage03_tokenise.main([str(word) for word in words])
     return str(ended.value)
 
 
-def test_bad_input_is_refused_in_one_sentence(tmp_path, capsys):
+def test_bad_input_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     # In a later chunk than the first, and after a CR, which ends no line.
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
@@ -219,7 +221,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, capsys):
         ),
         (["--input", source, "--output", out, "--workers", 0], "--workers 0: must be at least 1"),
     ):
-        message = refused(capsys, "--lang", "en", "--workers", 1, *words)
+        message = refused("--lang", "en", "--workers", 1, *words)
         assert message == f"recipes.pipeline.stage03_tokenise: {said}"
         assert out.read_text() == "of an earlier run"
         assert not (tmp_path / "out.tmp").exists()
@@ -263,8 +265,11 @@ def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
 @pytest.fixture
 def at_work(tmp_path):
     """The tool in the middle of a long text, with two processes that work for it."""
-    source = write(tmp_path / "in", CLEAN["en"] * 40000)
-    process = tool("--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2)
+    source = write(tmp_path / "in", CLEAN["en"] * 15000)
+    process = tool(
+        "--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2,
+        start_new_session=True,
+    )  # fmt: skip
     deadline = time.time() + 60
     children = []
     part = tmp_path / "out.tmp"
@@ -274,7 +279,8 @@ def at_work(tmp_path):
         found = subprocess.run(["pgrep", "-f", "-P", str(process.pid), "spawn_main"], capture_output=True)
         children = [int(pid) for pid in found.stdout.split()]
     yield SimpleNamespace(process=process, children=children, folder=tmp_path)
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 

@@ -1,0 +1,202 @@
+"""recipes/pipeline/stage04_clean: which pairs are kept, which are held out, and what is refused."""
+
+import resource
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_rope.errors import InputError
+from recipes.pipeline import lines, stage04_clean
+from recipes.pipeline.stage04_clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean
+
+from .test_tokenise import read, tool, write
+
+
+def pairs_of(folder, name):
+    return list(zip(read(folder / f"{name}.en"), read(folder / f"{name}.de"), strict=True))
+
+
+def write_pairs(folder, name, pairs):
+    for lang, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        write(folder / f"{name}.{lang}", side)
+
+
+def run(folder, *flags):
+    words = "--source-lang en --target-lang de --input in --output out".split()
+    folder_of = {"in", "out", "held", "none/out"}
+    words = [str(folder / word) if word in folder_of else str(word) for word in (*words, *flags)]
+    stage04_clean.main(words)
+
+
+def kept(folder, pairs, *flags):
+    write_pairs(folder, "in", pairs)
+    run(folder, *flags)
+    return pairs_of(folder, "out")
+
+
+def some(words):
+    """A sentence of so many words."""
+    return " ".join("a" * words)
+
+
+def counted(capsys):
+    """What was printed, as name to number."""
+    lines_ = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1]]
+    return {name: int(number) for number, name in lines_}
+
+
+@pytest.mark.parametrize(
+    "source, target, reason",
+    [
+        (0, 1, EMPTY), (1, 0, EMPTY), (0, 0, EMPTY), (0, 300, EMPTY),
+        (250, 250, None), (251, 250, LONG), (250, 251, LONG), (300, 10, LONG),
+        (9, 1, None), (1, 9, None), (10, 1, UNLIKE), (1, 10, UNLIKE), (2, 18, None), (2, 19, UNLIKE),
+        (12, 1, UNLIKE), (1, 1, None),
+    ],
+)  # fmt: skip
+def test_length_and_ratio_decide(source, target, reason):
+    assert stage04_clean.why_not(["a"] * source, ["a"] * target, 250, 9.0) == reason
+
+
+def test_a_ratio_of_0_is_no_limit_and_one_may_be_a_fraction():
+    assert stage04_clean.why_not(["a"], ["a"] * 250, 250, 0) is None
+    assert stage04_clean.why_not(["a"] * 2, ["a"] * 3, 250, 1.5) is None
+    assert stage04_clean.why_not(["a"] * 3, ["a"] * 5, 250, 1.5) == UNLIKE
+
+
+def test_a_word_may_have_1000_characters():
+    assert stage04_clean.why_not(["ä" * 1000], ["a"], 250, 9) is None
+    assert stage04_clean.why_not(["a"], ["ä" * 1001], 250, 9) == LONG_WORD
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1),
+    st.integers(1, 10), st.sampled_from([0, 1, 1.5, 2, 9]), st.integers(2, 4),
+)  # fmt: skip
+def test_any_corpus_is_cleaned_and_split_by_the_rules(tmp_path_factory, lengths, max_words, max_ratio, every):
+    folder = tmp_path_factory.mktemp("any")
+    pairs = [
+        (f"{some(s)} {n}" if s else "", f"{n} {some(t)}" if t else "") for n, (s, t) in enumerate(lengths)
+    ]
+    good = []
+    for source, target in pairs:
+        s, t = len(source.split()), len(target.split())
+        if 1 <= s <= max_words and 1 <= t <= max_words:
+            if max_ratio == 0 or (s <= max_ratio * t and t <= max_ratio * s):
+                good.append((source, target))
+    held_out = good[every - 1 :: every]
+    rest = [pair for number, pair in enumerate(good, 1) if number % every]
+    write_pairs(folder, "in", pairs)
+    paths = [[str(folder / f"{name}.{lang}") for lang in ("en", "de")] for name in ("in", "out", "held")]
+    rules = {"max_words": max_words, "max_ratio": max_ratio, "holdout_every": every}
+    if not rest or not held_out:
+        with pytest.raises(InputError):
+            clean(*paths, **rules)
+        assert sorted(path.name for path in folder.iterdir()) == ["in.de", "in.en"]
+        return
+    counts = clean(*paths, **rules)
+    assert pairs_of(folder, "out") == rest and pairs_of(folder, "held") == held_out
+    assert (counts["read"], counts["kept"], counts["held out"]) == (len(pairs), len(rest), len(held_out))
+    assert counts.total() == 2 * len(pairs)  # every pair is read, and is one other thing
+
+
+def test_dirty_lines_stay_in_step_and_their_blanks_become_one(tmp_path, capsys):
+    pairs = [
+        ("one\r two", "eins\rzwei"), ("next\x85line", "nächste Zeile"), ("a\u2028b", "a b"),
+        ("", "leer"), ("zero\u200bwidth", "null  breit "), ("  \t ", "blank"), (some(300), some(300)),
+        (some(12), "a"), ("\u00a0no break\u00a0here ", "hier nicht"), ("last", "letzte"),
+    ]  # fmt: skip
+    assert kept(tmp_path, pairs) == [
+        ("one two", "eins zwei"), ("next line", "nächste Zeile"), ("a b", "a b"),
+        ("zero\u200bwidth", "null breit"), ("no break here", "hier nicht"), ("last", "letzte"),
+    ]  # fmt: skip
+    assert counted(capsys) == {
+        "pairs read": 10, "pairs kept": 6, "left out: a side is empty": 2,
+        "left out: a side has more than 250 words": 1,
+        "left out: a side is more than 9 times as long as the other": 1,
+        "left out: a word has more than 1000 characters": 0,
+    }  # fmt: skip
+
+
+def test_every_nth_pair_of_those_kept_is_held_out(tmp_path, capsys):
+    pairs = [(f"s{n}", f"t{n}") for n in range(1, 8)]
+    pairs.insert(1, ("", ""))
+    out = kept(tmp_path, pairs, "--holdout-every", 3, "--heldout", "held")
+    assert out == [(f"s{n}", f"t{n}") for n in (1, 2, 4, 5, 7)]
+    assert pairs_of(tmp_path, "held") == [("s3", "t3"), ("s6", "t6")]
+    told = counted(capsys)
+    assert (told["pairs read"], told["pairs kept"], told["pairs held out"]) == (8, 5, 2)
+
+
+def test_more_than_a_chunk_stays_in_step(tmp_path):
+    pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
+    assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * lines.CHUNK
+    out = kept(tmp_path, pairs, "--max-ratio", 0)
+    assert [source.split()[0] for source, _ in out] == [target.split()[-1] for _, target in out]
+    assert len(out) == 4000
+
+
+def test_sides_of_different_lengths_are_refused_with_both_counts(tmp_path):
+    write(tmp_path / "in.en", ["a"] * 3)
+    write(tmp_path / "in.de", ["a"] * 2)
+    with pytest.raises(SystemExit, match=r"in\.en has 3 lines and .*in\.de 2: they are not translations"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--max-words", 0], "--max-words 0: must be at least 1"),
+        (["--max-ratio", 0.5], "--max-ratio 0.5: must be at least 1, or 0 for no limit"),
+        (["--max-ratio", "nan"], "--max-ratio nan: must be at least 1, or 0 for no limit"),
+        (["--holdout-every", 5], "--holdout-every N and --heldout PREFIX: must be given together"),
+        (["--heldout", "held"], "--holdout-every N and --heldout PREFIX: must be given together"),
+        (["--holdout-every", 1, "--heldout", "held"], "--holdout-every 1: must be at least 2"),
+        (["--holdout-every", 3, "--heldout", "out"], "--heldout .*out: must be another than --output"),
+        (
+            ["--holdout-every", 3, "--heldout", "held"],
+            "--holdout-every 3: must be at most 2, the pairs that are left",
+        ),
+        (["--target-lang", "en"], "--target-lang en: must be another than --source-lang"),
+        (["--output", "none/out"], r"--output .*none/out\.en: must be a file in a folder that exists"),
+        (["--input", "out"], "No such file or directory"),
+    ],
+)
+def test_wrong_flags_are_refused_by_name(tmp_path, flags, said):
+    write_pairs(tmp_path, "in", [("a b", "a b"), ("c", "d"), ("", "e")])
+    with pytest.raises(SystemExit, match=f"^recipes.pipeline.stage04_clean: .*{said}$"):
+        run(tmp_path, *flags)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
+
+
+@pytest.mark.parametrize(
+    "source, target, said",
+    [
+        (b"", b"a\n", "in.en: is empty"),
+        (b"a\n", b"", "in.de: is empty"),
+        (b"a\n", b"\n", "of 1 pairs none is left"),
+        (b"a\nb\n", b"a\n\xfcber\n", "in.de, line 2: the byte 0xfc is not UTF-8"),
+    ],
+)
+def test_bad_text_is_refused_and_an_earlier_output_stays(tmp_path, source, target, said):
+    (tmp_path / "in.en").write_bytes(source)
+    (tmp_path / "in.de").write_bytes(target)
+    (tmp_path / "out.en").write_text("of an earlier run")
+    with pytest.raises(SystemExit, match=said):
+        run(tmp_path)
+    assert (tmp_path / "out.en").read_text() == "of an earlier run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en", "out.en"]
+
+
+def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
+    write_pairs(tmp_path, "in", [("a", "abcdefgh")] * 20000)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100000, 100000))  # the source fits
+    words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in"]
+    process = tool(*words, "--output", tmp_path / "out", module="stage04_clean", preexec_fn=limit)
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == f"recipes.pipeline.stage04_clean: {tmp_path}: File too large"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
