@@ -251,7 +251,7 @@ class Experiment:
 
     def tool(self, command: str) -> None:
         """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
-        self.command(command, on_line=lambda line: self.say(f"  {line.rstrip()}"))
+        self.command(command, on_line=lambda line: self.say(f"  {line.rstrip()}") if line.strip() else None)
 
 
 class _Bar:
@@ -264,12 +264,14 @@ class _Bar:
         self._in_place = sys.stderr.isatty()
         self._drawn = time.time()
         self._open = False
+        self._after_bar = True
 
     def draws(self, line: str) -> bool:
         """Whether *line* is a bar, which is then drawn, or left out since one was drawn just now."""
-        if line.isspace():
-            return self._open
-        if not self.PATTERN.search(line):
+        if line.isspace() and self._after_bar:  # what is left of a line that was drawn over
+            return True
+        self._after_bar = self.PATTERN.search(line) is not None
+        if not self._after_bar:
             return False
         if self._in_place:
             print(f"\r\033[K  {line.strip()}", end="", file=sys.stderr, flush=True)
