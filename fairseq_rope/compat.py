@@ -277,8 +277,11 @@ def _literal(x: str, *_: Any) -> Any:
     clean pickle would be enough to run code. Can go when fairseq reads literals there.
 
     Raises:
+        TypeError: *x* is no text, as ``eval`` raises
         ValueError: *x* is anything else
     """
+    if not isinstance(x, str):
+        raise TypeError(f"{x!r} is no text")
 
     def value(node: ast.AST) -> Any:
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):

@@ -375,6 +375,8 @@ def start(folder, *more):
     return subprocess.Popen(
         [sys.executable, "-m", "recipes.pipeline.stage01_fetch", *words(folder, *more)],
         cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # a shell that starts the tests in the background has them ignore Ctrl-C, which is inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

@@ -154,6 +154,7 @@ def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
     done = recipe(data, tmp_path, "--bpe", "sentencepiece")
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
@@ -179,6 +180,7 @@ def test_a_corpus_that_changed_is_fetched_into_the_work_folder_no_more(data, tmp
     assert "stage 2" not in done.stdout
 
 
+@pytest.mark.slow
 def test_ones_own_plain_text_goes_through_it(tmp_path):
     """The command of recipes/README.md, `Your own texts`."""
     texts = tmp_path / "my-texts"
