@@ -3,6 +3,7 @@
 import argparse
 import fcntl
 import os
+import re
 import shlex
 import signal
 import sys
@@ -25,7 +26,7 @@ from recipes.pipeline import (
 )
 from recipes.pipeline.experiment import ROOT, Experiment, StageError, write_whole
 from recipes.pipeline.machine import MachineError, check_machine, describe
-from recipes.pipeline.settings import SettingsError, read_settings
+from recipes.pipeline.settings import SettingsError, check_values, read_settings
 
 STAGES = (
     stage01_fetch,
@@ -100,11 +101,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     manifest = _manifest(parser, args.manifest, folder)
     try:
         settings = read_settings(folder / "settings.yaml", args.set)
+        check_values(settings)
     except SettingsError as error:
         parser.error(str(error))
+    if args.flags and "--" not in (sys.argv[1:] if argv is None else argv):
+        parser.error(f"{args.flags[0]}: flags for fairseq-train stand after a lone --")
+    if args.seed < 0:
+        parser.error(f"--seed {args.seed}: must be 0 or more")
+    if not re.fullmatch(r"\w+", args.arch):
+        parser.error(f"--arch {args.arch}: must be a name of letters, digits and _")
+    if settings.get("corpus_generator") and (args.data_dir or args.manifest):
+        parser.error(f"--data-dir, --manifest: {args.recipe} writes its corpus itself, and reads no files")
     if args.flags:
         settings["fairseq_train_flags"] += " " + shlex.join(args.flags)
     work = (args.work_dir or folder / "work").resolve()
+    if ":" in str(work):
+        parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")
+    if args.data_dir is not None:
+        data_dir = args.data_dir.resolve()
+        if data_dir == work or work in data_dir.parents or data_dir in work.parents:
+            parser.error(f"--data-dir {data_dir}: must not be in --work-dir {work}, nor that in it")
     x = Experiment(
         settings,
         work,
@@ -125,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             x.held = (_lock(work, args.recipe),)
             for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
                 signal.signal(getattr(signal, name), _stop)
-            _keep(x, args, chosen)
+            x.record = lambda folder: _keep(x, args, folder)
         for stage in chosen:
             x.ensure(stage)
         if args.stop_stage == last and not x.dry_run:
@@ -135,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         sys.exit(f"recipes/{args.recipe}: {error.filename or work}: {error.strerror or error}")
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        _stop(signal.SIGINT, None)
 
 
 def _manifest(parser: argparse.ArgumentParser, given: str | None, folder: Path) -> Path | None:
@@ -159,10 +175,9 @@ def _lock(work: Path, recipe: str) -> int:
     return lock
 
 
-def _keep(x: Experiment, args: argparse.Namespace, chosen: list) -> None:
-    """Keep what a row of RESULTS.md needs to know beside the score."""
+def _keep(x: Experiment, args: argparse.Namespace, folder: Path) -> None:
+    """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
     dump = {"sort_keys": False, "allow_unicode": True}
-    folder = x.model if any(stage.PER_MODEL for stage in chosen) else x.work
     write_whole(folder / "settings.yaml", yaml.safe_dump(x.settings, **dump))
     words = sys.argv[1:] if sys.argv[0].endswith("__main__.py") else []
     command = shlex.join(["bash", f"recipes/{args.recipe}/run.sh", *words[1:]])
@@ -170,6 +185,7 @@ def _keep(x: Experiment, args: argparse.Namespace, chosen: list) -> None:
 
 
 def _stop(number: int, _frame: object) -> None:
+    print("recipes: stopped; the same command goes on from here", file=sys.stderr)
     sys.exit(128 + number)
 
 

@@ -43,6 +43,8 @@ class Experiment:
         manifest: names, sizes, checksums and addresses of the corpus' files; None if it has none
         dry_run: print commands, run none, write nothing
         held: descriptors that every command inherits: the lock on the work folder lasts while one runs
+        stages: all of them, in order
+        record: called before a stage runs, with the folder that its outputs belong to
     """
 
     settings: dict[str, Any]
@@ -56,6 +58,7 @@ class Experiment:
     dry_run: bool = False
     held: tuple[int, ...] = ()
     stages: tuple[ModuleType, ...] = ()
+    record: Callable[[Path], None] | None = None
     _stage: ModuleType | None = field(default=None, init=False)  # the one that runs now
 
     @property
@@ -125,12 +128,13 @@ class Experiment:
             self._stage = stage
             stage.run(self)
             return True
+        self._refuse_stale_inputs(stage, title)
         missing = [path for path in stage.inputs(self) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
         wanted = self.fingerprint(stage)
         stamp = self._stamp(stage)
-        found = json.loads(stamp.read_text())["of"] if stamp.exists() else None
+        found = self._found(stage)
         if found == wanted and all(path.exists() for path in stage.outputs(self)):
             print(f"{title}: done before, skipped", flush=True)
             return False
@@ -142,6 +146,8 @@ class Experiment:
         script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{environment}\n")
         self._stage = stage
         begun = time.time()
+        if self.record is not None:
+            self.record(self._folder(stage))
         stage.run(self)
         for path in stage.outputs(self):
             if not path.exists():
@@ -149,6 +155,31 @@ class Experiment:
         done = {"of": wanted, "seconds": round(time.time() - begun, 1)}
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
         return True
+
+    def _found(self, stage: ModuleType) -> dict[str, Any] | None:
+        """What *stage* was last run with; None if it did not end, or its stamp cannot be read."""
+        try:
+            return json.loads(self._stamp(stage).read_text())["of"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _refuse_stale_inputs(self, stage: ModuleType, title: str) -> None:
+        """Raise a StageError where an earlier stage has not ended, or would now run with other settings.
+
+        One of which the inputs are gone, deleted for their room, is taken to be as it should.
+        """
+        for earlier in self.stages:
+            if earlier.NUMBER >= stage.NUMBER:
+                return
+            if not all(path.exists() for path in earlier.inputs(self)):
+                continue
+            found, wanted = self._found(earlier), self.fingerprint(earlier)
+            if found != wanted:
+                why = _what_changed(found, wanted).strip(" ()") or "it was not run to its end"
+                raise StageError(
+                    f"{title} needs stage {earlier.NUMBER} ({earlier.TITLE}) first, {why}: run with --stage "
+                    f"{earlier.NUMBER}"
+                )
 
     def _maker(self, path: Path) -> str:
         """Which stage makes *path*, as the end of a sentence."""
@@ -179,7 +210,9 @@ class Experiment:
         if getattr(stage, "DEPENDS_ON_BPE", False):
             wanted["--bpe"] = self.bpe
         for path in stage.inputs(self):
-            wanted[str(path)] = _digest(path)
+            # by a name that stays the same where the folder is moved
+            inside = self.work in path.parents
+            wanted[str(path.relative_to(self.work)) if inside else path.name] = _digest(path)
         return wanted
 
     # -- commands ----------------------------------------------------------------------------------
@@ -315,5 +348,8 @@ def write_whole(path: Path, text: str) -> None:
     """Write *text* to *path*, which is never seen half-written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -46,7 +46,7 @@ def check_machine(x: Experiment) -> None:
     if memory < needed:
         raise MachineError(
             f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
-            f"with --set memory_gb={memory:.0f}"
+            f"with --set memory_gb={int(memory)}"
         )
     folder = next(path for path in (x.work, *x.work.parents) if path.exists())
     there = sum(file.stat().st_size for file in x.work.rglob("*") if file.is_file()) if x.work.exists() else 0
@@ -54,7 +54,7 @@ def check_machine(x: Experiment) -> None:
     if free + there / 1e9 < needed:
         raise MachineError(
             f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "
-            f"choose another --work-dir, or try it all the same with --set disk_gb={free:.0f}"
+            f"choose another --work-dir, or try it all the same with --set disk_gb={int(free)}"
         )
 
 

@@ -5,12 +5,13 @@ set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
 has_fairseq() {
-    "$1" -c 'import importlib.util as u, sys; sys.exit(sys.version_info < (3, 10) or u.find_spec("fairseq") is None)' >/dev/null 2>&1
+    "$1" -c 'import importlib.util as u, sys; sys.exit(sys.version_info < (3, 10) or getattr(u.find_spec("fairseq"), "origin", None) is None)' >/dev/null 2>&1
 }
 
 for python in python3 python "$root/.venv/bin/python"; do
     if has_fairseq "$python"; then
-        PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m recipes.pipeline "$@"
+        # By its path: with -m, Python would look for it in the caller's folder first.
+        PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/recipes/pipeline/__main__.py" "$@"
     fi
 done
 echo "recipes: no Python >= 3.10 with fairseq found (neither the active one nor $root/.venv); run 'make install' first" >&2

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from fairseq_rope import __version__
 from fairseq_rope.errors import InputError, ending_in_one_sentence
-from recipes.pipeline.experiment import ROOT, Experiment
+from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError, fill
 
 NUMBER = 1
 TITLE = "fetch"
@@ -73,6 +73,17 @@ def run(x: Experiment) -> None:
             f"&& mv {x.shell(part)} {x.shell(downloads)}"
         )
         return
+    if x.data_dir is not None:
+        for template in (t.partition(":")[0] for n in SETS for t in x.templates(n)):
+            pair = [
+                x.data_dir / fill(template, x.source, "src"),
+                x.data_dir / fill(template, x.target, "ref"),
+            ]
+            if pair[0].exists() != pair[1].exists():
+                here, lacks = pair if pair[0].exists() else reversed(pair)
+                raise StageError(
+                    f"--data-dir {x.data_dir}: has {here.name} and not {lacks.name}; give both or none"
+                )
     data_dir = "" if x.data_dir is None else f"--data-dir {x.shell(x.data_dir)} "
     manifest = "none" if x.manifest is None else x.shell(x.manifest)
     x.tool(

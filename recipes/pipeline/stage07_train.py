@@ -26,6 +26,8 @@ SETTINGS = (
     "learning_rate",
     "warmup_updates",
     "tokens_per_update",
+    "tokens_per_device",
+    "precision",
     "max_epochs",
     "max_updates",
     "save_every_updates",
@@ -33,6 +35,17 @@ SETTINGS = (
     "fairseq_train_flags",
 )
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+
+
+# What can change between two runs of one training, which then goes on.
+NOT_LEARNT_FROM = (
+    "tokens_per_device",
+    "precision",
+    "max_epochs",
+    "max_updates",
+    "save_every_updates",
+    "average_checkpoints",
+)
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -119,8 +132,6 @@ def command(x: Experiment, gpus: int, precision: str) -> str:
 def run(x: Experiment) -> None:
     gpus, precision = devices_and_precision(x)
     s = x.settings
-    if not (s["max_epochs"] or s["max_updates"]):
-        raise StageError("--set max_epochs=0 max_updates=0: one of them must say when training ends")
     max_tokens, update_freq = batches(s["tokens_per_update"], s["tokens_per_device"], max(1, gpus))
     where = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
     x.say(
@@ -128,12 +139,15 @@ def run(x: Experiment) -> None:
         f"({s['tokens_per_update']} were asked for)"
     )
     checkpoints = x.model / "checkpoints"
-    wanted = json.dumps(x.fingerprint(sys.modules[__name__]), indent=1) if not x.dry_run else ""
-    begun = checkpoints / "begun.json"
     if not x.dry_run:
+        learnt_from = x.fingerprint(sys.modules[__name__])
+        for name in NOT_LEARNT_FROM:
+            del learnt_from[name]
+        begun, wanted = checkpoints / "begun.json", json.dumps(learnt_from, indent=1)
         if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
-            x.say(f"{checkpoints} is of other data or settings: started anew")
-            x.command(f"rm -rf {x.shell(checkpoints)}")
+            old = checkpoints.with_name("checkpoints.old")
+            x.say(f"{checkpoints} is of other data or settings: moved to {old.name}, started anew")
+            x.command(f"rm -rf {x.shell(old)} && mv {x.shell(checkpoints)} {x.shell(old)}")
         write_whole(begun, wanted)
     total = s["max_updates"] or s["max_epochs"]
     unit = "update" if s["max_updates"] else "epoch"

@@ -1,7 +1,9 @@
 """recipes/pipeline: the stages, run on a small corpus of the demo's grammar."""
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -163,7 +165,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(tmp_path):
 def test_checkpoints_of_another_training_are_not_gone_on_from(finished):
     work, _ = finished
     other = recipe(work, "--stage", "7", "--stop-stage", "7", "--set", "learning_rate=1e-3")
-    assert "is of other data or settings: started anew" in other.stdout
+    assert "is of other data or settings: moved to checkpoints.old, started anew" in other.stdout
     recipe(work)
 
 
@@ -177,7 +179,7 @@ def test_changed_data_is_trained_on_anew(tmp_path):
         path = tmp_path / "raw" / f"train.{lang}"
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     again = recipe(tmp_path, *few, "--stage", "3")
-    assert "is of other data or settings: started anew" in again.stdout
+    assert "is of other data or settings: moved to checkpoints.old, started anew" in again.stdout
     assert "stage 8: average the last checkpoints (again" in again.stdout
     assert averaged.read_bytes() != before
 
@@ -206,8 +208,73 @@ def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path):
     done = recipe(tmp_path, "--stage", "5", check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "stage 5: BPE needs" in done.stderr
-    assert "which stage 4 (clean and split) makes: run with --stage 4" in done.stderr
+    said = "stage 5: BPE needs stage 1 (fetch) first, it was not run to its end: run with --stage 1"
+    assert said in done.stderr
+
+
+def test_a_stage_in_the_middle_refuses_what_was_made_with_other_settings(finished):
+    work, _ = finished
+    done = recipe(work, "--stage", "6", "--set", "vocab_size=190", check=False)
+    assert done.returncode == 1
+    said = "stage 6: binarise needs stage 5 (BPE) first, again, since vocab_size changed: run with --stage 5"
+    assert said in done.stderr
+    sentencepiece = recipe(work, "--stage", "6", "--bpe", "sentencepiece", check=False)
+    assert "stage 6: binarise needs stage 3 (normalise and tokenise) first" in sentencepiece.stderr
+
+
+def test_a_moved_folder_reruns_nothing_and_loses_no_checkpoint(finished, tmp_path):
+    work, first = finished
+    moved = tmp_path / "moved"
+    shutil.copytree(work, moved)
+    again = recipe(moved)
+    assert again.stdout.count("done before, skipped") == 10
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+
+
+def test_fewer_checkpoints_to_average_do_not_train_anew(finished):
+    work, _ = finished
+    fewer = recipe(work, "--set", "average_checkpoints=2", "--stop-stage", "8")
+    assert "stage 7: train (again, since average_checkpoints changed)" in fewer.stdout
+    assert "started anew" not in fewer.stdout
+    recipe(work)
+
+
+def test_what_is_kept_beside_a_score_is_of_the_run_that_made_it(finished):
+    work, _ = finished
+    kept = work / "transformer_rope.seed1" / "run.yaml"
+    before = kept.read_text()
+    recipe(work, "--stage", "9")
+    assert kept.read_text() == before
+    assert yaml.safe_load(before)["command"].startswith("bash recipes/demo/run.sh --work-dir")
+
+
+def test_a_stamp_that_cannot_be_read_counts_for_none(finished):
+    work, _ = finished
+    (work / "stamps" / "04.json").write_text("")
+    again = recipe(work)
+    assert "stage 4: clean and split\n" in again.stdout
+    assert again.stdout.count("done before, skipped") == 9
+
+
+def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
+    own = ROOT / "recipes" / f"copy_of_demo_{os.getpid()}"
+    shutil.copytree(ROOT / "recipes" / "demo", own, ignore=shutil.ignore_patterns("work"))
+    try:
+        settings = own / "settings.yaml"
+        settings.write_text(settings.read_text().replace("vocab_size: 1000", "vocab_size: 123"))
+        (tmp_path / "recipes" / "pipeline").mkdir(parents=True)
+        (tmp_path / "recipes" / "pipeline" / "__main__.py").write_text("raise SystemExit('the wrong one')")
+        done = subprocess.run(
+            ["bash", str(own / "run.sh"), "--dry-run"],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            text=True,
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--vocab-size 123" in done.stdout and f"recipes/{own.name}/work/" in done.stdout
+    finally:
+        shutil.rmtree(own)
 
 
 def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
@@ -222,6 +289,18 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
     [
         (["--set", "widht=64"], "settings.yaml has no widht; the nearest it has is width"),
         (["--set", "width"], "--set width: must have the form KEY=VALUE"),
+        (["--set", "tokens_per_update=0"], "--set tokens_per_update=0: must be 1 or more"),
+        (["--set", "average_checkpoints=9"], "--set average_checkpoints=9: training keeps 5 by"),
+        (["--set", "target_lang=pt-BR"], "--set target_lang=pt-BR: must be a language's code"),
+        (["--set", "train_files=a'b"], "--set train_files=a'b: no closing quotation"),
+        (["--set", "holdout_every=9"], "--set holdout_every=9: valid_files must be empty then"),
+        (["--seed", "-1"], "--seed -1: must be 0 or more"),
+        (["--arch", "x; touch y"], "--arch x; touch y: must be a name"),
+        (
+            ["--data-dir", "tests"],
+            "--data-dir, --manifest: demo writes its corpus itself",
+        ),
+        (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
         (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
         (
             ["--stage", "8", "--stop-stage", "3"],

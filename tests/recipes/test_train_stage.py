@@ -53,6 +53,13 @@ def test_wmt14_trains_as_roformer_says():
         name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")
     }
     assert told == {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
+    assert "--share-all-embeddings" in command and "--label-smoothing 0.1" in command
+    ours = {name: float(flag(command, name)) for name in ("dropout", "adam-eps", "warmup-updates")}
+    assert ours == {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}, "as Vaswani et al."
+    settings = experiment().settings
+    said = {"beam": 4, "length_penalty": 0.6, "average_checkpoints": 5, "vocab_size": 37000, "max_len_b": 50}
+    assert {name: settings[name] for name in said} == said
+    assert settings["max_updates"] % settings["save_every_updates"] == 0
     for side in ("encoder", "decoder"):
         sizes = [
             int(flag(command, f"{side}-{n}"))
