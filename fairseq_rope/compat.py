@@ -18,11 +18,11 @@ import sys
 import types
 import zipfile
 from argparse import Namespace
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
@@ -107,15 +107,13 @@ def _load(file: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_damage(file: Any, name: Any) -> None:
     """Raise a CheckpointError if bytes in the middle of a checkpoint are not those that were written.
 
-    torch reads the checksums of its zip files and does not compare them. (Checkpoints of torch < 1.6 are no
-    zip files, and have none.)
+    torch does not compare the checksums in its zip files. (Checkpoints of torch < 1.6 are no zip files, and
+    have none.)
     """
-    if not zipfile.is_zipfile(file):
-        if hasattr(file, "seek"):
-            file.seek(0)
-        return
-    with zipfile.ZipFile(file) as archive:
-        damaged = archive.testzip()
+    damaged = None
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
     if hasattr(file, "seek"):
         file.seek(0)
     if damaged is not None:
@@ -241,6 +239,37 @@ def _save_once(obj: Any, f: Any) -> None:
     torch.save(obj, f)
 
 
+class _MidEpoch:
+    """An epoch iterator that says it has not reached the end of its epoch."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def end_of_epoch(self) -> bool:
+        return False
+
+
+_save_checkpoint = checkpoint_utils.save_checkpoint
+
+
+@functools.wraps(_save_checkpoint)
+def _save_every_interval(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+    """``checkpoint_utils.save_checkpoint`` that leaves no checkpoint of ``--save-interval-updates`` out.
+
+    fairseq skips those that fall on the end of an epoch, also where no checkpoint of the epoch is written
+    instead (``--no-epoch-checkpoints``, ``--save-interval``), and removes no old ones then: the last five
+    are not the last five. Can go when fairseq asks for the number of updates alone.
+    """
+    every = cfg.save_interval_updates
+    of_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
+    if every > 0 and trainer.get_num_updates() % every == 0 and not of_epoch:
+        epoch_itr = _MidEpoch(epoch_itr)
+    return _save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+
+
 _get_batch_iterator = FairseqTask.get_batch_iterator
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 
@@ -292,23 +321,6 @@ def _literal(x: str, *_: Any) -> Any:
     return value(ast.parse(x.strip(), mode="eval").body)
 
 
-def _literal_list(x: Any, type: Callable[[Any], Any] = float) -> Optional[List[Any]]:
-    """``utils.eval_str_list`` without its ``eval``."""
-    if x is None:
-        return None
-    if isinstance(x, str):
-        x = _literal(x)
-    try:
-        return [type(item) for item in x]
-    except TypeError:
-        return [type(x)]
-
-
-def _literal_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
-    """``utils.eval_str_dict`` without its ``eval``, for the same reason."""
-    return _literal(x) if isinstance(x, str) else x
-
-
 _batch_by_size = data_utils.batch_by_size
 
 
@@ -335,9 +347,9 @@ def _apply() -> None:
     checkpoint_utils.PathManager = _WholeFiles(checkpoint_utils.PathManager)
     checkpoint_utils.torch_persistent_save = _save_or_say_why
     checkpoint_utils._torch_persistent_save = _save_once
+    checkpoint_utils.save_checkpoint = _save_every_interval
     FairseqTask.get_batch_iterator = _same_batches_whenever_begun
     data_utils.batch_by_size = _batch_by_size_whole
-    utils.eval_str_list, utils.eval_str_dict = _literal_list, _literal_dict
     for name, module in list(sys.modules.items()):
         if name.startswith("fairseq.") and not name.startswith("fairseq.examples."):
             vars(module)["eval"] = _literal  # seen before the builtin

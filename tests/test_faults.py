@@ -103,6 +103,20 @@ def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_h
     assert valid == {epoch: loss for epoch, loss in expected_valid.items() if epoch in valid} and valid
 
 
+@pytest.mark.parametrize("per_epoch", ["--no-epoch-checkpoints", "--save-interval=2"])
+def test_no_checkpoint_of_an_interval_is_left_out_at_the_end_of_an_epoch(data_bin, tmp_path, per_epoch):
+    options = "--save-interval-updates 1 --keep-interval-updates 4 --disable-validation --max-tokens 1500"
+    log = train(data_bin, tmp_path, *options.split(), per_epoch, "--max-epoch", 3, "--log-interval", 1)
+    last = max(losses_by_update(log)[0])
+    assert last // 3 < 4, "among the last four is an epoch's end"
+    of_updates = {path.name for path in tmp_path.glob("checkpoint_*_*.pt")}
+    # what is saved as an epoch's has no other name
+    of_epochs = {int(last * 2 / 3)} if per_epoch == "--save-interval=2" else set()
+    numbers = [number for number in range(last, 0, -1) if number not in of_epochs][:4]
+    assert {int(name.split("_")[2][:-3]) for name in of_updates} == set(numbers)
+    assert (tmp_path / "checkpoint2.pt").exists() == bool(of_epochs)
+
+
 def test_training_resumed_on_data_in_shards_takes_the_batches_it_would_have_taken(data_bin, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(data_bin, other)

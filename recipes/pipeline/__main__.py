@@ -117,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     work = (args.work_dir or folder / "work").resolve()
     if ":" in str(work):
         parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")
-    if args.data_dir is not None:
-        data_dir = args.data_dir.resolve()
+    data_dir = args.data_dir and args.data_dir.resolve()
+    if data_dir is not None:
         if data_dir == work or work in data_dir.parents or data_dir in work.parents:
             parser.error(f"--data-dir {data_dir}: must not be in --work-dir {work}, nor that in it")
     x = Experiment(
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.seed,
         bpe=args.bpe,
         gpus=args.gpus,
-        data_dir=args.data_dir and args.data_dir.resolve(),
+        data_dir=data_dir,
         manifest=manifest,
         dry_run=args.dry_run,
         stages=STAGES,
@@ -142,6 +142,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
                 signal.signal(getattr(signal, name), _stop)
             x.record = lambda folder: _keep(x, args, folder)
+            x.refuse_stale_inputs(chosen[0])
+            if stage07_train in chosen and (x.gpus or settings["precision"] in ("fp16", "bf16")):
+                stage07_train.devices_and_precision(x)  # what was asked for and is not there is said now
         for stage in chosen:
             x.ensure(stage)
         if args.stop_stage == last and not x.dry_run:
@@ -172,6 +175,11 @@ def _lock(work: Path, recipe: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit(f"recipes/{recipe}: another run is at work in {work}, or a command that it left behind")
+    except OSError as error:  # some network file systems have no locks
+        print(
+            f"recipes/{recipe}: {work}: no lock ({error.strerror}); start no second run there",
+            file=sys.stderr,
+        )
     return lock
 
 
@@ -179,8 +187,7 @@ def _keep(x: Experiment, args: argparse.Namespace, folder: Path) -> None:
     """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
     dump = {"sort_keys": False, "allow_unicode": True}
     write_whole(folder / "settings.yaml", yaml.safe_dump(x.settings, **dump))
-    words = sys.argv[1:] if sys.argv[0].endswith("__main__.py") else []
-    command = shlex.join(["bash", f"recipes/{args.recipe}/run.sh", *words[1:]])
+    command = shlex.join(["bash", f"recipes/{args.recipe}/run.sh", *sys.argv[2:]])
     write_whole(folder / "run.yaml", yaml.safe_dump({"command": command, **describe()}, **dump))
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from recipes.pipeline.lines import written_whole
+
 ROOT = Path(__file__).resolve().parents[2]
 SETS = ("train", "valid", "test")
 
@@ -128,17 +130,19 @@ class Experiment:
             self._stage = stage
             stage.run(self)
             return True
-        self._refuse_stale_inputs(stage, title)
         missing = [path for path in stage.inputs(self) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
-        wanted = self.fingerprint(stage)
-        stamp = self._stamp(stage)
+        of = self.fingerprint(stage)
         found = self._found(stage)
-        if found == wanted and all(path.exists() for path in stage.outputs(self)):
-            print(f"{title}: done before, skipped", flush=True)
-            return False
-        print(f"{title}{_what_changed(found, wanted)}", flush=True)
+        changed = ""
+        if found is not None:
+            changed = _changed(found["of"], of) or _changed(found["made"], self._digests(stage.outputs(self)))
+            if not changed:
+                print(f"{title}: done before, skipped", flush=True)
+                return False
+        print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
+        stamp = self._stamp(stage)
         stamp.unlink(missing_ok=True)
         script = self._script(stage)
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -152,33 +156,42 @@ class Experiment:
         for path in stage.outputs(self):
             if not path.exists():
                 raise StageError(f"{title} ended without writing {path}")
-        done = {"of": wanted, "seconds": round(time.time() - begun, 1)}
+        done = {
+            "of": of,
+            "made": self._digests(stage.outputs(self)),
+            "seconds": round(time.time() - begun, 1),
+        }
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
         return True
 
     def _found(self, stage: ModuleType) -> dict[str, Any] | None:
-        """What *stage* was last run with; None if it did not end, or its stamp cannot be read."""
+        """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
         try:
-            return json.loads(self._stamp(stage).read_text())["of"]
-        except (OSError, ValueError, KeyError, TypeError):
+            stamp = json.loads(self._stamp(stage).read_text())
+            return stamp if {"of", "made"} <= set(stamp) else None
+        except (OSError, ValueError, TypeError):
             return None
 
-    def _refuse_stale_inputs(self, stage: ModuleType, title: str) -> None:
-        """Raise a StageError where an earlier stage has not ended, or would now run with other settings.
+    def refuse_stale_inputs(self, stage: ModuleType) -> None:
+        """Ask, before *stage* is the first to run, whether the ones before it need not run again.
 
         One of which the inputs are gone, deleted for their room, is taken to be as it should.
+
+        Raises:
+            StageError: one has not ended, or would now run with other settings or inputs
         """
         for earlier in self.stages:
             if earlier.NUMBER >= stage.NUMBER:
                 return
             if not all(path.exists() for path in earlier.inputs(self)):
                 continue
-            found, wanted = self._found(earlier), self.fingerprint(earlier)
-            if found != wanted:
-                why = _what_changed(found, wanted).strip(" ()") or "it was not run to its end"
+            found = self._found(earlier)
+            changed = found and _changed(found["of"], self.fingerprint(earlier))
+            if found is None or changed:
+                why = f"since {changed} changed" if changed else "which has not ended yet"
                 raise StageError(
-                    f"{title} needs stage {earlier.NUMBER} ({earlier.TITLE}) first, {why}: run with --stage "
-                    f"{earlier.NUMBER}"
+                    f"stage {stage.NUMBER}: {stage.TITLE} needs stage {earlier.NUMBER} ({earlier.TITLE}) to "
+                    f"run first, {why}: run with --stage {earlier.NUMBER}"
                 )
 
     def _maker(self, path: Path) -> str:
@@ -209,11 +222,14 @@ class Experiment:
         wanted: dict[str, Any] = {name: self.settings.get(name) for name in stage.SETTINGS}
         if getattr(stage, "DEPENDS_ON_BPE", False):
             wanted["--bpe"] = self.bpe
-        for path in stage.inputs(self):
-            # by a name that stays the same where the folder is moved
-            inside = self.work in path.parents
-            wanted[str(path.relative_to(self.work)) if inside else path.name] = _digest(path)
-        return wanted
+        return {**wanted, **self._digests(stage.inputs(self))}
+
+    def _digests(self, paths: Iterable[Path]) -> dict[str, str]:
+        """What stands for the contents of files, by names that stay the same where the folder is moved."""
+        return {
+            str(path.relative_to(self.work)) if self.work in path.parents else path.name: _digest(path)
+            for path in paths
+        }
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -231,7 +247,7 @@ class Experiment:
             on_line: called with every line of its output
 
         Raises:
-            StageError: the command failed; the message ends with the last lines that it printed
+            StageError: the command failed; the message has the last line that it printed
         """
         stage = self._stage
         assert stage is not None, "commands run inside a stage"
@@ -245,7 +261,7 @@ class Experiment:
         # For the tools of recipes/; where fairseq loads the plugin, its folder is enough.
         environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
         log = self.log(stage)
-        last: list[str] = []
+        last = ""
         bar = _Bar()
         with log.open("a") as file:
             process = subprocess.Popen(
@@ -267,7 +283,7 @@ class Experiment:
                         continue
                     file.write(line)
                     file.flush()
-                    last = [*last[-9:], line]
+                    last = line.strip() or last
                     if on_line is not None:
                         on_line(line)
                 status = process.wait()
@@ -277,9 +293,9 @@ class Experiment:
             finally:
                 bar.close()
         if status != 0:
-            tail = "".join(f"    {line.rstrip()}\n" for line in last)
             raise StageError(
-                f"stage {stage.NUMBER} ({stage.TITLE}) failed with status {status}; the end of {log}:\n{tail}"
+                f"stage {stage.NUMBER} ({stage.TITLE}) failed with status {status}: "
+                f"{last or 'it said nothing'} (all that it said: {log})"
             )
 
     def tool(self, command: str) -> None:
@@ -326,7 +342,10 @@ def fill(template: str, lang: str, side: str) -> str:
 
 def _digest(path: Path) -> str:
     """What stands for the contents of *path*: a hash, or for a large file its size and date."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return "none"
     if status.st_size > 64 * 2**20:
         return f"{status.st_size} bytes of {status.st_mtime_ns}"
     return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
@@ -337,19 +356,13 @@ def _program_path() -> str:
     return str(Path(sys.executable).parent)
 
 
-def _what_changed(found: dict[str, Any] | None, wanted: dict[str, Any]) -> str:
-    if found is None:
-        return ""
-    names = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-    return f" (again, since {', '.join(names)} changed)" if names else " (again, since an output is gone)"
+def _changed(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The names under which two dictionaries differ, as a list in words; empty if they are the same."""
+    return ", ".join(sorted(n for n in {**found, **wanted} if found.get(n) != wanted.get(n)))
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write *text* to *path*, which is never seen half-written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with written_whole(str(path)) as (file,):
+        file.write(text.encode("utf-8"))

@@ -11,7 +11,7 @@ has_fairseq() {
 for python in python3 python "$root/.venv/bin/python"; do
     if has_fairseq "$python"; then
         # By its path: with -m, Python would look for it in the caller's folder first.
-        PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/recipes/pipeline/__main__.py" "$@"
+        PYTHONUTF8=1 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/recipes/pipeline/__main__.py" "$@"
     fi
 done
 echo "recipes: no Python >= 3.10 with fairseq found (neither the active one nor $root/.venv); run 'make install' first" >&2

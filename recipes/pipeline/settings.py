@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+MODEL = Path(__file__).parents[1] / "wmt14_en_de" / "settings.yaml"  # whose settings every recipe has
+
 
 class SettingsError(ValueError):
     """A setting is unknown or has an unusable value; the message names it and what is allowed."""
@@ -64,37 +66,59 @@ RANGES = {
 }
 
 
+CHOICES = {
+    "normalise_punctuation": ("none", "source", "target", "both"),
+    "precision": ("auto", "fp32", "fp16", "bf16"),
+}
+
+
 def check_values(settings: dict[str, Any]) -> None:
-    """Raise a SettingsError for values that would fail in a late stage, after the work of the early ones."""
-    missing = sorted({*RANGES, "source_lang", "target_lang", "valid_files"} - set(settings))
-    if missing:
-        raise SettingsError(f"settings.yaml has no {', '.join(missing)}, which every recipe has")
+    """Refuse values that would fail in a late stage, after the work of the early ones.
+
+    Raises:
+        SettingsError: the message names the setting, its value and what is allowed
+    """
+    for name, usual in yaml.safe_load(MODEL.read_text(encoding="utf-8")).items():
+        if name not in settings:
+            raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
+        kinds = (int, float) if type(usual) is float else (type(usual),)
+        if type(settings[name]) not in kinds:
+            raise SettingsError(f"{name} is {settings[name]!r}, and must be of type {type(usual).__name__}")
     for name, (least, greatest) in RANGES.items():
         if not least <= settings[name] <= greatest:
             up_to = "or more" if greatest == math.inf else f"to {greatest}"
             raise SettingsError(f"--set {name}={settings[name]}: must be {least} {up_to}")
+    for name, allowed in CHOICES.items():
+        if settings[name] not in allowed:
+            raise SettingsError(f"--set {name}={settings[name]}: must be one of {', '.join(allowed)}")
     for name in ("source_lang", "target_lang"):
-        if not (isinstance(settings[name], str) and re.fullmatch("[a-z]{2,3}", settings[name])):
-            raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en (quoted)")
+        if not re.fullmatch("[a-z]{2,3}", settings[name]):
+            raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en")
     for name in ("train_files", "valid_files", "test_files"):
         try:
-            shlex.split(settings[name])
+            files = shlex.split(settings[name])
         except ValueError as error:
-            raise SettingsError(f"--set {name}={settings[name]}: {error}".lower()) from None
-    if settings["holdout_every"] and settings["valid_files"]:
-        raise SettingsError(
-            f"--set holdout_every={settings['holdout_every']}: valid_files must be empty then "
-            "(--set valid_files=)"
-        )
-    updates, epochs, average = (settings[n] for n in ("max_updates", "max_epochs", "average_checkpoints"))
-    every = settings["save_every_updates"]
-    if not (updates or epochs):
+            raise SettingsError(f"--set {name}={settings[name]}: {str(error).lower()}") from None
+        held_out = name == "valid_files" and settings["holdout_every"]
+        if bool(files) == bool(held_out):
+            instead = " or holdout_every be above 0, and not both" if name == "valid_files" else ""
+            raise SettingsError(f"--set {name}={settings[name]}: must name files{instead}")
+    _check_training(
+        **{n: settings[n] for n in ("max_updates", "max_epochs", "save_every_updates", "average_checkpoints")}
+    )
+
+
+def _check_training(
+    max_updates: int, max_epochs: int, save_every_updates: int, average_checkpoints: int
+) -> None:
+    """Refuse a training without end, and one that ends before there is enough to average."""
+    if not (max_updates or max_epochs):
         raise SettingsError("--set max_updates=0 max_epochs=0: one of them must say when training ends")
-    there = updates // every if every and updates else epochs if not every and epochs else average
-    if there < average:
+    limit, every = (max_updates, save_every_updates) if save_every_updates else (max_epochs, 1)
+    if limit and limit // every < average_checkpoints:
         raise SettingsError(
-            f"--set average_checkpoints={average}: training keeps {there} by max_updates={updates}, "
-            f"max_epochs={epochs}, save_every_updates={every}"
+            f"--set average_checkpoints={average_checkpoints}: training keeps {limit // every} by "
+            f"max_updates={max_updates}, max_epochs={max_epochs}, save_every_updates={save_every_updates}"
         )
 
 

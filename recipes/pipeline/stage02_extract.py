@@ -40,7 +40,7 @@ from recipes.pipeline.experiment import SETS, Experiment, StageError, fill
 NUMBER = 2
 TITLE = "extract and check"
 PER_MODEL = False
-SETTINGS = ("train_files", "valid_files", "test_files", "source_lang", "target_lang", "holdout_every")
+SETTINGS = ("train_files", "valid_files", "test_files", "source_lang", "target_lang")
 
 
 def sets(x: Experiment) -> list[str]:
@@ -57,12 +57,6 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    missing = [n for n in SETS if n not in sets(x) and not (n == "valid" and x.settings["holdout_every"])]
-    if missing:
-        raise StageError(
-            f"--set {missing[0]}_files=: must name files"
-            + ", or holdout_every be above 0" * (missing[0] == "valid")
-        )
     for n in sets(x):
         where = []
         for template in x.templates(n):
@@ -74,14 +68,15 @@ def run(x: Experiment) -> None:
             f"--output {x.shell(x.work / 'raw' / n)} {shlex.join(where)}"
         )
     if not x.dry_run:
-        check_reference(x)
+        check_test_set(x)
 
 
-def check_reference(x: Experiment) -> None:
-    """Raise a StageError now for a reference that stage 10 would refuse, after all of the training."""
-    reference = x.work / "raw" / f"test.{x.target}"
+def check_test_set(x: Experiment) -> None:
+    """Raise a StageError now for a test set that stage 10 would refuse, after all of the training."""
     try:
-        check_plain(str(reference), read_lines(str(reference)), is_reference=True)
+        for path in x.texts("raw", ["test"]):
+            is_reference = path.suffix == f".{x.target}"
+            check_plain(str(path), read_lines(str(path)), is_reference)
     except InputError as error:
         raise StageError(f"stage {NUMBER} ({TITLE}): {error}") from None
 

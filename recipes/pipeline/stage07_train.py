@@ -13,7 +13,7 @@ from recipes.pipeline.experiment import Experiment, StageError, write_whole
 NUMBER = 7
 TITLE = "train"
 PER_MODEL = True
-SETTINGS = (
+LEARNT_FROM = (
     "layers",
     "width",
     "ffn_width",
@@ -26,17 +26,8 @@ SETTINGS = (
     "learning_rate",
     "warmup_updates",
     "tokens_per_update",
-    "tokens_per_device",
-    "precision",
-    "max_epochs",
-    "max_updates",
-    "save_every_updates",
-    "average_checkpoints",
     "fairseq_train_flags",
 )
-PRECISIONS = ("auto", "fp32", "fp16", "bf16")
-
-
 # What can change between two runs of one training, which then goes on.
 NOT_LEARNT_FROM = (
     "tokens_per_device",
@@ -46,6 +37,7 @@ NOT_LEARNT_FROM = (
     "save_every_updates",
     "average_checkpoints",
 )
+SETTINGS = (*LEARNT_FROM, *NOT_LEARNT_FROM)
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -59,8 +51,8 @@ def outputs(x: Experiment) -> list[Path]:
 def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
     """--max-tokens and --update-freq for updates of about *tokens_per_update* on so many *devices*.
 
-    Each device takes ``--max-tokens`` target tokens (with padding) a batch, at most *tokens_per_device*,
-    and ``--update-freq`` batches make an update.
+    Each device takes ``--max-tokens`` tokens a batch, at most *tokens_per_device*, and ``--update-freq``
+    batches make an update. fairseq counts the tokens of the longer side, with padding.
     """
     frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
     return tokens_per_update // (devices * frequency), frequency
@@ -79,8 +71,6 @@ def devices_and_precision(x: Experiment) -> tuple[int, str]:
     if gpus > there and not x.dry_run:
         raise StageError(f"--gpus {gpus}: this machine has {there}")
     asked = x.settings["precision"]
-    if asked not in PRECISIONS:
-        raise StageError(f"--set precision={asked}: must be one of {', '.join(PRECISIONS)}")
     if gpus == 0:
         if asked in ("fp16", "bf16"):
             raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
@@ -129,6 +119,31 @@ def command(x: Experiment, gpus: int, precision: str) -> str:
     )
 
 
+LONGEST = 1024  # tokens, with the end of the sentence, that fairseq takes unless told
+
+
+def check_lengths(x: Experiment) -> None:
+    """Refuse a sentence that is too long to validate or to translate, before anything is trained.
+
+    In the training set, fairseq leaves such sentences out and says so.
+
+    Raises:
+        StageError: there is one, and no flag makes room for it or leaves it out
+    """
+    flags = {"valid": x.settings["fairseq_train_flags"], "test": x.settings["fairseq_generate_flags"]}
+    for path in x.texts("bpe", flags):
+        if "-positions" in flags[path.stem] or not path.exists():
+            continue
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+            tokens = len(line.split()) + 1
+            if tokens > LONGEST:
+                raise StageError(
+                    f"stage {NUMBER} ({TITLE}): {path}, line {number}, has {tokens} tokens, more than the "
+                    f"{LONGEST} that fairseq takes: divide it, or set --max-source-positions and "
+                    "--max-target-positions in fairseq_train_flags and fairseq_generate_flags"
+                )
+
+
 def run(x: Experiment) -> None:
     gpus, precision = devices_and_precision(x)
     s = x.settings
@@ -140,9 +155,9 @@ def run(x: Experiment) -> None:
     )
     checkpoints = x.model / "checkpoints"
     if not x.dry_run:
-        learnt_from = x.fingerprint(sys.modules[__name__])
-        for name in NOT_LEARNT_FROM:
-            del learnt_from[name]
+        check_lengths(x)
+        of = x.fingerprint(sys.modules[__name__])
+        learnt_from = {name: value for name, value in of.items() if name not in NOT_LEARNT_FROM}
         begun, wanted = checkpoints / "begun.json", json.dumps(learnt_from, indent=1)
         if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
             old = checkpoints.with_name("checkpoints.old")

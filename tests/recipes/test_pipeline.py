@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
+from recipes.pipeline import stage06_binarise, stage09_translate
+from recipes.pipeline.__main__ import STAGES
+from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.settings import SettingsError, read_settings
 
 from ..commands import ENVIRONMENT, ROOT
@@ -26,13 +31,16 @@ SMALL = [
 ]
 
 
-def recipe(work, *flags, check=True, wait=True):
-    """Run recipes/demo/run.sh in the folder *work*; returns the finished process."""
+def recipe(work, *flags, check=True, wait=True, before=None):
+    """Run recipes/demo/run.sh in the folder *work*; returns the finished process.
+
+    *before*, a function, is called in the process before it becomes the recipe.
+    """
     settings = [word for setting in SMALL for word in ("--set", setting)]
     command = ["bash", "recipes/demo/run.sh", "--work-dir", str(work), *settings, *flags]
     process = subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
     )  # fmt: skip
     if not wait:
         return process
@@ -190,25 +198,84 @@ def test_a_touched_file_of_the_same_contents_reruns_nothing(finished):
     assert recipe(work).stdout.count("done before, skipped") == 10
 
 
-def test_a_terminated_run_takes_its_training_along(tmp_path):
-    process = recipe(tmp_path, wait=False)
-    wait_for(tmp_path / "transformer_rope.seed1" / "checkpoints" / "checkpoint1.pt", process)
-    other = recipe(tmp_path, check=False)
-    assert other.returncode == 1 and f"another run is at work in {tmp_path}" in other.stderr
-    process.terminate()
-    process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
+@pytest.fixture
+def binarised(finished, tmp_path):
+    """A work folder whose stages 1 to 6 are done."""
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work, ignore=shutil.ignore_patterns("transformer*"))
+    return work
+
+
+def interruptible():
+    """SIGINT may be ignored where the tests run, as in a shell's background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_terminated_run_takes_its_training_along(binarised, number):
+    process = recipe(binarised, wait=False, before=interruptible)
+    wait_for(binarised / "transformer_rope.seed1" / "checkpoints" / "checkpoint1.pt", process)
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert said.splitlines()[-1] == "recipes: stopped; the same command goes on from here"
     deadline = time.time() + 20
-    while running(tmp_path) and time.time() < deadline:
+    while running(binarised) and time.time() < deadline:
         time.sleep(0.1)
-    assert not running(tmp_path)
+    assert not running(binarised)
+
+
+def test_a_folder_is_held_by_a_run_and_by_a_command_that_outlives_it(binarised):
+    process = recipe(binarised, "--set", "max_epochs=1000", wait=False)
+    wait_for(binarised / "transformer_rope.seed1" / "checkpoints" / "checkpoint1.pt", process)
+    for _ in range(2):
+        other = recipe(binarised, check=False)
+        assert other.returncode == 1 and other.stderr.count("\n") == 1
+        assert f"another run is at work in {binarised}, or a command that it left behind" in other.stderr
+        os.kill(process.pid, signal.SIGKILL)  # the runner's; fairseq-train goes on
+    kill_all_of(binarised, process)
+
+
+def test_a_disk_that_is_full_is_told_in_one_sentence_and_the_rerun_works(binarised):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # of a file: a checkpoint is larger
+
+    done = recipe(binarised, check=False, before=limit)
+    assert done.returncode == 1
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("recipes/demo: ")]
+    assert "stage 7 (train) failed" in sentence and "checkpoint1.pt: could not be written whole" in sentence
+    assert not list((binarised / "transformer_rope.seed1" / "checkpoints").glob("*.pt*"))
+    assert recipe(binarised).stdout.splitlines()[-1].startswith("sacreBLEU ")
+
+
+def test_an_output_that_changed_is_made_again(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    damaged = work / "data-bin" / "test.en-de.en.bin"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(bytes(len(whole)))
+    again = recipe(work)
+    assert "stage 6: binarise (again, since data-bin/test.en-de.en.bin changed)" in again.stdout
+    assert damaged.read_bytes() == whole
+    assert again.stdout.splitlines()[-1] == finished[1].stdout.splitlines()[-1]
+
+
+def test_translations_that_are_missing_are_noticed(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    x = Experiment(read_settings(ROOT / "recipes" / "demo" / "settings.yaml"), work, "transformer_rope", 1)
+    hypotheses = stage09_translate.outputs(x)[1]
+    hypotheses.write_text("".join(hypotheses.read_text().splitlines(keepends=True)[1:]))
+    x.command = lambda *_, **__: None  # as if the commands had left that behind
+    with pytest.raises(StageError, match="hypotheses.de has 11 lines, and the test set 12"):
+        stage09_translate.run(x)
 
 
 def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path):
     done = recipe(tmp_path, "--stage", "5", check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    said = "stage 5: BPE needs stage 1 (fetch) first, it was not run to its end: run with --stage 1"
+    said = "stage 5: BPE needs stage 1 (fetch) to run first, which has not ended yet: run with --stage 1"
     assert said in done.stderr
 
 
@@ -216,10 +283,46 @@ def test_a_stage_in_the_middle_refuses_what_was_made_with_other_settings(finishe
     work, _ = finished
     done = recipe(work, "--stage", "6", "--set", "vocab_size=190", check=False)
     assert done.returncode == 1
-    said = "stage 6: binarise needs stage 5 (BPE) first, again, since vocab_size changed: run with --stage 5"
+    said = "stage 6: binarise needs stage 5 (BPE) to run first, since vocab_size changed: run with --stage 5"
     assert said in done.stderr
     sentencepiece = recipe(work, "--stage", "6", "--bpe", "sentencepiece", check=False)
-    assert "stage 6: binarise needs stage 3 (normalise and tokenise) first" in sentencepiece.stderr
+    assert (
+        "stage 6: binarise needs stage 3 (normalise and tokenise) to run first, since --bpe"
+        in sentencepiece.stderr
+    )
+
+
+def test_an_input_that_is_gone_names_the_stage_that_makes_it(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    (work / "clean" / "train.de").unlink()
+    done = recipe(work, "--stage", "5", check=False)
+    assert "which stage 4 (clean and split) makes: run with --stage 4" in done.stderr
+
+
+def test_a_stage_depends_on_every_setting_that_it_reads():
+    everybodys = {"source_lang", "target_lang", "train_files", "valid_files", "test_files"}
+    only_checked = {(7, "fairseq_generate_flags")}
+    for stage in STAGES:
+        source = Path(stage.__file__).read_text().split("# -- the tool")[0]
+        read = set(re.findall(r"(?:\bs|settings)(?:\.get\(|\[)[\"'](\w+)[\"']", source))
+        read -= everybodys | {name for number, name in only_checked if number == stage.NUMBER}
+        assert read <= set(stage.SETTINGS), stage.__name__
+
+
+def test_counts_of_sentences_that_differ_are_told(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    x = Experiment(read_settings(ROOT / "recipes" / "demo" / "settings.yaml"), work, "transformer_rope", 1)
+    log = tmp_path / "preprocess.log"
+    counted = "".join(
+        f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in x.texts("bpe")
+    )
+    log.write_text(counted)
+    stage06_binarise.check_counts(x, log)
+    log.write_text(counted.replace(" 200 sents", " 199 sents"))
+    with pytest.raises(StageError, match=r"train.en has 200 lines, but .* counts others"):
+        stage06_binarise.check_counts(x, log)
 
 
 def test_a_moved_folder_reruns_nothing_and_loses_no_checkpoint(finished, tmp_path):
@@ -280,7 +383,12 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
 def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
     done = recipe(tmp_path, "--set", "corpus_pairs=-1", check=False)
     assert done.returncode == 1
-    assert "stage 1 (fetch) failed" in done.stderr and "--pairs is -1" in done.stderr
+    (sentence,) = done.stderr.splitlines()
+    assert re.match(
+        r"recipes/demo: stage 1 \(fetch\) failed with status \d+: .*--pairs is -1.*"
+        rf"\(all that it said: {re.escape(str(tmp_path))}/logs/stage01_fetch.log\)$",
+        sentence,
+    )
     assert not (tmp_path / "stamps").exists()
 
 
@@ -293,7 +401,13 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "average_checkpoints=9"], "--set average_checkpoints=9: training keeps 5 by"),
         (["--set", "target_lang=pt-BR"], "--set target_lang=pt-BR: must be a language's code"),
         (["--set", "train_files=a'b"], "--set train_files=a'b: no closing quotation"),
-        (["--set", "holdout_every=9"], "--set holdout_every=9: valid_files must be empty then"),
+        (
+            ["--set", "holdout_every=9"],
+            "valid_files=valid.{lang}: must name files or holdout_every be above 0",
+        ),
+        (["--set", "test_files="], "--set test_files=: must name files"),
+        (["--set", "precision=int4"], "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
+        (["--set", "normalise_punctuation=de"], "must be one of none, source, target, both"),
         (["--seed", "-1"], "--seed -1: must be 0 or more"),
         (["--arch", "x; touch y"], "--arch x; touch y: must be a name"),
         (

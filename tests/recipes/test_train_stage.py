@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.pipeline import machine, stage07_train
+from recipes.pipeline import machine, stage03_tokenise, stage07_train, stage09_translate
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
-from recipes.pipeline.settings import read_settings
+from recipes.pipeline.settings import SettingsError, check_values, read_settings
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 
@@ -88,7 +88,6 @@ def test_the_gpu_decides_the_precision(monkeypatch):
     for options, said in (
         ({"gpus": 3}, "--gpus 3: this machine has 2"),
         ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU has none, fp32"),
-        ({"overrides": ["precision=int4"]}, "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
         ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
     ):
         with pytest.raises(StageError, match=said):
@@ -96,12 +95,69 @@ def test_the_gpu_decides_the_precision(monkeypatch):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
-def test_every_recipe_has_the_same_settings(path):
-    keys = {p.parent.name: set(read_settings(p)) for p in RECIPES}
-    corpus = {name for name in keys["demo"] if name.startswith("corpus_")}
-    assert keys[path.parent.name] - corpus == keys["wmt14_en_de"]
-    kept = [name for stage in (stage07_train,) for name in stage.SETTINGS]
-    assert set(kept) <= keys[path.parent.name]
+def test_every_recipe_has_the_settings_and_only_those(path):
+    settings = read_settings(path)
+    check_values(settings)
+    usual = set(read_settings(ROOT / "recipes" / "wmt14_en_de" / "settings.yaml"))
+    assert {name for name in set(settings) - usual if not name.startswith("corpus_")} == set()
+    del settings["beam"]
+    with pytest.raises(SettingsError, match="settings.yaml has no beam, which every recipe has"):
+        check_values(settings)
+    settings = {**read_settings(path), "fairseq_train_flags": None}  # "fairseq_train_flags:" in YAML
+    with pytest.raises(SettingsError, match="fairseq_train_flags is None, and must be of type str"):
+        check_values(settings)
+
+
+@pytest.mark.parametrize(
+    "sides, expected", [("none", []), ("source", ["en"]), ("target", ["de"]), ("both", ["en", "de"])]
+)
+def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsys):
+    x = experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)
+    x.ensure(stage03_tokenise)
+    commands = [line for line in capsys.readouterr().out.splitlines() if "raw/train" in line]
+    assert [
+        lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line
+    ] == expected
+
+
+def test_translations_are_searched_as_the_settings_say(capsys):
+    experiment(dry_run=True).ensure(stage09_translate)
+    printed = capsys.readouterr().out
+    assert (
+        "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --tokenizer moses --moses-no-dash-splits"
+        in printed
+    )
+
+
+def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
+    (tmp_path / "bpe").mkdir()
+    for path in experiment(tmp=tmp_path).texts("bpe"):
+        path.write_text("a b\n" + "a " * (1024 if path.name in ("train.en", "test.en") else 1023) + "\n")
+    with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
+        stage07_train.check_lengths(experiment(tmp=tmp_path))
+    longer = "fairseq_generate_flags=--max-source-positions 2000 --max-target-positions 2000"
+    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[longer]))
+    (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
+    stage07_train.check_lengths(experiment(tmp=tmp_path))
+
+
+def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
+    rows = [line.split("\t") for line in (ROOT / "recipes/wmt14_en_de/manifest.tsv").read_text().splitlines()]
+    known = {
+        ("training-parallel-europarl-v7.tgz", "657632379"): (
+            "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
+        ),
+        ("training-parallel-commoncrawl.tgz", "918311367"): (
+            "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"
+        ),
+        ("training-parallel-nc-v9.tgz", "80418416"): (
+            "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"
+        ),
+        ("dev.tgz", "-"): "sha256:9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9",
+        ("test-full.tgz", "-"): "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
+    }
+    assert {(row[0], row[1]): row[2] for row in rows[1:]} == known
+    assert all(row[3].startswith("https://") and row[3].endswith("/" + row[0]) for row in rows[1:])
 
 
 def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
     assert pieces.replace(" ", "").replace("▁", " ").replace("\n ", "\n").strip() == blanked.strip()
 
 
-def test_a_corpus_that_changed_is_fetched_into_the_work_folder_no_more(data, tmp_path):
+def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(data, tmp_path):
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     copy.chmod(0o755)
@@ -178,6 +179,28 @@ def test_a_corpus_that_changed_is_fetched_into_the_work_folder_no_more(data, tmp
     assert done.returncode == 1
     assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", done.stderr)
     assert "stage 2" not in done.stdout
+
+
+def test_what_a_data_folder_lacks_is_downloaded(data, tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    copy.chmod(0o755)
+    (copy / "dev.tgz").unlink()
+    manifest = copy / "manifest.tsv"
+    manifest.chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # bound, then closed: nothing answers there
+        address = f"http://127.0.0.1:{nobody.getsockname()[1]}/dev.tgz"
+    rows = [line.split("\t") for line in manifest.read_text().splitlines()]
+    manifest.write_text(
+        "".join("\t".join([*row[:3], address if row[0] == "dev.tgz" else row[3]]) + "\n" for row in rows)
+    )
+    done = recipe(copy, tmp_path / "work", check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
+    assert "dev.tgz" in done.stderr and address in done.stderr
+    assert sorted(path.name for path in copy.iterdir()) == sorted(
+        path.name for path in data.iterdir() if path.name != "dev.tgz"
+    )
 
 
 @pytest.mark.slow
