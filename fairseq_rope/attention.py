@@ -1,19 +1,86 @@
-"""Self-attention with rotated queries and keys: project, rotate, cache, attend.
+"""Attention: self-attention with rotated queries and keys, and fairseq's cross-attention, faster.
 
-Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
+Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D. In a
+beam search N sentences have K hypotheses each, and B = N * K.
 """
 
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from .rotary import RotaryEmbedding
 
 
-class RotaryMultiheadAttention(MultiheadAttention):
+class FusedAttention(MultiheadAttention):
+    """What self- and cross-attention share: heads, and what follows once queries, keys and values are there.
+
+    Where no weights are asked for, torch's fused kernels attend (``F.scaled_dot_product_attention``).
+    """
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """(T, B, C) to (B, H, T, D), a view."""
+        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding_mask: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        need_weights: bool,
+        before_softmax: bool,
+        need_head_weights: bool,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """What ``forward`` returns, of *q* (B, H, T, D), *k* and *v* (B, H, S, D)."""
+        mask = self._score_mask(attn_mask, key_padding_mask, q)
+        weights: Optional[Tensor] = None
+        if need_weights or need_head_weights or before_softmax:
+            scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
+            if mask is not None:
+                scores = scores + mask
+            if before_softmax:
+                return scores.flatten(0, 1), v.flatten(0, 1)
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+            weights = torch.softmax(scores, dim=-1, dtype=wide)
+            attn = torch.matmul(self.dropout_module(weights.to(q.dtype)), v)
+        else:
+            dropout = 0.0
+            if self.training or self.dropout_module.apply_during_inference:
+                dropout = float(self.dropout_module.p)
+            attn = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+        # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
+        attn = attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim)
+        attn = self.out_proj(attn)
+
+        if weights is not None:
+            weights = weights.transpose(0, 1)  # (H, B, T, S)
+            if not need_head_weights:
+                weights = weights.mean(dim=0)
+        return attn, weights
+
+    def _score_mask(
+        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
+    ) -> Optional[Tensor]:
+        """What to add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type."""
+        mask: Optional[Tensor] = None
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                mask = torch.zeros_like(attn_mask, dtype=q.dtype)
+                mask = mask.masked_fill(attn_mask, float("-inf"))
+            else:
+                mask = attn_mask.to(q.dtype)
+        if key_padding_mask is not None:
+            pad_score = pad_scores(key_padding_mask, q)
+            mask = pad_score if mask is None else mask + pad_score
+        return mask
+
+
+class RotaryMultiheadAttention(FusedAttention):
     """fairseq's self-attention whose queries and keys are rotated by their positions.
 
     Parameters, their names and their initialisation are those of
@@ -60,6 +127,7 @@ class RotaryMultiheadAttention(MultiheadAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.rotary = rotary
+        self._joined: Optional[Tuple[List[Any], Tensor, Tensor]] = None  # see joined_projections
 
     def forward(
         self,
@@ -92,7 +160,7 @@ class RotaryMultiheadAttention(MultiheadAttention):
             *need_head_weights*, in float32 (float64 if *query* is).
         """
         assert not static_kv, "rotary self-attention has no static keys"
-        tgt_len, bsz, _ = query.size()
+        bsz = query.size(1)
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         k = self._split_heads(self.k_proj(query))
         v = self._split_heads(self.v_proj(query))
@@ -129,55 +197,108 @@ class RotaryMultiheadAttention(MultiheadAttention):
             saved_state["prev_key_padding_mask"] = key_padding_mask
             self._set_input_buffer(incremental_state, saved_state)
 
-        mask = self._score_mask(attn_mask, key_padding_mask, q)
-        weights: Optional[Tensor] = None
-        if need_weights or need_head_weights or before_softmax:
-            scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
-            if mask is not None:
-                scores = scores + mask
-            if before_softmax:
-                return scores.flatten(0, 1), v.flatten(0, 1)
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            weights = torch.softmax(scores, dim=-1, dtype=wide)
-            attn = torch.matmul(self.dropout_module(weights.to(q.dtype)), v)
-        else:
-            dropout = 0.0
-            if self.training or self.dropout_module.apply_during_inference:
-                dropout = float(self.dropout_module.p)
-            attn = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return self._attend(
+            q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights
+        )
 
-        # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
-        attn = attn.permute(2, 0, 1, 3).reshape(tgt_len, bsz, self.num_heads * self.head_dim)
-        attn = self.out_proj(attn)
+    def joined_projections(self) -> Tuple[Tensor, Tensor]:
+        """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
 
-        if weights is not None:
-            weights = weights.transpose(0, 1)  # (H, B, T, S)
-            if not need_head_weights:
-                weights = weights.mean(dim=0)
-        return attn, weights
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """(T, B, C) to (B, H, T, D), a view."""
-        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-
-    def _score_mask(
-        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
-    ) -> Optional[Tensor]:
-        """What to add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type.
-
-        A padded key gets a large negative number, not minus infinity: its weight is 0 all the same,
-        but a row with nothing but pads (the first rows of a left-padded target) stays finite, and no
-        NaN reaches the gradients. -3e4 fits into float16.
+        Pairs that rotate together are neighbours in queries and keys, whatever the layout: scores do not
+        change when the dimensions of both are put into another order. Without gradient. Joined anew
+        whenever a weight has changed.
         """
-        mask: Optional[Tensor] = None
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                mask = torch.zeros_like(attn_mask, dtype=q.dtype)
-                mask = mask.masked_fill(attn_mask, float("-inf"))
-            else:
-                mask = attn_mask.to(q.dtype)
-        if key_padding_mask is not None:
-            is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)  # (B, 1, 1, S)
-            pad_score = torch.zeros_like(is_pad, dtype=q.dtype).masked_fill(is_pad, -3e4)
-            mask = pad_score if mask is None else mask + pad_score
-        return mask
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        # Tensor._version counts the changes in place.
+        known = [(p.data_ptr(), p._version) for m in projections for p in (m.weight, m.bias)]
+        if self._joined is None or self._joined[0] != known:
+            (qw, kw, vw), (qb, kb, vb) = (
+                [getattr(m, name).detach() for m in projections] for name in ("weight", "bias")
+            )
+            weight = torch.cat([self._neighbours(qw.t()).t(), self._neighbours(kw.t()).t(), vw])
+            bias = torch.cat([self._neighbours(qb), self._neighbours(kb), vb])
+            self._joined = (known, weight, bias)
+        return self._joined[1], self._joined[2]
+
+    def _neighbours(self, x: Tensor) -> Tensor:
+        """*x* (…, C), the dimensions of each head ordered so that pairs which rotate are neighbours."""
+        if self.rotary.interleaved:
+            return x
+        heads = x.unflatten(-1, (self.num_heads, self.head_dim))
+        turning, rest = heads.split([self.rotary.dim, self.head_dim - self.rotary.dim], dim=-1)
+        pairs = turning.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        return torch.cat([pairs, rest], dim=-1).flatten(-2)
+
+
+class CrossAttention(FusedAttention):
+    """fairseq's encoder-decoder attention; parameters, names in the incremental state and numbers are its."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attend from *query* (T, B, C) to *key* and *value*, the encoder's output (S, B, C of the encoder).
+
+        Args:
+            key_padding_mask: (B, S), nonzero where a pad stands
+            incremental_state: fairseq's cache; with *static_kv*, keys and values are projected once for it
+
+        The other arguments, and what is returned, are those of :class:`RotaryMultiheadAttention`.
+        """
+        q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
+        saved_state: Dict[str, Optional[Tensor]] = {}
+        if incremental_state is not None:
+            saved_state = self._get_input_buffer(incremental_state)
+        k: Optional[Tensor] = None
+        v: Optional[Tensor] = None
+        if static_kv and "prev_key" in saved_state:
+            k, v = saved_state["prev_key"], saved_state["prev_value"]
+            if "prev_key_padding_mask" in saved_state:
+                key_padding_mask = saved_state["prev_key_padding_mask"]
+        else:
+            assert key is not None and value is not None
+            k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
+            if incremental_state is not None:
+                saved_state["prev_key"] = k
+                saved_state["prev_value"] = v
+                saved_state["prev_key_padding_mask"] = key_padding_mask
+                self._set_input_buffer(incremental_state, saved_state)
+        assert k is not None and v is not None
+        return self._attend(
+            q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights
+        )
+
+    def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
+        """*encoder_out* (S, B, C), projected: each (B, H, S, D), contiguous."""
+        k, v = self.k_proj(encoder_out), self.v_proj(encoder_out)
+        return self._split_heads(k).contiguous(), self._split_heads(v).contiguous()
+
+
+def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:
+    """What padding (B, S) adds to scores: (B, 1, 1, S) in the type of *like*.
+
+    A padded key gets a large negative number, not minus infinity: its weight is 0 all the same, but a row
+    with nothing but pads (the first rows of a left-padded target) stays finite, and no NaN reaches the
+    gradients. -3e4 fits into float16.
+    """
+    is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
+    return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, -3e4)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether *module* does nothing but multiply and add: no quantisation (noise), no hooks."""
+    return type(module) is nn.Linear and module.bias is not None and not hooked(module)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether something else runs when *module* is called."""
+    return bool(module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module))

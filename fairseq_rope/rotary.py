@@ -20,9 +20,10 @@ Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r =
 """
 
 import math
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 LAYOUTS = ("interleaved", "half")
@@ -82,6 +83,52 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         x1, x2 = wide.chunk(2, dim=-1)  # each (..., T, d_r / 2)
         turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1)
     return turned.to(x.dtype)
+
+
+def _rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """:func:`rotate` of float32 or float64 in fewer passes over *x*; its result has the strides of *x*.
+
+    A pair of neighbours is a complex number, and to turn it is to multiply it by cos + i sin.
+    """
+    if interleaved:
+        if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
+            x = x.contiguous()  # complex numbers lie at even places
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
+    turned = torch.empty_like(x)
+    (x1, x2), (y1, y2) = x.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    torch.mul(x1, cos, out=y1).addcmul_(x2, sin, value=-1)
+    torch.mul(x2, cos, out=y2).addcmul_(x1, sin)
+    return turned
+
+
+class _Rotation(torch.autograd.Function):
+    """:func:`_rotate_at_once` and its gradient, which is the gradient of the output turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _rotate_at_once(x, cos, sin, interleaved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotation.apply(grad, cos, -sin, ctx.interleaved), None, None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """:func:`rotate`, by the fastest way that there is where it is called."""
+    # Complex numbers, and a function with a gradient of its own, are not for what traces or compiles a
+    # model; a compiler fuses the plain formula by itself.
+    if torch.jit.is_tracing() or _is_compiling():
+        return rotate(x, cos, sin, interleaved)
+    wide = x if x.dtype == torch.float64 else x.float()
+    return _Rotation.apply(wide, cos, sin, interleaved).to(x.dtype)
+
+
+def _is_compiling() -> bool:
+    return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
 
 
 class RotaryEmbedding(nn.Module):
@@ -158,7 +205,17 @@ class RotaryEmbedding(nn.Module):
             A new tensor of the shape and type of *x*.
         """
         cos, sin = self.tables(offset, x.size(-2), x.device)
+        turning = x if self.dim == self.head_dim else x[..., : self.dim]
+        if torch.jit.is_scripting():
+            turned = rotate(turning, cos, sin, self.interleaved)
+        else:
+            turned = _turn(turning, cos, sin, self.interleaved)
         if self.dim == self.head_dim:
-            return rotate(x, cos, sin, self.interleaved)
-        turned = rotate(x[..., : self.dim], cos, sin, self.interleaved)
+            return turned
         return torch.cat([turned, x[..., self.dim :]], dim=-1)
+
+    def numbers(self, position: int, device: torch.device) -> Tensor:
+        """By which complex numbers (D / 2) pairs of neighbours turn at *position*; 1 past the fraction."""
+        cos, sin = self.tables(position, 1, device)
+        rest = (self.head_dim - self.dim) // 2
+        return F.pad(torch.complex(cos[0], sin[0]), (0, rest), value=1.0)

@@ -8,8 +8,9 @@ that flags, parameter names and checkpoints are the same.
 import logging
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -31,7 +32,9 @@ from fairseq.modules.transformer_layer import (
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from .attention import RotaryMultiheadAttention
+from .attention import CrossAttention, RotaryMultiheadAttention, hooked, pad_scores
+from .beams import STATE, Beams
+from .decoding import PackedLinear, bind_all
 from .rotary import LAYOUTS, RotaryEmbedding
 
 logger = logging.getLogger(__name__)
@@ -107,7 +110,7 @@ class RotaryEncoderLayer(TransformerEncoderLayerBase):
 
 
 class RotaryDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer with rotary self-attention; cross-attention stays as it is."""
+    """fairseq's decoder layer with rotary self-attention; cross-attention computes what fairseq's does."""
 
     def build_self_attention(
         self,
@@ -119,12 +122,30 @@ class RotaryDecoderLayer(TransformerDecoderLayerBase):
         assert not add_bias_kv and not add_zero_attn, "no flag of fairseq's transformer sets these"
         return build_rotary_self_attention(cfg, cfg.decoder)
 
+    def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
+        attention = CrossAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            encoder_decoder_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+        attention.dropout_module.module_name = "MultiheadAttention"
+        return attention
+
 
 # --retain-dropout-modules goes by the names of fairseq's classes.
 def _keep_dropout_names(layer: nn.Module, fairseq_name: str) -> nn.Module:
     layer.dropout_module.module_name = fairseq_name
     layer.activation_dropout_module.module_name = fairseq_name
     return layer
+
+
+# An entry of the encoder's output, a list as long as the beam: its rows are sentences, and not hypotheses.
+ONE_A_SENTENCE = "one_a_sentence"
 
 
 class RotaryEncoder(TransformerEncoderBase):
@@ -139,10 +160,48 @@ class RotaryEncoder(TransformerEncoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         self.dropout_module.module_name = "TransformerEncoder"
+        self.beam_size = 1
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         layer = RotaryEncoderLayer(cfg, return_fc=self.return_fc)
         return wrap_layer(_keep_dropout_names(layer, "TransformerEncoderLayerBase"), cfg)
+
+    @torch.jit.export
+    def reorder_encoder_out(
+        self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
+    ) -> Dict[str, List[Tensor]]:
+        """fairseq's, save that a beam search leaves one copy for each sentence, as its decoder knows."""
+        if not torch.jit.is_scripting():
+            return self._reorder_sentences(encoder_out, new_order)
+        return {
+            "encoder_out": [x.index_select(1, new_order) for x in encoder_out["encoder_out"]],
+            "encoder_padding_mask": [
+                x.index_select(0, new_order) for x in encoder_out["encoder_padding_mask"]
+            ],
+            "encoder_embedding": [x.index_select(0, new_order) for x in encoder_out["encoder_embedding"]],
+            "encoder_states": [x.index_select(1, new_order) for x in encoder_out["encoder_states"]],
+            "src_tokens": [x.index_select(0, new_order) for x in encoder_out["src_tokens"]],
+            "src_lengths": [x.index_select(0, new_order) for x in encoder_out["src_lengths"]],
+        }
+
+    def _reorder_sentences(
+        self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
+    ) -> Dict[str, List[Tensor]]:
+        (states,) = encoder_out["encoder_out"]
+        sentences = torch.arange(states.size(1), device=new_order.device)
+        if ONE_A_SENTENCE in encoder_out:
+            beam = len(encoder_out[ONE_A_SENTENCE])
+            if new_order.numel() == sentences.numel() * beam:
+                return encoder_out
+            kept = new_order.view(-1, beam)[:, 0] // beam
+            return {
+                **super().reorder_encoder_out(encoder_out, kept),
+                ONE_A_SENTENCE: encoder_out[ONE_A_SENTENCE],
+            }
+        begins_search = torch.equal(new_order, sentences.repeat_interleave(self.beam_size))
+        if self.beam_size > 1 and begins_search and not torch.is_grad_enabled():
+            return {**encoder_out, ONE_A_SENTENCE: [sentences] * self.beam_size}
+        return super().reorder_encoder_out(encoder_out, new_order)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         drop_absolute_positions(state_dict, name)
@@ -162,14 +221,132 @@ class RotaryDecoder(TransformerDecoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.dropout_module.module_name = "TransformerDecoder"
+        self._packed = PackedLinear()
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = RotaryDecoderLayer(cfg, no_encoder_attn)
         return wrap_layer(_keep_dropout_names(layer, "TransformerDecoderLayerBase"), cfg)
 
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """fairseq's, without the weights of cross-attention where nobody asked for them.
+
+        They are asked for by *alignment_layer*, and by the model's use before ``make_generation_fast_`` has
+        told it that nobody will, except in training.
+        """
+        if not torch.jit.is_scripting():
+            if alignment_layer is None and not self._weights_are_wanted():
+                alignment_layer = -1  # no layer has that number
+            if incremental_state is not None and encoder_out is not None and encoder_out["encoder_out"]:
+                if not incremental_state and alignment_layer == -1:
+                    self._begin_search(prev_output_tokens, encoder_out, incremental_state)
+                if STATE in incremental_state:
+                    return self._step(prev_output_tokens, encoder_out["encoder_out"][0], incremental_state)
+                encoder_out = _row_by_row(encoder_out)
+        return self.extract_features_scriptable(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+        )
+
+    def _weights_are_wanted(self) -> bool:
+        return not self.training and any(getattr(layer, "need_attn", True) for layer in self.layers)
+
+    def _begin_search(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Dict[str, List[Tensor]],
+        incremental_state: Dict[str, Any],
+    ) -> None:
+        """Put :class:`Beams` into the empty *incremental_state*, if steps can be taken with them."""
+        (states,) = encoder_out["encoder_out"]  # (S, N, C)
+        beam = len(encoder_out.get(ONE_A_SENTENCE, [states]))
+        plain_embedding = self.quant_noise is None and not hooked(self.embed_tokens)
+        if (
+            torch.is_grad_enabled()
+            or not plain_embedding
+            or prev_output_tokens.size(0) != states.size(1) * beam
+        ):
+            return
+        steps = bind_all(self.layers)
+        if steps is not None:
+            (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
+            mask = pad_scores(is_pad, states) if is_pad is not None and is_pad.any() else None
+            incremental_state[STATE] = Beams(states.size(1), beam, steps, mask, states)
+
+    def _step(
+        self, prev_output_tokens: Tensor, encoder_out: Tensor, incremental_state: Dict[str, Any]
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """What :meth:`extract_features` finds for the last of *prev_output_tokens*: (B, 1, C)."""
+        beams = incremental_state[STATE]
+        tokens = beams.arranged(prev_output_tokens[:, -1])
+        beams.begin_step(tokens.eq(self.padding_idx))
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        for step in beams.steps:
+            x = step(x, encoder_out, beams)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        if beams.rows is not None:
+            x = x.index_select(0, beams.rows)
+        return x.unsqueeze(1), {"attn": [None], "inner_states": []}
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project (B, T, C) to the vocabulary, (B, T, V), unless the criterion does (adaptive softmax)."""
+        if self.adaptive_softmax is not None:
+            return features
+        if not torch.jit.is_scripting():
+            if features.size(1) == 1:
+                found = self._packed(self.output_projection, features)
+                if found is not None:
+                    return found
+        return self.output_projection(features)
+
+    def reorder_incremental_state_scripting(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> None:
+        """Let row i of the next step go on from row new_order[i] of the last one."""
+        if not torch.jit.is_scripting():
+            if STATE in incremental_state:
+                incremental_state[STATE].reorder(new_order)
+                return
+        for module in self.modules():  # as fairseq/models/fairseq_incremental_decoder.py
+            if hasattr(module, "reorder_incremental_state"):
+                result = module.reorder_incremental_state(incremental_state, new_order)
+                if result is not None:
+                    incremental_state = result
+
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         drop_absolute_positions(state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
+
+
+def _row_by_row(encoder_out: Dict[str, List[Tensor]]) -> Dict[str, List[Tensor]]:
+    """*encoder_out* with a row for each hypothesis, for what does not know of one in common."""
+    if ONE_A_SENTENCE not in encoder_out:
+        return encoder_out
+    beam = len(encoder_out[ONE_A_SENTENCE])
+    (states,), is_pad = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+    return {
+        **encoder_out,
+        "encoder_out": [states.repeat_interleave(beam, dim=1)],
+        "encoder_padding_mask": [mask.repeat_interleave(beam, dim=0) for mask in is_pad],
+    }
 
 
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
@@ -255,6 +432,10 @@ class TransformerRopeModel(TransformerModel):
         rope_architecture(args)  # fills in what checkpoints of older versions lack
         refuse_what_cannot_work(args)
         return super().build_model(args, task)
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Told by a beam search (``fairseq/sequence_generator.py``) how many hypotheses a sentence has."""
+        self.encoder.beam_size = beam_size
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryEncoder:

@@ -9,12 +9,11 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import build_model
-from fairseq.modules import MultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 
-from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.attention import CrossAttention, RotaryMultiheadAttention
 
 PAD, EOS = 1, 2
 
@@ -44,7 +43,7 @@ def test_rotary_attention_stands_in_every_self_attention_and_nowhere_else(build)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         assert type(layer.self_attn) is RotaryMultiheadAttention
     for layer in model.decoder.layers:
-        assert type(layer.encoder_attn) is MultiheadAttention
+        assert type(layer.encoder_attn) is CrossAttention
     assert model.encoder.embed_positions is None and model.decoder.embed_positions is None
 
 

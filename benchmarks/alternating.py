@@ -1,0 +1,64 @@
+"""Time things against each other: in turns, in one process, and by medians."""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def in_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each of *candidates*, *rounds* times; every round runs all, each time another first.
+
+    Before the first round each runs once, untimed. On a GPU a run ends when the device has.
+    """
+    for run in candidates.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            _synchronise()
+            begun = time.perf_counter()
+            candidates[name]()
+            _synchronise()
+            seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], name: str, to: str) -> float:
+    """How many times as fast as *to* is *name*: the median over the rounds of the quotient in one round."""
+    return statistics.median(b / a for a, b in zip(seconds[name], seconds[to], strict=True))
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def machine() -> str:
+    """Hardware and versions, for the head of a table."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+    return (
+        f"{device}, {torch.get_num_threads()} threads, Python {platform.python_version()}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def report(title: str, rows: list[dict[str, object]], as_json: bool) -> None:
+    """Print *rows*, all with the same keys, as a table or as one line of JSON."""
+    if as_json:
+        print(json.dumps({"benchmark": title, "machine": machine(), "rows": rows}), flush=True)
+        return
+    print(f"\n{title} ({machine()})")
+    columns = list(rows[0])
+    texts = [columns] + [
+        [f"{row[c]:.3g}" if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows
+    ]
+    widths = [max(len(text[i]) for text in texts) for i in range(len(columns))]
+    for text in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(text, widths, strict=True)).rstrip())
+    sys.stdout.flush()

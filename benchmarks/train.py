@@ -1,0 +1,115 @@
+"""Training steps beside fairseq's transformer: tokens a second and peak memory.
+
+    python -m benchmarks.train [--size small|base] [--rounds N] [--json]
+
+A step is forward, criterion, backward and Adam, as fairseq-train does them, on batches of real lengths.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+from argparse import Namespace
+from multiprocessing.connection import Connection
+
+import torch
+from fairseq import optim
+from fairseq.criterions import CRITERION_REGISTRY
+
+from benchmarks.alternating import in_turns, ratio, report
+from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
+
+# architecture, criterion; the first is the yardstick
+CANDIDATES = {
+    "transformer": ("transformer", "label_smoothed_cross_entropy"),
+    "transformer_rope": ("transformer_rope", "label_smoothed_cross_entropy"),
+    "transformer_rope, fused": ("transformer_rope", "fused_label_smoothed_cross_entropy"),
+}
+TOKENS = {"small": 4096, "base": 2048}
+STEPS = {"small": 4, "base": 2}
+
+
+class Training:
+    """A model, its criterion and its optimizer, and steps with them."""
+
+    def __init__(self, name: str, size_name: str) -> None:
+        size = SIZES[size_name]
+        arch, criterion = CANDIDATES[name]
+        words = dictionary(size["vocab"])
+        self.model = build(arch, words, size).train()
+        task = Namespace(target_dictionary=words)
+        self.criterion = CRITERION_REGISTRY[criterion](task, sentence_avg=False, label_smoothing=0.1)
+        options = Namespace(
+            optimizer="adam",
+            lr=[5e-4],
+            adam_betas="(0.9, 0.98)",
+            adam_eps=1e-9,
+            weight_decay=0.0,
+            use_old_adam=False,
+            fp16_adam_stats=False,
+            tpu=False,
+        )
+        self.optimizer = optim.build_optimizer(options, list(self.model.parameters()))
+        self.batches = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
+        self.tokens = sum(sample["ntokens"] for sample in self.batches)
+        if DEVICE == "cuda":
+            self.model.bfloat16()
+
+    def steps(self) -> None:
+        for sample in self.batches:
+            self.optimizer.zero_grad()
+            loss, count, _ = self.criterion(self.model, sample)
+            self.optimizer.backward(loss)
+            self.optimizer.multiply_grads(1.0 / count)
+            self.optimizer.step()
+
+
+def _memory(name: str, size: str, pipe: Connection) -> None:
+    torch.set_num_threads(2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Training(name, size).steps()
+    if DEVICE == "cuda":
+        pipe.send(torch.cuda.max_memory_allocated() / 2**20)
+    else:
+        pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def peak_memory(name: str, size: str) -> float:
+    """MiB that a few steps take beyond what the imports took, in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    receive, send = spawn.Pipe()
+    process = spawn.Process(target=_memory, args=(name, size, send))
+    process.start()
+    found = receive.recv()
+    process.join()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.train", description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    names = [name for name, (_, criterion) in CANDIDATES.items() if criterion in CRITERION_REGISTRY]
+    for size in args.size or SIZES:
+        memory = {name: 0.0 if args.no_memory else peak_memory(name, size) for name in names}
+        trainings = {name: Training(name, size) for name in names}
+        seconds = in_turns({name: training.steps for name, training in trainings.items()}, args.rounds)
+        yardstick = names[0]
+        rows = [
+            {
+                "model": name,
+                "tokens/s": trainings[name].tokens / statistics.median(seconds[name]),
+                "times as fast": ratio(seconds, name, yardstick),
+                "peak MiB": memory[name],
+                "of the memory": memory[name] / memory[yardstick] if memory[yardstick] else 0.0,
+            }
+            for name in names
+        ]
+        report(f"training steps, {size}", rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
