@@ -7,6 +7,7 @@ A step is forward, criterion, backward and Adam, as fairseq-train does them, on 
 
 import argparse
 import multiprocessing
+import os
 import resource
 import statistics
 from argparse import Namespace
@@ -76,12 +77,16 @@ def _memory(name: str, size: str, pipe: Connection) -> None:
 
 def peak_memory(name: str, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = (
+        "65536"  # glibc gives back at once what is freed: no leftovers counted
+    )
     spawn = multiprocessing.get_context("spawn")
     receive, send = spawn.Pipe()
     process = spawn.Process(target=_memory, args=(name, size, send))
     process.start()
     found = receive.recv()
     process.join()
+    del os.environ["MALLOC_MMAP_THRESHOLD_"]
     return found
 
 

@@ -2,7 +2,7 @@
 
 What ``--user-dir fairseq_rope`` loads: importing this package makes fairseq's checkpoints loadable
 on today's torch (``compat``) and registers the model ``transformer_rope`` with its architectures
-(``presets``).
+(``presets``) and the criterion ``fused_label_smoothed_cross_entropy`` (``criterion``).
 """
 
 import os
@@ -21,4 +21,4 @@ _is_tool = _program.startswith("fairseq-rope-") or (
 # So does a tool of the recipes, and every process that it starts: fairseq is run by its own commands.
 _is_recipe = "recipes.pipeline" in sys.modules and "fairseq" not in sys.modules
 if not _is_tool and not _is_recipe and find_spec("fairseq") is not None:
-    from . import compat, faults, presets  # noqa: F401
+    from . import compat, criterion, faults, presets  # noqa: F401

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from .attention import CrossAttention, RotaryMultiheadAttention, hooked, pad_scores
 from .beams import STATE, Beams
 from .decoding import PackedLinear, bind_all
+from .dropout import Dropout
 from .rotary import LAYOUTS, RotaryEmbedding
 
 logger = logging.getLogger(__name__)
@@ -137,11 +138,12 @@ class RotaryDecoderLayer(TransformerDecoderLayerBase):
         return attention
 
 
-# --retain-dropout-modules goes by the names of fairseq's classes.
-def _keep_dropout_names(layer: nn.Module, fairseq_name: str) -> nn.Module:
-    layer.dropout_module.module_name = fairseq_name
-    layer.activation_dropout_module.module_name = fairseq_name
-    return layer
+def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
+    """*module* with dropout of ours, by the name of fairseq's class, as --retain-dropout-modules wants it."""
+    for name in ("dropout_module", "activation_dropout_module"):
+        if hasattr(module, name):
+            setattr(module, name, Dropout(getattr(module, name).p, module_name=fairseq_name))
+    return module
 
 
 # An entry of the encoder's output, a list as long as the beam: its rows are sentences, and not hypotheses.
@@ -159,12 +161,12 @@ class RotaryEncoder(TransformerEncoderBase):
         return_fc: bool = False,
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
-        self.dropout_module.module_name = "TransformerEncoder"
+        with_dropout(self, "TransformerEncoder")
         self.beam_size = 1
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         layer = RotaryEncoderLayer(cfg, return_fc=self.return_fc)
-        return wrap_layer(_keep_dropout_names(layer, "TransformerEncoderLayerBase"), cfg)
+        return wrap_layer(with_dropout(layer, "TransformerEncoderLayerBase"), cfg)
 
     @torch.jit.export
     def reorder_encoder_out(
@@ -220,12 +222,12 @@ class RotaryDecoder(TransformerDecoderBase):
         output_projection: Optional[nn.Module] = None,
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.dropout_module.module_name = "TransformerDecoder"
+        with_dropout(self, "TransformerDecoder")
         self._packed = PackedLinear()
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = RotaryDecoderLayer(cfg, no_encoder_attn)
-        return wrap_layer(_keep_dropout_names(layer, "TransformerDecoderLayerBase"), cfg)
+        return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
 
     def extract_features(
         self,

@@ -1,0 +1,171 @@
+"""``fused_label_smoothed_cross_entropy``: the loss of label smoothing without a table of log-probabilities.
+
+fairseq's ``label_smoothed_cross_entropy`` keeps, for every token, a score for each word of the vocabulary,
+then as many log-probabilities, then gradients of both: with 37,000 words most of a training step's memory.
+Here the projection onto the vocabulary and the loss are one function, computed for some hundred tokens at a
+time, gradients included.
+
+For the scores x of one token, with target t, V words, e = label smoothing and e' = e / (V - 1), the loss is
+
+    (1 - e - e') * (lse - x_t) + e' * (V * lse - sum_j x_j),    lse = log sum_j exp x_j
+
+as in ``fairseq/criterions/label_smoothed_cross_entropy.py``. Since (1 - e - e') + e' * V = 1, its gradient is
+
+    d/dx_j = exp(x_j - lse) - e' - (1 - e - e') * [j = t]
+
+Shapes: N tokens, C the decoder's width, V words.
+"""
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import register_criterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterion,
+    LabelSmoothedCrossEntropyCriterionConfig,
+)
+from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
+from torch import Tensor, nn
+
+from .attention import hooked
+from .transformer import RotaryDecoder
+
+CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
+UNDERFLOW = 1e-20  # below, the logarithm of a probability in float32 loses digits
+
+
+class _FusedLoss(torch.autograd.Function):
+    """The summed loss of *features* (N, C) projected by *weight* (V, C).
+
+    The gradients are computed with the loss, from the same scores, and kept in float32 until they are scaled.
+
+    Returns:
+        the loss; without label smoothing (``nll_loss``); how often the target has the highest score
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, target: Tensor, pad: int, epsilon: float
+    ) -> Tuple[Tensor, Tensor, Tensor]:
+        words = weight.size(0)
+        each = epsilon / (words - 1)  # e'
+        on_target = 1.0 - epsilon - each
+        wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+
+        kept = target.ne(pad).nonzero().squeeze(1)  # padding has neither loss nor gradient
+        x, target = features.index_select(0, kept), target.index_select(0, kept)
+        weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is the feature's product with it
+        loss = torch.zeros((), dtype=torch.float64, device=x.device)
+        nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss)
+        if wants_grad:
+            x_grad = torch.empty_like(x, dtype=torch.float32)
+            weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+
+        rows = max(1, CHUNK // words)
+        for begin in range(0, x.size(0), rows):
+            xs, ts = x[begin : begin + rows], target[begin : begin + rows]
+            scores = F.linear(xs, weight).float()  # (rows, V)
+            of_target = scores.gather(1, ts.unsqueeze(1)).squeeze(1)
+            p = torch.softmax(scores, dim=1, out=scores)  # no other table than this one
+            p_of_target = p.gather(1, ts.unsqueeze(1)).squeeze(1)
+            nll = -p_of_target.log()
+            rare = (p_of_target < UNDERFLOW).nonzero().squeeze(1)
+            if rare.numel() > 0:
+                highest, word = p[rare].max(dim=1)
+                score = (xs[rare].float() * weight[word].float()).sum(1)
+                nll[rare] = score - highest.log() - of_target[rare]
+            smooth = words * (nll + of_target) - xs.float() @ weight_sum
+            loss += (on_target * nll.double() + each * smooth.double()).sum()
+            nll_loss += nll.sum(dtype=torch.float64)
+            correct += (p_of_target == p.amax(dim=1)).sum()
+            if wants_grad:
+                p = p.to(weight.dtype)
+                grad = (p @ weight).float().sub_(weight_sum, alpha=each)
+                grad.sub_(weight.index_select(0, ts).float(), alpha=on_target)
+                x_grad[begin : begin + rows] = grad
+                if weight.dtype == torch.float32:
+                    weight_grad.addmm_(p.t(), xs)
+                else:
+                    weight_grad += (p.t() @ xs).float()
+        if wants_grad:
+            weight_grad.sub_(x.sum(0, dtype=torch.float32), alpha=each)
+            weight_grad.index_add_(0, target, x.float(), alpha=-on_target)
+            features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, kept, x_grad)
+            ctx.save_for_backward(features_grad, weight_grad)
+            ctx.types = (features.dtype, weight.dtype)
+        ctx.mark_non_differentiable(nll_loss, correct)
+        return loss.float(), nll_loss.float(), correct
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+        grads = ctx.saved_tensors
+        if grad.device.type != "cpu" or grad.item() != 1.0:
+            grads = tuple(of_one * grad for of_one in grads)
+        of_features, of_weight = (of_one.to(dtype) for of_one, dtype in zip(grads, ctx.types))
+        return of_features, of_weight, None, None, None
+
+
+@register_criterion("fused_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
+class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
+    """fairseq's ``label_smoothed_cross_entropy``: its flags, its value, its gradient, its logs.
+
+    Fused for transformers whose output is a plain projection; fairseq's own code computes the loss of all
+    others, as it does under ``--amp``, FSDP, and where the loss of each token is asked for.
+    """
+
+    def forward(
+        self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True
+    ) -> Tuple[Tensor, int, Dict[str, Any]]:
+        """The loss summed over the target's tokens, what to divide its gradient by, and what to log."""
+        weight = output_weight(model) if reduce else None
+        if weight is None:
+            return super().forward(model, sample, reduce=reduce)
+        features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
+        target = sample["target"][:, self.ignore_prefix_size :]
+        features = features[:, self.ignore_prefix_size :]
+        loss, nll_loss, correct = _FusedLoss.apply(
+            features.reshape(-1, features.size(-1)), weight, target.reshape(-1), self.padding_idx, self.eps
+        )
+        sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
+        logging_output = {
+            "loss": loss.data,
+            "nll_loss": nll_loss.data,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["target"].size(0),
+            "sample_size": sample_size,
+        }
+        if self.report_accuracy:
+            logging_output["n_correct"] = correct.item()
+            logging_output["total"] = target.ne(self.padding_idx).sum().item()
+        return loss, sample_size, logging_output
+
+
+def output_weight(model: nn.Module) -> Optional[Tensor]:
+    """The matrix (V, C) that projects *model*'s features to scores; None if there is more to it than that."""
+    if any(map(_autocast, ("cuda", "cpu"))):
+        return None
+    while hasattr(model, "module"):  # DistributedDataParallel, and what fairseq wraps around it
+        if "FullySharded" in type(model).__name__ or getattr(model, "find_unused_parameters", False):
+            return None
+        model = model.module
+    decoder = getattr(model, "decoder", None)
+    as_in_fairseq = (
+        isinstance(model, TransformerModelBase)
+        and type(model).forward is TransformerModelBase.forward
+        and type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
+        and isinstance(decoder, TransformerDecoderBase)
+        and type(decoder).output_layer in (TransformerDecoderBase.output_layer, RotaryDecoder.output_layer)
+        and decoder.adaptive_softmax is None
+    )
+    projection = decoder.output_projection if as_in_fairseq else None
+    if type(projection) is not nn.Linear or projection.bias is not None or hooked(projection):
+        return None
+    return projection.weight
+
+
+def _autocast(device: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(device)
+    except TypeError:  # torch < 2.4 asks for one device only
+        return torch.is_autocast_enabled() if device == "cuda" else torch.is_autocast_cpu_enabled()

@@ -1,0 +1,185 @@
+"""fairseq_rope/criterion.py: fairseq's own criterion is the truth."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.criterions import CRITERION_REGISTRY
+
+from fairseq_rope import criterion
+from fairseq_rope.criterion import output_weight
+
+FUSED, FAIRSEQS = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"
+
+
+@pytest.fixture
+def sample(task):
+    """A batch of three, its targets padded on the right and its sources on the left."""
+    pad, eos = task.target_dictionary.pad(), task.target_dictionary.eos()
+    lengths = (9, 4, 7)
+    sentences = torch.full((3, 9), pad)
+    for row, length in enumerate(lengths):
+        sentences[row, :length] = torch.randint(4, 44, (length,))
+        sentences[row, length - 1] = eos
+    previous = sentences.roll(1, dims=1)
+    previous[:, 0] = eos
+    return {
+        "net_input": {
+            "src_tokens": sentences.flip(1), "src_lengths": torch.tensor(lengths),
+            "prev_output_tokens": previous.masked_fill(sentences.eq(pad), pad),
+        },
+        "target": sentences,
+        "ntokens": sum(lengths),
+    }  # fmt: skip
+
+
+def run(name, model, sample, task, **options):
+    """Loss, logs and gradients by the criterion *name*."""
+    options = {"label_smoothing": 0.1, "sentence_avg": False, **options}
+    model.zero_grad()
+    loss, size, log = CRITERION_REGISTRY[name](task, **options)(model, sample)
+    (loss * 3).backward()
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), size, {key: float(value) for key, value in log.items()}, grads
+
+
+@pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"label_smoothing": 0.0},
+        {"label_smoothing": 0.4, "ignore_prefix_size": 2},
+        {"report_accuracy": True, "sentence_avg": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_value_gradient_and_logs_are_fairseqs(build, task, sample, arch, options, shared, monkeypatch):
+    monkeypatch.setattr(criterion, "CHUNK", 5 * len(task.target_dictionary))  # five tokens at a time
+    model = build(arch, share_all_embeddings=shared)
+    assert output_weight(model) is model.decoder.output_projection.weight
+    expected, found = (run(name, model, sample, task, **options) for name in (FAIRSEQS, FUSED))
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
+    assert found[1] == expected[1]
+    assert found[2] == pytest.approx(expected[2], rel=1e-6)
+    assert found[3].keys() == expected[3].keys()
+    largest = max(grad.abs().max().item() for grad in expected[3].values())
+    for name, grad in expected[3].items():
+        torch.testing.assert_close(found[3][name], grad, rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_the_gradient_is_that_of_the_loss(task):
+    torch.manual_seed(1)
+    features = torch.randn(7, 5, requires_grad=True)
+    weight = torch.randn(11, 5, requires_grad=True)
+    target = torch.tensor([1, 4, 10, 1, 1, 7, 9])  # 1 is padding
+
+    def loss():
+        return criterion._FusedLoss.apply(features, weight, target, 1, 0.1)[0]
+
+    loss().backward()
+    for of in (features, weight):
+        at = (2, 3)
+        step = 1e-2
+        with torch.no_grad():
+            of[at] += step
+            above = loss().item()
+            of[at] -= 2 * step
+            below = loss().item()
+            of[at] += step
+        assert (above - below) / (2 * step) == pytest.approx(of.grad[at].item(), abs=1e-3)
+    assert features.grad[0].eq(0).all() and features.grad[3].eq(0).all()
+
+
+@pytest.mark.parametrize("distance", [10.0, 60.0, 95.0, 3000.0])
+def test_an_improbable_target_costs_what_it_costs(distance):
+    # One word has a score so far above the target's that the target's probability underflows.
+    features = torch.tensor([[distance]], requires_grad=True)
+    weight = torch.tensor([[1.0], [0.0], [0.3]])
+    loss, nll, _ = criterion._FusedLoss.apply(features, weight, torch.tensor([1]), 2, 0.1)
+    lprobs = torch.log_softmax(features.double() @ weight.double().t(), dim=-1)[0]
+    assert nll.item() == pytest.approx(-lprobs[1].item(), rel=1e-6)
+    each = 0.1 / 2
+    assert loss.item() == pytest.approx((-(0.9 - each) * lprobs[1] - each * lprobs.sum()).item(), rel=1e-6)
+
+
+def test_nothing_but_padding_costs_nothing(build, task, sample):
+    model = build("transformer_rope_tiny")
+    sample["target"] = torch.full_like(sample["target"], task.target_dictionary.pad())
+    loss, _, _, grads = run(FUSED, model, sample, task)
+    assert loss == 0.0 and all(grad.eq(0).all() for grad in grads.values())
+
+
+def test_no_table_of_all_tokens_is_made(build, task, sample, monkeypatch):
+    words = len(task.target_dictionary)
+    monkeypatch.setattr(criterion, "CHUNK", 4 * words)
+    model = build("transformer_rope_tiny")
+    largest = 0
+    width = model.decoder.embed_dim  # a transposed weight is (width, words)
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            for one in out if isinstance(out, (tuple, list)) else [out]:
+                if torch.is_tensor(one) and one.shape[-1:] == (words,) and one.shape != (width, words):
+                    largest = max(largest, one.numel())
+            return out
+
+    with Watch():
+        run(FUSED, model, sample, task)
+    assert largest == 4 * words
+    with Watch():
+        run(FAIRSEQS, model, sample, task)
+    assert largest == sample["target"].numel() * words
+
+
+def test_other_models_get_fairseqs_own_loss(build, task, sample):
+    assert output_weight(build(adaptive_softmax_cutoff="20")) is None
+    model = build()
+    model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
+    assert output_weight(model) is None
+    expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
+    assert torch.equal(found[0], expected[0])
+    for name, grad in expected[3].items():
+        assert torch.equal(found[3][name], grad)
+
+
+def test_the_loss_of_each_token_is_fairseqs(build, task, sample):
+    model = build()
+    losses = [
+        CRITERION_REGISTRY[name](task, sentence_avg=False, label_smoothing=0.1)(model, sample, reduce=False)[
+            0
+        ]
+        for name in (FAIRSEQS, FUSED)
+    ]
+    assert losses[0].numel() == sample["target"].numel() and torch.equal(*losses)
+
+
+def test_under_autocast_fairseqs_own_loss_is_taken(build):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert output_weight(build("transformer_rope_tiny")) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_as_near_as_fairseqs(dtype):
+    torch.manual_seed(2)
+    x, w, target = torch.randn(40, 16), torch.randn(50, 16), torch.randint(2, 50, (40,))
+    task = Namespace(target_dictionary=Namespace(pad=lambda: 1))
+    assert task.target_dictionary.pad() == 1
+
+    def exact():
+        a, b = x.double().requires_grad_(), w.double().requires_grad_()
+        lprobs = torch.log_softmax(a @ b.t(), dim=-1)
+        each = 0.1 / 49
+        nll = -lprobs.gather(1, target.unsqueeze(1)).sum()
+        ((0.9 - each) * nll - each * lprobs.sum()).backward()
+        return a.grad, b.grad
+
+    a, b = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
+    criterion._FusedLoss.apply(a, b, target, 1, 0.1)[0].backward()
+    assert a.grad.dtype == b.grad.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    for found, true in zip((a.grad, b.grad), exact(), strict=True):
+        assert (found.double() - true).abs().max() < 8 * eps * true.abs().max()
