@@ -23,12 +23,12 @@ Step = Callable[[Tensor, Tensor, Beams], Tensor]  # (B, C), the encoder's output
 def bind(layer: nn.Module) -> Optional[Step]:
     """The step of a decoder *layer*; None if it has more to it than can be bound."""
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
+    if type(self_attn) is not RotaryMultiheadAttention or type(cross_attn) is not CrossAttention:
+        return None
     linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc1, layer.fc2]
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
     if not (
-        type(self_attn) is RotaryMultiheadAttention
-        and type(cross_attn) is CrossAttention
-        and all(map(is_plain_linear, linear_layers))
+        all(map(is_plain_linear, linear_layers))
         and all(type(norm) is nn.LayerNorm and not hooked(norm) for norm in norms)
         and not any(map(hooked, (layer, self_attn, cross_attn)))
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))

@@ -1,0 +1,68 @@
+"""fairseq_rope/dropout.py: the distribution of torch's dropout."""
+
+import math
+
+import pytest
+import torch
+from fairseq.modules import FairseqDropout
+
+from fairseq_rope.dropout import Dropout, keep_mask
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.99])
+def test_elements_are_dropped_with_the_probability_asked_for_and_independently(p):
+    count = 1_000_003  # no multiple of four
+    dropped = (~keep_mask(torch.Size([count]), p)).double()
+    sigma = math.sqrt(p * (1 - p) / count)
+    assert abs(dropped.mean().item() - p) < 5 * sigma
+    for lag in (1, 2, 3, 4, 5, 8, 1024):  # four elements share one number
+        both = (dropped[lag:] * dropped[:-lag]).mean().item()
+        assert abs(both - p * p) < 5 * math.sqrt(p * p * (1 - p * p) / count)
+    for place in range(4):
+        assert abs(dropped[place::4].mean().item() - p) < 10 * sigma
+
+
+def test_a_probability_between_two_steps_of_sixteen_bits_is_met_on_average():
+    p = 2.5 / 65536
+    shape = torch.Size([1 << 18])
+    counts = [(~keep_mask(shape, p)).sum().item() for _ in range(200)]
+    expected = p * (1 << 18) * 200
+    assert abs(sum(counts) - expected) < 5 * math.sqrt(expected * 1.5)
+
+
+def test_what_is_kept_is_scaled_and_the_gradient_is_that_of_the_kept():
+    x = torch.randn(50, 40, requires_grad=True)
+    out = Dropout(0.3).train()(x)
+    kept = out != 0
+    assert 0.6 < kept.double().mean() < 0.8
+    torch.testing.assert_close(out[kept], x[kept] / 0.7)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, kept / 0.7)
+
+
+def test_the_numbers_are_those_of_torchs_generator():
+    x, drop = torch.ones(1000), Dropout(0.5).train()
+    torch.manual_seed(1)
+    first, second = drop(x), drop(x)
+    torch.manual_seed(1)
+    assert torch.equal(drop(x), first) and torch.equal(drop(x), second)
+    assert not torch.equal(first, second)
+
+
+def test_in_all_else_it_is_fairseqs():
+    x = torch.randn(30, 4)
+    assert Dropout(0.5).eval()(x) is x and Dropout(0.0).train()(x) is x
+    assert Dropout(1.0).train()(x).eq(0).all()
+    kept = Dropout(0.5, module_name="TransformerEncoder").eval()
+    kept.make_generation_fast_("", retain_dropout=True, retain_dropout_modules=["TransformerEncoder"])
+    assert kept(x).eq(0).any()
+    assert Dropout(0.25).train()(x.t()).shape == (4, 30), "also of what is not contiguous"
+    assert isinstance(kept, FairseqDropout)
+
+
+def test_the_model_drops_with_it(build):
+    model = build(dropout=0.2, activation_dropout=0.1, attention_dropout=0.1)
+    for module in (model.encoder, model.decoder, *model.encoder.layers, *model.decoder.layers):
+        assert type(module.dropout_module) is Dropout and module.dropout_module.p == 0.2
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        assert type(layer.activation_dropout_module) is Dropout and layer.activation_dropout_module.p == 0.1
