@@ -2,6 +2,7 @@
 # make demo       install into .venv, then train a small rotary model and print its BLEU (ARCH=name: another preset)
 # make test       install, then run the tests, save those that train for long
 # make test-slow  install, then run those
+# make bench      install, then measure speed and memory beside fairseq's own transformer (most of an hour on 2 cores)
 # make lint       install, then check the code's style
 # make clean      remove what make made: .venv, the demo's work, caches. Data and other recipes' work stay
 #
@@ -14,7 +15,7 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: install demo test test-slow lint clean again
+.PHONY: install demo test test-slow bench lint clean again
 
 install: $(STAMP)
 
@@ -28,6 +29,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
+
+# BENCH takes options of all four: make bench BENCH=--json
+bench: $(STAMP)
+	for what in rotary train generate preprocess; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
 lint: $(STAMP)
 	.venv/bin/ruff check .

@@ -53,7 +53,7 @@ def bind(layer: nn.Module) -> Optional[Step]:
 
         y = layer_norm(x, *self_norm) if pre_norm else x
         qkv = linear(y, qkv_weight, qkv_bias)  # (B, 3 * C)
-        _turn(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(rotary, x.device))
+        turn_in_place(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(rotary, x.device))
         qkv = qkv.view(sentences, beam, 3, heads, dim).permute(2, 0, 3, 1, 4)
         k, v = beams.append(self_attn, qkv[1:])  # each (N, H, n * K, D)
         y = attend(qkv[0], k, v, attn_mask=beams.mask)  # (N, H, K, D)
@@ -93,7 +93,7 @@ def _projections(attention: Any) -> List[nn.Module]:
     return [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
 
 
-def _turn(qk: Tensor, numbers: Tensor) -> None:
+def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
     """Rotate queries and keys *qk* (B, 2 * C), in which pairs are neighbours, in place."""
     pairs = qk.unflatten(1, (-1, numbers.size(0), 2))  # (B, 2 * H, D / 2, 2)
     if qk.dtype == torch.float32:

@@ -85,8 +85,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return turned.to(x.dtype)
 
 
+# -- the same in fewer passes ----------------------------------------------------------------------
+
+
 def _rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """:func:`rotate` of float32 or float64 in fewer passes over *x*; its result has the strides of *x*.
+    """:func:`rotate` of float32 or float64, in fewer passes over *x*, whose strides the result has.
 
     A pair of neighbours is a complex number, and to turn it is to multiply it by cos + i sin.
     """
@@ -95,10 +98,10 @@ def _rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> T
             x = x.contiguous()  # complex numbers lie at even places
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
-    turned = torch.empty_like(x)
+    turned = x * torch.cat([cos, cos], dim=-1)
     (x1, x2), (y1, y2) = x.chunk(2, dim=-1), turned.chunk(2, dim=-1)
-    torch.mul(x1, cos, out=y1).addcmul_(x2, sin, value=-1)
-    torch.mul(x2, cos, out=y2).addcmul_(x1, sin)
+    y1.addcmul_(x2, sin, value=-1)
+    y2.addcmul_(x1, sin)
     return turned
 
 
@@ -123,8 +126,12 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     # model; a compiler fuses the plain formula by itself.
     if torch.jit.is_tracing() or _is_compiling():
         return rotate(x, cos, sin, interleaved)
-    wide = x if x.dtype == torch.float64 else x.float()
-    return _Rotation.apply(wide, cos, sin, interleaved).to(x.dtype)
+    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    if x.requires_grad and torch.is_grad_enabled():
+        turned = _Rotation.apply(wide, cos, sin, interleaved)
+    else:
+        turned = _rotate_at_once(wide, cos, sin, interleaved)
+    return turned if wide is x else turned.to(x.dtype)
 
 
 def _is_compiling() -> bool:
