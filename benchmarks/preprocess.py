@@ -53,7 +53,7 @@ def main() -> None:
         source, target = args.source, args.target
         if source is None:
             texts = folder / "texts"
-            make = [sys.executable, "-m", "recipes.demo.make_corpus", "--output", texts, "--pairs", str(LINES)]
+            make = [sys.executable, "recipes/demo/make_corpus.py", "--output", texts, "--pairs", str(LINES)]
             subprocess.run(make, cwd=ROOT, env=environment, check=True, capture_output=True)
             source, target = texts / "train.en", texts / "train.de"
         lines = source.read_bytes().count(b"\n")

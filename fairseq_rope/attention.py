@@ -209,8 +209,7 @@ class RotaryMultiheadAttention(FusedAttention):
         whenever a weight has changed.
         """
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        # Tensor._version counts the changes in place.
-        known = [(p.data_ptr(), p._version) for m in projections for p in (m.weight, m.bias)]
+        known = [identity(p) for m in projections for p in (m.weight, m.bias)]
         if self._joined is None or self._joined[0] != known:
             (qw, kw, vw), (qb, kb, vb) = (
                 [getattr(m, name).detach() for m in projections] for name in ("weight", "bias")
@@ -302,3 +301,11 @@ def is_plain_linear(module: nn.Module) -> bool:
 def hooked(module: nn.Module) -> bool:
     """Whether something else runs when *module* is called."""
     return bool(module._forward_pre_hooks or module._forward_hooks or "forward" in vars(module))
+
+
+def identity(x: Tensor) -> Tuple[int, Any]:
+    """What changes when other numbers are put into *x* or in its place: where it lies, and which version.
+
+    Tensors of torch's inference mode count no versions, and are never the same.
+    """
+    return x.data_ptr(), object() if x.is_inference() else x._version

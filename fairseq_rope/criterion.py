@@ -29,6 +29,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerModelB
 from torch import Tensor, nn
 
 from .attention import hooked
+from .decoding import autocasts
 from .transformer import RotaryDecoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
@@ -143,7 +144,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
 
 def output_weight(model: nn.Module) -> Optional[Tensor]:
     """The matrix (V, C) that projects *model*'s features to scores; None if there is more to it than that."""
-    if any(map(_autocast, ("cuda", "cpu"))):
+    if autocasts():
         return None
     while hasattr(model, "module"):  # DistributedDataParallel, and what fairseq wraps around it
         if "FullySharded" in type(model).__name__ or getattr(model, "find_unused_parameters", False):
@@ -162,10 +163,3 @@ def output_weight(model: nn.Module) -> Optional[Tensor]:
     if type(projection) is not nn.Linear or projection.bias is not None or hooked(projection):
         return None
     return projection.weight
-
-
-def _autocast(device: str) -> bool:
-    try:
-        return torch.is_autocast_enabled(device)
-    except TypeError:  # torch < 2.4 asks for one device only
-        return torch.is_autocast_enabled() if device == "cuda" else torch.is_autocast_cpu_enabled()

@@ -12,9 +12,10 @@ from typing import Any, Callable, List, Optional
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from .attention import CrossAttention, RotaryMultiheadAttention, hooked, is_plain_linear
+from .attention import CrossAttention, RotaryMultiheadAttention, hooked, identity, is_plain_linear
 from .beams import Beams
 
 Step = Callable[[Tensor, Tensor, Beams], Tensor]  # (B, C), the encoder's output (S, N, C) -> (B, C)
@@ -22,6 +23,8 @@ Step = Callable[[Tensor, Tensor, Beams], Tensor]  # (B, C), the encoder's output
 
 def bind(layer: nn.Module) -> Optional[Step]:
     """The step of a decoder *layer*; None if it has more to it than can be bound."""
+    if getattr(type(layer), "forward", None) is not TransformerDecoderLayerBase.forward:
+        return None  # a wrapper (FSDP), or a layer of somebody's own
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
     if type(self_attn) is not RotaryMultiheadAttention or type(cross_attn) is not CrossAttention:
         return None
@@ -80,6 +83,8 @@ def bind(layer: nn.Module) -> Optional[Step]:
 
 def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
     """The steps of all *layers*; None unless all of them can be bound."""
+    if autocasts():
+        return None
     steps = []
     for layer in layers:
         step = bind(layer)
@@ -101,6 +106,14 @@ def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
     else:
         wide = pairs if qk.dtype == torch.float64 else pairs.float()
         pairs.copy_(torch.view_as_real(torch.view_as_complex(wide) * numbers))
+
+
+def autocasts() -> bool:
+    """Whether torch chooses the types of operations here (``--amp``)."""
+    try:
+        return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    except TypeError:  # torch < 2.4 asks for each in its own way
+        return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
 
 
 class PackedLinear:
@@ -126,7 +139,7 @@ class PackedLinear:
             or not torch.backends.mkldnn.is_available()
         ):
             return None
-        of = (weight.data_ptr(), weight._version)
+        of = identity(weight)
         if self._of != of:
             self._of = of
             try:

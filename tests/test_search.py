@@ -172,6 +172,20 @@ def test_a_decoder_with_more_to_it_is_not_bound(build, change):
     assert bind_all(model.decoder.layers) is None
 
 
+def test_under_autocast_and_in_a_layer_of_somebodys_own_nothing_is_bound(build):
+    model = fast(build())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert bind_all(model.decoder.layers) is None
+    layer = model.decoder.layers[0]
+
+    class Own(type(layer)):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    layer.__class__ = Own
+    assert bind_all(model.decoder.layers) is None
+
+
 def test_a_decoder_that_is_not_bound_finds_the_same_from_shared_sentences(build, task):
     model, sample = fast(build()), batch(task)
     expected, _ = search(model, task, sample, max_len_b=15)
@@ -204,6 +218,14 @@ def test_changed_weights_are_used(build, task):
     assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
     model.load_state_dict(build("transformer_rope_tiny").state_dict())
     found, _ = search(model, task, sample, max_len_b=10)
+    assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
+
+
+def test_inference_mode(build, task):
+    with torch.inference_mode():
+        model, sample = fast(build()), batch(task)
+        found, took_them = search(model, task, sample, max_len_b=10)
+    assert took_them
     assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
 
 

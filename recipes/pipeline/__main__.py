@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="run.sh",
         description="Run a recipe from text to BLEU. What was done before is skipped.",
-        epilog=f"stages: {numbers}",
+        epilog=f"After a lone -- stand more flags for fairseq-train. Stages: {numbers}",
     )
     add = parser.add_argument
     add("recipe", choices=recipes, help=argparse.SUPPRESS)
@@ -79,14 +79,18 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="another value for one of settings.yaml",
     )
-    add("flags", nargs="*", metavar="-- FLAGS", help="more flags for fairseq-train (after a lone --)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    args, unknown = parser.parse_known_args(words[:end])
+    if unknown:
+        parser.error(f"{unknown[0]}: no flag of this; flags for fairseq-train stand after a lone --")
+    train_flags = shlex.join(words[end + 1 :])
     first, last = STAGES[0].NUMBER, STAGES[-1].NUMBER
     if not first <= args.stage <= args.stop_stage <= last:
         parser.error(
@@ -104,16 +108,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_values(settings)
     except SettingsError as error:
         parser.error(str(error))
-    if args.flags and "--" not in (sys.argv[1:] if argv is None else argv):
-        parser.error(f"{args.flags[0]}: flags for fairseq-train stand after a lone --")
     if args.seed < 0:
         parser.error(f"--seed {args.seed}: must be 0 or more")
     if not re.fullmatch(r"\w+", args.arch):
         parser.error(f"--arch {args.arch}: must be a name of letters, digits and _")
     if settings.get("corpus_generator") and (args.data_dir or args.manifest):
         parser.error(f"--data-dir, --manifest: {args.recipe} writes its corpus itself, and reads no files")
-    if args.flags:
-        settings["fairseq_train_flags"] += " " + shlex.join(args.flags)
+    settings["fairseq_train_flags"] = f"{settings['fairseq_train_flags']} {train_flags}".strip()
     work = (args.work_dir or folder / "work").resolve()
     if ":" in str(work):
         parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")

@@ -42,7 +42,7 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
 # The least and the greatest value of a setting.
 RANGES = {
     "max_words": (1, math.inf),
-    "max_length_ratio": (0, math.inf),
+    "max_length_ratio": (1, math.inf),
     "holdout_every": (0, math.inf),
     "vocab_size": (1, math.inf),
     "layers": (1, math.inf),
@@ -62,6 +62,7 @@ RANGES = {
     "save_every_updates": (0, math.inf),
     "average_checkpoints": (1, math.inf),
     "beam": (1, math.inf),
+    "length_penalty": (-math.inf, math.inf),
     "max_len_b": (0, math.inf),
 }
 
@@ -94,11 +95,16 @@ def check_values(settings: dict[str, Any]) -> None:
     for name in ("source_lang", "target_lang"):
         if not re.fullmatch("[a-z]{2,3}", settings[name]):
             raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en")
+    if settings["source_lang"] == settings["target_lang"]:
+        raise SettingsError(f"--set target_lang={settings['target_lang']}: must not be source_lang too")
+    if settings["holdout_every"] == 1:
+        raise SettingsError("--set holdout_every=1: must be 0 or above 1; nothing would be left to train on")
+    if not re.fullmatch(r"\( *0?\.\d+ *, *0?\.\d+ *\)", settings["adam_betas"]):
+        raise SettingsError(f"--set adam_betas={settings['adam_betas']}: must look like (0.9, 0.98)")
+    for name in ("fairseq_train_flags", "fairseq_generate_flags"):
+        _words(name, settings[name])
     for name in ("train_files", "valid_files", "test_files"):
-        try:
-            files = shlex.split(settings[name])
-        except ValueError as error:
-            raise SettingsError(f"--set {name}={settings[name]}: {str(error).lower()}") from None
+        files = _words(name, settings[name])
         held_out = name == "valid_files" and settings["holdout_every"]
         if bool(files) == bool(held_out):
             instead = " or holdout_every be above 0, and not both" if name == "valid_files" else ""
@@ -108,6 +114,13 @@ def check_values(settings: dict[str, Any]) -> None:
     )
 
 
+def _words(name: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"--set {name}={text}: {str(error).lower()}") from None
+
+
 def _check_training(
     max_updates: int, max_epochs: int, save_every_updates: int, average_checkpoints: int
 ) -> None:
@@ -115,7 +128,12 @@ def _check_training(
     if not (max_updates or max_epochs):
         raise SettingsError("--set max_updates=0 max_epochs=0: one of them must say when training ends")
     limit, every = (max_updates, save_every_updates) if save_every_updates else (max_epochs, 1)
-    if limit and limit // every < average_checkpoints:
+    if not limit:
+        raise SettingsError(
+            f"--set save_every_updates={save_every_updates}: checkpoints of updates need max_updates, and "
+            "those of epochs (save_every_updates=0) max_epochs, so that there are as many as are averaged"
+        )
+    if limit // every < average_checkpoints:
         raise SettingsError(
             f"--set average_checkpoints={average_checkpoints}: training keeps {limit // every} by "
             f"max_updates={max_updates}, max_epochs={max_epochs}, save_every_updates={save_every_updates}"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -45,7 +46,36 @@ def inputs(x: Experiment) -> list[Path]:
 
 
 def outputs(x: Experiment) -> list[Path]:
-    return [x.model / "checkpoints" / "checkpoint_last.pt"]
+    return [x.model / "checkpoints" / "checkpoint_last.pt", *(path for _, path in to_average(x))]
+
+
+def to_average(x: Experiment) -> list[tuple[int, Path]]:
+    """The newest checkpoints, which stage 8 averages, in their order: epoch or update, and file."""
+    pattern = r"checkpoint_\d+_(\d+)\.pt" if x.settings["save_every_updates"] else r"checkpoint(\d+)\.pt"
+    numbered = []
+    for path in (x.model / "checkpoints").glob("checkpoint*.pt"):
+        match = re.fullmatch(pattern, path.name)
+        if match:
+            numbered.append((int(match.group(1)), path))
+    return sorted(numbered)[-x.settings["average_checkpoints"] :]
+
+
+def check_checkpoints(x: Experiment) -> None:
+    """Refuse to end with others to average than the last ones, one for each epoch or interval.
+
+    Raises:
+        StageError: one is missing; removed by hand, or trained with another save_every_updates
+    """
+    found, s = [number for number, _ in to_average(x)], x.settings
+    every = s["save_every_updates"] or 1
+    wanted = [found[-1] - every * n for n in reversed(range(s["average_checkpoints"]))] if found else []
+    if found != wanted or not found:
+        raise StageError(
+            f"stage {NUMBER} ({TITLE}): {x.model / 'checkpoints'} has {found or 'none'} of the "
+            f"{'updates' if s['save_every_updates'] else 'epochs'} to average, and not the last "
+            f"{s['average_checkpoints']}, one every {every}: train longer, or remove that folder to train "
+            "anew"
+        )
 
 
 def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
@@ -122,26 +152,39 @@ def command(x: Experiment, gpus: int, precision: str) -> str:
 LONGEST = 1024  # tokens, with the end of the sentence, that fairseq takes unless told
 
 
-def check_lengths(x: Experiment) -> None:
-    """Refuse a sentence that is too long to validate or to translate, before anything is trained.
+def check_lengths(x: Experiment, max_tokens: int) -> None:
+    """Refuse a sentence too long for a batch, or to validate or translate, before anything is trained.
 
-    In the training set, fairseq leaves such sentences out and says so.
+    In the training set, fairseq leaves sentences over LONGEST out and says so.
+
+    Args:
+        max_tokens: what a batch holds in training and validation
 
     Raises:
-        StageError: there is one, and no flag makes room for it or leaves it out
+        StageError: there is one, and no flag makes room for it
     """
-    flags = {"valid": x.settings["fairseq_train_flags"], "test": x.settings["fairseq_generate_flags"]}
-    for path in x.texts("bpe", flags):
-        if "-positions" in flags[path.stem] or not path.exists():
+    flags = {name: x.settings["fairseq_train_flags"] for name in ("train", "valid")}
+    flags["test"] = x.settings["fairseq_generate_flags"]
+    for path in x.texts("bpe"):
+        if not path.exists():  # removed for its room, once there was binary data
             continue
-        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-            tokens = len(line.split()) + 1
-            if tokens > LONGEST:
-                raise StageError(
-                    f"stage {NUMBER} ({TITLE}): {path}, line {number}, has {tokens} tokens, more than the "
-                    f"{LONGEST} that fairseq takes: divide it, or set --max-source-positions and "
-                    "--max-target-positions in fairseq_train_flags and fairseq_generate_flags"
-                )
+        roomy = "-positions" in flags[path.stem]
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                tokens = len(line.split()) + 1
+                if tokens > LONGEST and not roomy:
+                    if path.stem == "train":
+                        continue
+                    allowed = (
+                        f"the {LONGEST} that fairseq takes: divide it, or set --max-source-positions and "
+                    )
+                    allowed += "--max-target-positions in fairseq_train_flags and fairseq_generate_flags"
+                elif tokens > max_tokens and path.stem != "test":
+                    allowed = f"the {max_tokens} of a batch: divide it, or set a larger tokens_per_update"
+                else:
+                    continue
+                where = f"stage {NUMBER} ({TITLE}): {path}, line {number}"
+                raise StageError(f"{where}, has {tokens} tokens, more than {allowed}")
 
 
 def run(x: Experiment) -> None:
@@ -155,15 +198,12 @@ def run(x: Experiment) -> None:
     )
     checkpoints = x.model / "checkpoints"
     if not x.dry_run:
-        check_lengths(x)
+        check_lengths(x, max_tokens)
         of = x.fingerprint(sys.modules[__name__])
         learnt_from = {name: value for name, value in of.items() if name not in NOT_LEARNT_FROM}
-        begun, wanted = checkpoints / "begun.json", json.dumps(learnt_from, indent=1)
-        if checkpoints.exists() and (not begun.exists() or begun.read_text() != wanted):
-            old = checkpoints.with_name("checkpoints.old")
-            x.say(f"{checkpoints} is of other data or settings: moved to {old.name}, started anew")
-            x.command(f"rm -rf {x.shell(old)} && mv {x.shell(checkpoints)} {x.shell(old)}")
-        write_whole(begun, wanted)
+        wanted = json.dumps(learnt_from, indent=1)
+        _go_on_or_begin(x, checkpoints, wanted)
+        write_whole(checkpoints / "begun.json", wanted)
     total = s["max_updates"] or s["max_epochs"]
     unit = "update" if s["max_updates"] else "epoch"
     # Not drawn before the command is printed; in a log file, a line every half minute.
@@ -172,6 +212,32 @@ def run(x: Experiment) -> None:
         total=total, bar_format=_BAR, unit=unit, mininterval=every, delay=0.1, disable=x.dry_run
     ) as bar:
         x.command(command(x, gpus, precision), on_line=lambda line: _show(bar, line))
+    if not x.dry_run:
+        check_checkpoints(x)
+
+
+def _go_on_or_begin(x: Experiment, checkpoints: Path, wanted: str) -> None:
+    """See that *checkpoints*, if it is there, is of a training that *wanted* describes.
+
+    One of another is moved to ``checkpoints.old``, and back when it is the one that is wanted.
+    """
+
+    def is_wanted(folder: Path) -> bool:
+        begun = folder / "begun.json"
+        return begun.exists() and begun.read_text() == wanted
+
+    if not checkpoints.exists() or is_wanted(checkpoints):
+        return
+    old = checkpoints.with_name("checkpoints.old")
+    new, aside = x.shell(checkpoints), x.shell(old)
+    if is_wanted(old):
+        x.say(f"{old.name} is of these data and settings: put back")
+        x.command(f"mv {new} {new}.tmp && mv {aside} {new} && mv {new}.tmp {aside}")
+    elif list(checkpoints.glob("*.pt")):
+        x.say(f"{checkpoints} is of other data or settings: moved to {old.name}, started anew")
+        x.command(f"rm -rf {aside} && mv {new} {aside}")
+    else:  # it ended before its first checkpoint
+        x.command(f"rm -rf {new}")
 
 
 _BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"

@@ -15,7 +15,8 @@ SETTINGS = ("beam", "length_penalty", "max_len_b", "source_lang", "target_lang",
 
 
 def inputs(x: Experiment) -> list[Path]:
-    return [*stage08_average.outputs(x), *stage06_binarise.outputs(x)]
+    source = x.work / "raw" / f"test.{x.source}"
+    return [*stage08_average.outputs(x), *stage06_binarise.outputs(x), source]
 
 
 def outputs(x: Experiment) -> list[Path]:
@@ -26,7 +27,7 @@ def run(x: Experiment) -> None:
     s = x.settings
     generated, hypotheses = outputs(x)
     part = generated.with_name(generated.name + ".tmp")
-    sentences = 0 if x.dry_run else count_lines(str(x.work / "raw" / f"test.{x.source}"))
+    sentences = 0 if x.dry_run else count_lines(str(inputs(x)[-1]))
     with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1, disable=x.dry_run) as bar:
         x.command(
             f"fairseq-generate {x.shell(x.work / 'data-bin')} --source-lang {x.source} "

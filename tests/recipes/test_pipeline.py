@@ -177,6 +177,37 @@ def test_checkpoints_of_another_training_are_not_gone_on_from(finished):
     recipe(work)
 
 
+def test_a_mistyped_setting_does_not_cost_the_training_that_was_there(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    last = work / "transformer_rope.seed1" / "checkpoints" / "checkpoint_last.pt"
+    before = last.read_bytes()
+    wrong = recipe(work, "--set", "heads=5", check=False)
+    assert wrong.returncode == 1 and "--encoder-attention-heads 5: must divide" in wrong.stderr
+    again = recipe(work)
+    assert "checkpoints.old is of these data and settings: put back" in again.stdout
+    assert last.read_bytes() == before
+    assert again.stdout.splitlines()[-1] == finished[1].stdout.splitlines()[-1]
+
+
+def test_a_checkpoint_that_is_gone_is_told_with_what_to_do(finished, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(finished[0], work)
+    (work / "transformer_rope.seed1" / "checkpoints" / "checkpoint3.pt").unlink()
+    done = recipe(work, check=False)
+    assert "stage 7: train (again, since transformer_rope.seed1/checkpoints/checkpoint3.pt" in done.stdout
+    assert "has [1, 2, 4, 5] of the epochs to average" in done.stderr
+    assert "remove that folder to train anew" in done.stderr
+
+
+def test_flags_for_fairseq_train_stand_after_a_lone_dash(finished):
+    done = recipe(finished[0], "--dry-run", "--", "--clip-norm", "1.5")
+    assert re.search(r"\$ fairseq-train .* --clip-norm 1.5", done.stdout)
+    refused = recipe(finished[0], "--clip-norm", "1.5", check=False)
+    assert refused.returncode == 2
+    assert "--clip-norm: no flag of this; flags for fairseq-train stand after" in refused.stderr
+
+
 def test_changed_data_is_trained_on_anew(tmp_path):
     few = ["--set", "max_epochs=1", "--set", "average_checkpoints=1", "--stop-stage", "8"]
     recipe(tmp_path, *few)
@@ -406,6 +437,12 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
             "valid_files=valid.{lang}: must name files or holdout_every be above 0",
         ),
         (["--set", "test_files="], "--set test_files=: must name files"),
+        (["--set", "holdout_every=1"], "--set holdout_every=1: must be 0 or above 1"),
+        (["--set", "target_lang=en"], "--set target_lang=en: must not be source_lang too"),
+        (["--set", "adam_betas=(0.9,0.98"], "--set adam_betas=(0.9,0.98: must look like (0.9, 0.98)"),
+        (["--set", "length_penalty=nan"], "--set length_penalty=nan: must be -inf or more"),
+        (["--set", "fairseq_train_flags='x"], "--set fairseq_train_flags='x: no closing quotation"),
+        (["--set", "save_every_updates=9"], "--set save_every_updates=9: checkpoints of updates need max_up"),
         (["--set", "precision=int4"], "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
         (["--set", "normalise_punctuation=de"], "must be one of none, source, target, both"),
         (["--seed", "-1"], "--seed -1: must be 0 or more"),

@@ -134,11 +134,43 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     for path in experiment(tmp=tmp_path).texts("bpe"):
         path.write_text("a b\n" + "a " * (1024 if path.name in ("train.en", "test.en") else 1023) + "\n")
     with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
-        stage07_train.check_lengths(experiment(tmp=tmp_path))
+        stage07_train.check_lengths(experiment(tmp=tmp_path), 4096)
     longer = "fairseq_generate_flags=--max-source-positions 2000 --max-target-positions 2000"
-    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[longer]))
+    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[longer]), 4096)
+    with pytest.raises(
+        StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"
+    ):
+        stage07_train.check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
-    stage07_train.check_lengths(experiment(tmp=tmp_path))
+    stage07_train.check_lengths(experiment(tmp=tmp_path), 4096)
+
+
+@pytest.mark.parametrize(
+    "interval, there, said",
+    [
+        (0, ["checkpoint2.pt", "checkpoint3.pt", "checkpoint4.pt"], None),
+        (0, ["checkpoint1.pt", "checkpoint3.pt", "checkpoint4.pt"], "has [1, 3, 4] of the epochs"),
+        (0, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "has none of the epochs"),
+        (5, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], None),
+        (
+            5,
+            ["checkpoint_1_5.pt", "checkpoint_1_6.pt", "checkpoint_2_15.pt"],
+            "has [5, 6, 15] of the updates",
+        ),
+        (10, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "one every 10"),
+    ],
+)
+def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, there, said):
+    x = experiment(tmp=tmp_path, overrides=["average_checkpoints=3", f"save_every_updates={interval}"])
+    (x.model / "checkpoints").mkdir(parents=True)
+    for name in (*there, "checkpoint_last.pt", "checkpoint_best.pt"):
+        (x.model / "checkpoints" / name).touch()
+    if said is None:
+        stage07_train.check_checkpoints(x)
+        assert [path.name for path in stage07_train.outputs(x)] == ["checkpoint_last.pt", *there]
+    else:
+        with pytest.raises(StageError, match=re.escape(said)):
+            stage07_train.check_checkpoints(x)
 
 
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
