@@ -94,9 +94,9 @@ def test_the_gradient_is_that_of_the_loss(task):
 
 @pytest.mark.parametrize("distance", [10.0, 60.0, 95.0, 3000.0])
 def test_an_improbable_target_costs_what_it_costs(distance):
-    # One word has a score so far above the target's that the target's probability underflows.
+    # Two words have scores so far above the target's that the target's probability underflows.
     features = torch.tensor([[distance]], requires_grad=True)
-    weight = torch.tensor([[1.0], [0.0], [0.3]])
+    weight = torch.tensor([[1.0], [0.0], [1.0]])
     loss, nll, _ = criterion._FusedLoss.apply(features, weight, torch.tensor([1]), 2, 0.1)
     lprobs = torch.log_softmax(features.double() @ weight.double().t(), dim=-1)[0]
     assert nll.item() == pytest.approx(-lprobs[1].item(), rel=1e-6)
