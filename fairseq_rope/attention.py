@@ -1,7 +1,6 @@
 """Attention: self-attention with rotated queries and keys, and fairseq's cross-attention, faster.
 
-Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D. In a
-beam search N sentences have K hypotheses each, and B = N * K.
+Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
 """
 
 from typing import Any, Dict, List, Optional, Tuple

@@ -1,9 +1,8 @@
 """``fused_label_smoothed_cross_entropy``: the loss of label smoothing without a table of log-probabilities.
 
 fairseq's ``label_smoothed_cross_entropy`` keeps, for every token, a score for each word of the vocabulary,
-then as many log-probabilities, then gradients of both: with 37,000 words most of a training step's memory.
-Here the projection onto the vocabulary and the loss are one function, computed for some hundred tokens at a
-time, gradients included.
+then as many log-probabilities, then gradients of both. Here the projection onto the vocabulary and the loss
+are one function, computed for some hundred tokens at a time, gradients included.
 
 For the scores x of one token, with target t, V words, e = label smoothing and e' = e / (V - 1), the loss is
 

@@ -119,8 +119,8 @@ def autocasts() -> bool:
 class PackedLinear:
     """``nn.Linear`` without bias whose weight is packed for oneDNN, as torch's compiler packs it.
 
-    The projection onto the vocabulary reads its weight once for a few rows; unpacked, at half the speed or
-    less. The packed copy is made again whenever the weight has changed.
+    The projection onto the vocabulary reads its weight once for a few rows: packed, at about twice the speed
+    (37,000 words, 4 rows). The packed copy is made again whenever the weight has changed.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 A stage is a module with a NUMBER, a TITLE, the names of the SETTINGS that change its outputs, PER_MODEL
 (whether these depend on architecture and seed), and three functions of an Experiment: inputs(), outputs()
-and run(). After a stage has run, its stamp records the settings and the inputs it ran with; while these
-are the same and its outputs exist, it is skipped.
+and run(). After a stage has run, its stamp records its settings, inputs and outputs; while these are the
+same, it is skipped.
 """
 
 import hashlib
