@@ -274,6 +274,7 @@ class RotaryDecoder(TransformerDecoderBase):
         (states,) = encoder_out["encoder_out"]  # (S, N, C)
         beam = len(encoder_out.get(ONE_A_SENTENCE, [states]))
         plain_embedding = self.quant_noise is None and not hooked(self.embed_tokens)
+        plain_embedding = plain_embedding and not self.dropout_module.apply_during_inference
         if (
             torch.is_grad_enabled()
             or not plain_embedding

@@ -221,6 +221,14 @@ def test_changed_weights_are_used(build, task):
     assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
 
 
+def test_dropout_kept_on_the_embeddings_alone_is_applied(build, task):
+    model, sample = build(dropout=0.4), batch(task)
+    only = ["TransformerDecoder"]  # fairseq-generate --retain-dropout --retain-dropout-modules …
+    model.make_generation_fast_(need_attn=False, retain_dropout=True, retain_dropout_modules=only)
+    assert bind_all(model.decoder.layers) is not None
+    assert not search(model, task, sample, max_len_b=3)[1]
+
+
 def test_inference_mode(build, task):
     with torch.inference_mode():
         model, sample = fast(build()), batch(task)
