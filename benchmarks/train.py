@@ -6,6 +6,7 @@ A step is forward, criterion, backward and Adam, as fairseq-train does them, on 
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import resource
@@ -51,24 +52,38 @@ class Training:
             tpu=False,
         )
         self.optimizer = optim.build_optimizer(options, list(self.model.parameters()))
-        self.batches = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
-        self.tokens = sum(sample["ntokens"] for sample in self.batches)
+        samples = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
+        self.tokens = statistics.mean(sample["ntokens"] for sample in samples)
+        self.samples = itertools.cycle(samples)
         if DEVICE == "cuda":
             self.model.bfloat16()
 
-    def steps(self) -> None:
-        for sample in self.batches:
-            self.optimizer.zero_grad()
-            loss, count, _ = self.criterion(self.model, sample)
-            self.optimizer.backward(loss)
-            self.optimizer.multiply_grads(1.0 / count)
-            self.optimizer.step()
+    def step(self) -> None:
+        """A step with the next batch."""
+        self.optimizer.zero_grad()
+        loss, count, _ = self.criterion(self.model, next(self.samples))
+        self.optimizer.backward(loss)
+        self.optimizer.multiply_grads(1.0 / count)
+        self.optimizer.step()
+
+
+def rotation_share(training: Training) -> float:
+    """Percent of the time of a few steps that goes into turning queries, keys and their gradients."""
+    with torch.profiler.profile() as profile:
+        for _ in range(4):
+            training.step()
+    events = profile.key_averages()
+    where = "device" if DEVICE == "cuda" else "cpu"
+    rotation = sum(getattr(event, f"{where}_time_total") for event in events if event.key == "_Rotation")
+    return 100 * rotation / sum(getattr(event, f"self_{where}_time_total") for event in events)
 
 
 def _memory(name: str, size: str, pipe: Connection) -> None:
     torch.set_num_threads(2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    Training(name, size).steps()
+    training = Training(name, size)
+    for _ in range(STEPS[size]):
+        training.step()
     if DEVICE == "cuda":
         pipe.send(torch.cuda.max_memory_allocated() / 2**20)
     else:
@@ -93,7 +108,7 @@ def peak_memory(name: str, size: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.train", description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="with all batches; default %(default)s")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -101,7 +116,9 @@ def main() -> None:
     for size in args.size or SIZES:
         memory = {name: 0.0 if args.no_memory else peak_memory(name, size) for name in names}
         trainings = {name: Training(name, size) for name in names}
-        seconds = in_turns({name: training.steps for name, training in trainings.items()}, args.rounds)
+        # In turns batch by batch: a busy neighbour slows all down alike.
+        rounds = args.rounds * STEPS[size]
+        seconds = in_turns({name: training.step for name, training in trainings.items()}, rounds)
         yardstick = names[0]
         rows = [
             {
@@ -110,6 +127,7 @@ def main() -> None:
                 "times as fast": ratio(seconds, name, yardstick),
                 "peak MiB": memory[name],
                 "of the memory": memory[name] / memory[yardstick] if memory[yardstick] else 0.0,
+                "rotation %": rotation_share(trainings[name]),
             }
             for name in names
         ]

@@ -35,12 +35,12 @@ class _Dropout(torch.autograd.Function):
         keep = keep_mask(x.shape, p)
         ctx.save_for_backward(keep)
         ctx.scale = 1.0 / (1.0 - p)
-        return torch.ops.aten.native_dropout_backward(x, keep, ctx.scale)
+        return torch.where(keep, x, x.new_zeros(())).mul_(ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(grad, keep, ctx.scale), None
+        return torch.where(keep, grad, grad.new_zeros(())).mul_(ctx.scale), None
 
 
 class Dropout(FairseqDropout):

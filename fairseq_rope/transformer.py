@@ -103,14 +103,26 @@ def drop_absolute_positions(state_dict: Dict[str, Tensor], name: str) -> None:
         logger.warning(f"dropped {key} from the checkpoint: positions of transformer_rope are rotary")
 
 
-class RotaryEncoderLayer(TransformerEncoderLayerBase):
+class ResidualInPlace:
+    """Adds the residual into what dropout has just made, which nothing else reads."""
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
+        """*x* + *residual*, of the same shape."""
+        if not torch.jit.is_scripting():
+            dropout = self.dropout_module
+            if self.training and dropout.p > 0 and x.dtype == residual.dtype and not hooked(dropout):
+                return x.add_(residual)
+        return residual + x
+
+
+class RotaryEncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
     """fairseq's encoder layer with rotary self-attention."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         return build_rotary_self_attention(cfg, cfg.encoder)
 
 
-class RotaryDecoderLayer(TransformerDecoderLayerBase):
+class RotaryDecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
     """fairseq's decoder layer with rotary self-attention; cross-attention computes what fairseq's does."""
 
     def build_self_attention(

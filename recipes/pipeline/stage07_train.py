@@ -141,7 +141,7 @@ def command(x: Experiment, gpus: int, precision: str) -> str:
         f"--optimizer adam --adam-betas '{s['adam_betas']}' --adam-eps {s['adam_eps']} "
         f"--lr {s['learning_rate']} --lr-scheduler inverse_sqrt --warmup-init-lr {s['warmup_init_lr']} "
         f"--warmup-updates {s['warmup_updates']} "
-        f"--criterion label_smoothed_cross_entropy --label-smoothing {s['label_smoothing']} "
+        f"--criterion fused_label_smoothed_cross_entropy --label-smoothing {s['label_smoothing']} "
         f"--max-tokens {max_tokens} --update-freq {update_freq} {limits}"
         f"{saved} --save-dir {x.shell(x.model / 'checkpoints')} "
         f"{device} {'' if precision == 'fp32' else f'--{precision} '}"
