@@ -8,6 +8,7 @@ divide. Each stage is the tool that the recipes run, its start included.
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}))
+    parser.add_argument("--rounds", type=int, default=5, help="the median counts; default: %(default)s")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if (args.source is None) != (args.target is None):
@@ -57,15 +59,19 @@ def main() -> None:
             subprocess.run(make, cwd=ROOT, env=environment, check=True, capture_output=True)
             source, target = texts / "train.en", texts / "train.de"
         lines = source.read_bytes().count(b"\n")
-        rows = []
-        for workers in args.workers:
-            for stage, words in stages(folder, source, target, workers).items():
-                begun = time.perf_counter()
-                tool = [str(word) for word in words]
-                subprocess.run(tool, cwd=ROOT, env=environment, check=True, capture_output=True)
-                seconds = time.perf_counter() - begun
-                count = 2 * lines if "both" in stage else lines
-                rows.append({"stage": stage, "workers": workers, "lines": count, "lines/s": count / seconds})
+        seconds: dict[tuple[str, int], list[float]] = {}
+        for _ in range(args.rounds):
+            for workers in args.workers:
+                for stage, words in stages(folder, source, target, workers).items():
+                    begun = time.perf_counter()
+                    tool = [str(word) for word in words]
+                    subprocess.run(tool, cwd=ROOT, env=environment, check=True, capture_output=True)
+                    seconds.setdefault((stage, workers), []).append(time.perf_counter() - begun)
+    rows = []
+    for (stage, workers), times in seconds.items():
+        count = 2 * lines if "both" in stage else lines
+        speed = count / statistics.median(times)
+        rows.append({"stage": stage, "workers": workers, "lines": count, "lines/s": speed})
     report("text stages", rows, args.json)
 
 

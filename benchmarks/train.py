@@ -99,7 +99,12 @@ def peak_memory(name: str, size: str) -> float:
     receive, send = spawn.Pipe()
     process = spawn.Process(target=_memory, args=(name, size, send))
     process.start()
-    found = receive.recv()
+    send.close()  # so that a process that dies is noticed
+    try:
+        found = receive.recv()
+    except EOFError:
+        process.join()
+        raise SystemExit(f"benchmarks.train: {name}, {size}, ended with status {process.exitcode}") from None
     process.join()
     del os.environ["MALLOC_MMAP_THRESHOLD_"]
     return found

@@ -13,6 +13,7 @@ Shapes: N sentences, K hypotheses of each (the beam), N * K rows, H heads, D hea
 S source positions.
 """
 
+import copy
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -23,6 +24,9 @@ from .rotary import RotaryEmbedding
 STATE = "fairseq_rope.beams"  # where it lies in fairseq's incremental state
 FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step costs the same on average
 PAD_SCORE = -3e4  # as pad_scores in attention.py
+# The largest beam to share a cache: each hypothesis looks past the tokens of all others, which costs more
+# than it saves when they are many.
+LARGEST = 16
 
 
 class Beams:
@@ -94,22 +98,52 @@ class Beams:
         buffer[:, :, :, begin:end] = new
         return buffer[:, :, :, :end].unbind(0)
 
-    def reorder(self, new_order: Tensor) -> None:
-        """Let row i go on from row new_order[i] of the last step, one of the same sentence.
+    def reorder(self, new_order: Tensor) -> bool:
+        """Let row i go on from row new_order[i] of the last step; rows in the caller's order.
 
-        Args:
-            new_order: (rows), fewer than before once sentences have ended; rows in the caller's order. With
-                K = 1, any rows.
+        Returns:
+            whether that can be, and is done: with K > 1, only where the rows are K of each of some sentences
         """
         if self.beam == 1:
             self._copy(new_order)
-            return
+            return True
+        kept = whole_sentences(new_order, self.beam)
+        if kept is None:
+            return False
         origin = new_order if self.rows is None else self.rows[new_order]
-        if new_order.numel() < self._scores.size(0):
-            self._drop((new_order.view(-1, self.beam)[:, 0] // self.beam).tolist())
+        if kept != list(range(self.sentences)):
+            self._drop(kept)
             first = torch.tensor(self._slots, device=new_order.device).unsqueeze(1) * self.beam
             self.rows = (first + torch.arange(self.beam, device=new_order.device)).flatten()
         self._scores = self._scores.index_select(0, self.arranged(origin))
+        return True
+
+    def of_rows(self, attention: Any) -> Dict[str, Optional[Tensor]]:
+        """What fairseq's incremental state would hold for a layer's self-*attention*."""
+        rows = torch.arange(self._scores.size(0), device=self._scores.device)
+        rows = rows if self.rows is None else self.rows
+        steps = self.position + 1
+        scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
+        score, ancestor = scores.max(dim=2)  # of all others it is minus infinity
+        buffer = self._cache[attention][:, :, :, : steps * self.beam].unflatten(3, (steps, self.beam))
+        step = torch.arange(steps, device=rows.device)
+        found = buffer[:, (rows // self.beam).unsqueeze(1), :, step, ancestor]  # (B, n, 2, H, D)
+        keys, values = found.permute(2, 0, 3, 1, 4).unbind(0)
+        is_pad = score != 0
+        return {
+            "prev_key": attention.in_own_order(keys),
+            "prev_value": values,
+            "prev_key_padding_mask": is_pad if bool(is_pad.any()) else None,
+        }
+
+    def __deepcopy__(self, _: Any) -> "Beams":
+        """A search that goes another way from here: of the same layers, which are not copied."""
+        other = copy.copy(self)
+        other._scores, other._slots = self._scores.clone(), list(self._slots)
+        other._cache = {layer: buffer.clone() for layer, buffer in self._cache.items()}
+        other.source = {layer: tuple(x.clone() for x in pair) for layer, pair in self.source.items()}
+        other.source_mask = None if self.source_mask is None else self.source_mask.clone()
+        return other
 
     def _drop(self, kept: List[int]) -> None:
         """Go on with sentences *kept* of the caller's, in that order."""
@@ -144,6 +178,14 @@ class Beams:
             self.source[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
+
+
+def whole_sentences(new_order: Tensor, beam: int) -> Optional[List[int]]:
+    """The sentences of which *new_order* has *beam* rows each, side by side; None if it is no such order."""
+    of = [row // beam for row in new_order.tolist()]
+    kept = of[::beam]
+    whole = of == [sentence for sentence in kept for _ in range(beam)] and len(set(kept)) == len(kept)
+    return kept if whole else None
 
 
 def _doubled(buffer: Tensor, dim: int, filler: float = 0.0) -> Tensor:

@@ -32,7 +32,7 @@ from .decoding import autocasts
 from .transformer import RotaryDecoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
-UNDERFLOW = 1e-20  # below, the logarithm of a probability in float32 loses digits
+UNDERFLOW = 1e-20  # a probability below may be 0, or have lost digits, and its logarithm with it
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -41,23 +41,30 @@ class _FusedLoss(torch.autograd.Function):
     The gradients are computed with the loss, from the same scores, and kept in float32 until they are scaled.
 
     Returns:
-        the loss; without label smoothing (``nll_loss``); how often the target has the highest score
+        the loss; without label smoothing (``nll_loss``); with *count_correct*, how often the target has the
+        highest score
     """
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, target: Tensor, pad: int, epsilon: float
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        pad: int,
+        epsilon: float,
+        count_correct: bool,
+        wants_grad: bool,
     ) -> Tuple[Tensor, Tensor, Tensor]:
         words = weight.size(0)
         each = epsilon / (words - 1)  # e'
         on_target = 1.0 - epsilon - each
-        wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
 
         kept = target.ne(pad).nonzero().squeeze(1)  # padding has neither loss nor gradient
         x, target = features.index_select(0, kept), target.index_select(0, kept)
         weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is the feature's product with it
         loss = torch.zeros((), dtype=torch.float64, device=x.device)
-        nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss)
+        nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.int64)
         if wants_grad:
             x_grad = torch.empty_like(x, dtype=torch.float32)
             weight_grad = torch.zeros_like(weight, dtype=torch.float32)
@@ -67,6 +74,8 @@ class _FusedLoss(torch.autograd.Function):
             xs, ts = x[begin : begin + rows], target[begin : begin + rows]
             scores = F.linear(xs, weight).float()  # (rows, V)
             of_target = scores.gather(1, ts.unsqueeze(1)).squeeze(1)
+            if count_correct:
+                correct += scores.argmax(dim=1).eq(ts).sum()
             p = torch.softmax(scores, dim=1, out=scores)  # no other table than this one
             p_of_target = p.gather(1, ts.unsqueeze(1)).squeeze(1)
             nll = -p_of_target.log()
@@ -78,7 +87,6 @@ class _FusedLoss(torch.autograd.Function):
             smooth = words * (nll + of_target) - xs.float() @ weight_sum
             loss += (on_target * nll.double() + each * smooth.double()).sum()
             nll_loss += nll.sum(dtype=torch.float64)
-            correct += (p_of_target == p.amax(dim=1)).sum()
             if wants_grad:
                 p = p.to(weight.dtype)
                 grad = (p @ weight).float().sub_(weight_sum, alpha=each)
@@ -103,7 +111,7 @@ class _FusedLoss(torch.autograd.Function):
         if grad.device.type != "cpu" or grad.item() != 1.0:
             grads = tuple(of_one * grad for of_one in grads)
         of_features, of_weight = (of_one.to(dtype) for of_one, dtype in zip(grads, ctx.types))
-        return of_features, of_weight, None, None, None
+        return of_features, of_weight, None, None, None, None, None
 
 
 @register_criterion("fused_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
@@ -125,7 +133,13 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, self.ignore_prefix_size :]
         loss, nll_loss, correct = _FusedLoss.apply(
-            features.reshape(-1, features.size(-1)), weight, target.reshape(-1), self.padding_idx, self.eps
+            features.reshape(-1, features.size(-1)),
+            weight,
+            target.reshape(-1),
+            self.padding_idx,
+            self.eps,
+            self.report_accuracy,
+            torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad),
         )
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         logging_output = {
@@ -152,13 +166,21 @@ def output_weight(model: nn.Module) -> Optional[Tensor]:
     decoder = getattr(model, "decoder", None)
     as_in_fairseq = (
         isinstance(model, TransformerModelBase)
-        and type(model).forward is TransformerModelBase.forward
-        and type(model).get_normalized_probs is TransformerModelBase.get_normalized_probs
         and isinstance(decoder, TransformerDecoderBase)
+        and _has_methods_of(model, TransformerModelBase, "forward", "get_normalized_probs", "get_targets")
+        and _has_methods_of(decoder, TransformerDecoderBase, "forward", "get_normalized_probs")
         and type(decoder).output_layer in (TransformerDecoderBase.output_layer, RotaryDecoder.output_layer)
+        and not (hooked(model) or hooked(decoder))
         and decoder.adaptive_softmax is None
     )
     projection = decoder.output_projection if as_in_fairseq else None
     if type(projection) is not nn.Linear or projection.bias is not None or hooked(projection):
         return None
     return projection.weight
+
+
+def _has_methods_of(module: nn.Module, base: type, *names: str) -> bool:
+    """Whether methods of *module* are those of *base*."""
+    return all(
+        name not in vars(module) and getattr(type(module), name) is getattr(base, name) for name in names
+    )

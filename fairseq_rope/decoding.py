@@ -8,15 +8,17 @@ quantisation noise, ``--retain-dropout`` or ``--print-alignment``, is called as 
 Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
 """
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from .attention import CrossAttention, RotaryMultiheadAttention, hooked, identity, is_plain_linear
+from .attention import CrossAttention, Kept, RotaryMultiheadAttention, hooked, is_plain_linear
 from .beams import Beams
+from .dropout import ResidualInPlace
+from .rotary import RotaryEmbedding
 
 Step = Callable[[Tensor, Tensor, Beams], Tensor]  # (B, C), the encoder's output (S, N, C) -> (B, C)
 
@@ -32,11 +34,15 @@ def bind(layer: nn.Module) -> Optional[Step]:
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
     if not (
         all(map(is_plain_linear, linear_layers))
-        and all(type(norm) is nn.LayerNorm and not hooked(norm) for norm in norms)
-        and not any(map(hooked, (layer, self_attn, cross_attn)))
+        and all(type(norm) is nn.LayerNorm for norm in norms)
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
-        and not any(getattr(m, "apply_during_inference", False) for m in layer.modules())
-        and not (layer.training or layer.need_attn or layer.onnx_trace)
+        and type(layer).residual_connection is ResidualInPlace.residual_connection
+        and type(self_attn.rotary) is RotaryEmbedding
+        and self_attn.head_dim % 2 == 0  # pairs of neighbours lie within a head
+        and not any(
+            hooked(m) or m.training or getattr(m, "apply_during_inference", False) for m in layer.modules()
+        )
+        and not (layer.need_attn or layer.onnx_trace)
     ):
         return None
 
@@ -120,12 +126,12 @@ class PackedLinear:
     """``nn.Linear`` without bias whose weight is packed for oneDNN, as torch's compiler packs it.
 
     The projection onto the vocabulary reads its weight once for a few rows: packed, at about twice the speed
-    (37,000 words, 4 rows). The packed copy is made again whenever the weight has changed.
+    (37,000 words, 4 rows). The packed copy is kept until the weight changes.
     """
 
     def __init__(self) -> None:
-        self._of: Any = None
-        self._weight: Optional[Tensor] = None
+        self._packed = Kept()
+        self.forget = self._packed.forget
 
     def __call__(self, module: nn.Module, x: Tensor) -> Optional[Tensor]:
         """What *module* makes of *x*; None where nothing can be packed, and the module has to be called."""
@@ -136,16 +142,22 @@ class PackedLinear:
             or module.bias is not None
             or hooked(module)
             or not (weight.device.type == "cpu" and weight.dtype == x.dtype == torch.float32)
+            or weight.is_inference()  # which nothing tells whether it has changed
+            or autocasts()
             or not torch.backends.mkldnn.is_available()
         ):
             return None
-        of = identity(weight)
-        if self._of != of:
-            self._of = of
-            try:
-                self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-            except (AttributeError, RuntimeError, TypeError):  # not in this build of torch
-                self._weight = None
-        if self._weight is None:
+        packed = self._packed.of([weight], lambda: _packed(weight.detach()))
+        if packed is None:
             return None
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), ()
+
+
+def _packed(weight: Tensor) -> Optional[Tensor]:
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight)
+    except (AttributeError, RuntimeError, TypeError):  # not in this build of torch
+        return None

@@ -11,14 +11,18 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
+from .attention import hooked
+from .rotary import is_compiling
+
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
+MOST = 1 - 1 / _STEPS  # probability, from which on 16 bits cannot decide
 
 
 def keep_mask(shape: torch.Size, p: float) -> Tensor:
-    """A boolean tensor of *shape* on the CPU whose elements are false with probability *p*, independently.
+    """A boolean tensor of *shape* on the CPU whose elements are false with probability *p* < MOST.
 
-    Sixteen bits can only give multiples of 1/65536: the two next to *p* are drawn as often as makes the
-    probability *p*. The numbers are those of torch's generator, and repeat with its seed.
+    Sixteen bits can only give multiples of 1/65536: for the whole tensor one of the two next to *p* is taken,
+    drawn so that the probability is *p*. The numbers are those of torch's generator and repeat with its seed.
     """
     exact = p * _STEPS
     dropped = int(exact) + int(torch.rand(()).item() < exact - int(exact))
@@ -49,7 +53,21 @@ class Dropout(FairseqDropout):
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         if self.p > 0 and (self.training or self.apply_during_inference):
             if not torch.jit.is_scripting():
-                if x.device.type == "cpu" and x.is_contiguous() and self.p < 1 and not torch.jit.is_tracing():
+                plain = x.device.type != "cpu" or not x.is_contiguous() or self.p >= MOST
+                if not (plain or torch.jit.is_tracing() or is_compiling()):
                     return _Dropout.apply(x, self.p)
             return F.dropout(x, p=self.p, training=True, inplace=inplace)
         return x
+
+
+class ResidualInPlace:
+    """For fairseq's layers: adds the residual into what dropout has just made, which nothing else reads."""
+
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
+        """*x*, what dropout returned, + *residual*, of the same shape."""
+        if not torch.jit.is_scripting():
+            dropout = self.dropout_module
+            is_new = dropout.training and dropout.p > 0 and not hooked(dropout)
+            if is_new and type(dropout) is Dropout and x.dtype == residual.dtype:
+                return x.add_(residual)
+        return residual + x

@@ -124,7 +124,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """:func:`rotate`, by the fastest way that there is where it is called."""
     # Complex numbers, and a function with a gradient of its own, are not for what traces or compiles a
     # model; a compiler fuses the plain formula by itself.
-    if torch.jit.is_tracing() or _is_compiling():
+    if torch.jit.is_tracing() or is_compiling():
         return rotate(x, cos, sin, interleaved)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     if x.requires_grad and torch.is_grad_enabled():
@@ -134,7 +134,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return turned if wide is x else turned.to(x.dtype)
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
+    """Whether ``torch.compile`` reads what runs."""
     return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
 
 

@@ -33,9 +33,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from .attention import CrossAttention, RotaryMultiheadAttention, hooked, pad_scores
-from .beams import STATE, Beams
+from .beams import LARGEST, STATE, Beams, whole_sentences
 from .decoding import PackedLinear, bind_all
-from .dropout import Dropout
+from .dropout import Dropout, ResidualInPlace
 from .rotary import LAYOUTS, RotaryEmbedding
 
 logger = logging.getLogger(__name__)
@@ -101,18 +101,6 @@ def drop_absolute_positions(state_dict: Dict[str, Tensor], name: str) -> None:
     for key in [key for key in state_dict if key.startswith(f"{name}.embed_positions.")]:
         del state_dict[key]
         logger.warning(f"dropped {key} from the checkpoint: positions of transformer_rope are rotary")
-
-
-class ResidualInPlace:
-    """Adds the residual into what dropout has just made, which nothing else reads."""
-
-    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
-        """*x* + *residual*, of the same shape."""
-        if not torch.jit.is_scripting():
-            dropout = self.dropout_module
-            if self.training and dropout.p > 0 and x.dtype == residual.dtype and not hooked(dropout):
-                return x.add_(residual)
-        return residual + x
 
 
 class RotaryEncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
@@ -201,19 +189,22 @@ class RotaryEncoder(TransformerEncoderBase):
     def _reorder_sentences(
         self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
     ) -> Dict[str, List[Tensor]]:
+        if not encoder_out["encoder_out"]:
+            return super().reorder_encoder_out(encoder_out, new_order)
         (states,) = encoder_out["encoder_out"]
         sentences = torch.arange(states.size(1), device=new_order.device)
         if ONE_A_SENTENCE in encoder_out:
-            beam = len(encoder_out[ONE_A_SENTENCE])
-            if new_order.numel() == sentences.numel() * beam:
+            shared = encoder_out[ONE_A_SENTENCE]
+            kept = whole_sentences(new_order, len(shared))
+            if kept == list(range(sentences.numel())):
                 return encoder_out
-            kept = new_order.view(-1, beam)[:, 0] // beam
-            return {
-                **super().reorder_encoder_out(encoder_out, kept),
-                ONE_A_SENTENCE: encoder_out[ONE_A_SENTENCE],
-            }
+            one_a_row = {name: found for name, found in encoder_out.items() if found is not shared}
+            if kept is None:
+                return super().reorder_encoder_out(one_a_row, new_order // len(shared))
+            reordered = super().reorder_encoder_out(one_a_row, new_order.new_tensor(kept))
+            return {**reordered, ONE_A_SENTENCE: shared}
         begins_search = torch.equal(new_order, sentences.repeat_interleave(self.beam_size))
-        if self.beam_size > 1 and begins_search and not torch.is_grad_enabled():
+        if 1 < self.beam_size <= LARGEST and begins_search and not torch.is_grad_enabled():
             return {**encoder_out, ONE_A_SENTENCE: [sentences] * self.beam_size}
         return super().reorder_encoder_out(encoder_out, new_order)
 
@@ -235,7 +226,13 @@ class RotaryDecoder(TransformerDecoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         with_dropout(self, "TransformerDecoder")
+        self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
         self._packed = PackedLinear()
+
+    def train(self, mode: bool = True) -> "RotaryDecoder":
+        """torch's; the packed projection is forgotten, which training is about to change."""
+        self._packed.forget()
+        return super().train(mode)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = RotaryDecoderLayer(cfg, no_encoder_attn)
@@ -253,7 +250,7 @@ class RotaryDecoder(TransformerDecoderBase):
         """fairseq's, without the weights of cross-attention where nobody asked for them.
 
         They are asked for by *alignment_layer*, and by the model's use before ``make_generation_fast_`` has
-        told it that nobody will, except in training.
+        told it that nobody will; in training by alignments to learn from (``--load-alignments``) alone.
         """
         if not torch.jit.is_scripting():
             if alignment_layer is None and not self._weights_are_wanted():
@@ -263,6 +260,7 @@ class RotaryDecoder(TransformerDecoderBase):
                     self._begin_search(prev_output_tokens, encoder_out, incremental_state)
                 if STATE in incremental_state:
                     return self._step(prev_output_tokens, encoder_out["encoder_out"][0], incremental_state)
+            if encoder_out is not None:
                 encoder_out = _row_by_row(encoder_out)
         return self.extract_features_scriptable(
             prev_output_tokens,
@@ -274,7 +272,9 @@ class RotaryDecoder(TransformerDecoderBase):
         )
 
     def _weights_are_wanted(self) -> bool:
-        return not self.training and any(getattr(layer, "need_attn", True) for layer in self.layers)
+        if self.training:
+            return self.alignment_in_training
+        return any(getattr(layer, "need_attn", True) for layer in self.layers)
 
     def _begin_search(
         self,
@@ -286,7 +286,8 @@ class RotaryDecoder(TransformerDecoderBase):
         (states,) = encoder_out["encoder_out"]  # (S, N, C)
         beam = len(encoder_out.get(ONE_A_SENTENCE, [states]))
         plain_embedding = self.quant_noise is None and not hooked(self.embed_tokens)
-        plain_embedding = plain_embedding and not self.dropout_module.apply_during_inference
+        dropout = self.dropout_module
+        plain_embedding = plain_embedding and not (dropout.training or dropout.apply_during_inference)
         if (
             torch.is_grad_enabled()
             or not plain_embedding
@@ -311,15 +312,21 @@ class RotaryDecoder(TransformerDecoderBase):
             x = self.project_in_dim(x)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
+        inner_states = [x]
         for step in beams.steps:
             x = step(x, encoder_out, beams)
+            inner_states.append(x)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         if beams.rows is not None:
             x = x.index_select(0, beams.rows)
-        return x.unsqueeze(1), {"attn": [None], "inner_states": []}
+            inner_states = [state.index_select(0, beams.rows) for state in inner_states]
+        return x.unsqueeze(1), {
+            "attn": [None],
+            "inner_states": [state.unsqueeze(0) for state in inner_states],
+        }
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project (B, T, C) to the vocabulary, (B, T, V), unless the criterion does (adaptive softmax)."""
@@ -332,13 +339,32 @@ class RotaryDecoder(TransformerDecoderBase):
                     return found
         return self.output_projection(features)
 
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> None:
+        """Called for every module that has one, the decoder first: reorder the :class:`Beams` if there are.
+
+        Where they cannot be, the state becomes what fairseq's would be, for the layers to reorder.
+        """
+        if not torch.jit.is_scripting():
+            if STATE in incremental_state:
+                self._reorder_beams(incremental_state, new_order)
+
+    @torch.jit.unused
+    def _reorder_beams(self, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+        beams = incremental_state[STATE]
+        if not beams.reorder(new_order):
+            del incremental_state[STATE]
+            for layer in self.layers:
+                layer.self_attn._set_input_buffer(incremental_state, beams.of_rows(layer.self_attn))
+
     def reorder_incremental_state_scripting(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> None:
         """Let row i of the next step go on from row new_order[i] of the last one."""
         if not torch.jit.is_scripting():
+            self.reorder_incremental_state(incremental_state, new_order)
             if STATE in incremental_state:
-                incremental_state[STATE].reorder(new_order)
                 return
         for module in self.modules():  # as fairseq/models/fairseq_incremental_decoder.py
             if hasattr(module, "reorder_incremental_state"):
@@ -446,7 +472,10 @@ class TransformerRopeModel(TransformerModel):
         args = as_namespace(args)
         rope_architecture(args)  # fills in what checkpoints of older versions lack
         refuse_what_cannot_work(args)
-        return super().build_model(args, task)
+        model = super().build_model(args, task)
+        learns_alignments = getattr(getattr(task, "cfg", None), "load_alignments", False)
+        model.decoder.alignment_in_training = bool(learns_alignments)
+        return model
 
     def set_beam_size(self, beam_size: int) -> None:
         """Told by a beam search (``fairseq/sequence_generator.py``) how many hypotheses a sentence has."""

@@ -574,6 +574,15 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
         "--max-len-b", 8,
     )  # fmt: skip
     assert sorted(outputs(printed, "A")) == list(range(20))
+    # Without transformer_align's layer and head to teach, it is the last layer's that learn.
+    losses = []
+    for arch in ("transformer_tiny", "transformer_rope_tiny"):
+        log = train(
+            tmp_path / "bin", tmp_path / arch, "--arch", arch, "--load-alignments", "--max-epoch", 1,
+            "--criterion", "label_smoothed_cross_entropy_with_alignment", "--alignment-lambda", 10,
+        )  # fmt: skip
+        losses.append(float(re.findall(r'"valid_alignment_loss": "([\d.]+)"', log)[-1]))
+    assert losses[0] > 0 and losses[1] == pytest.approx(losses[0], rel=0.2)
 
 
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):

@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_the_loss(task):
     target = torch.tensor([1, 4, 10, 1, 1, 7, 9])  # 1 is padding
 
     def loss():
-        return criterion._FusedLoss.apply(features, weight, target, 1, 0.1)[0]
+        return criterion._FusedLoss.apply(features, weight, target, 1, 0.1, False, True)[0]
 
     loss().backward()
     for of in (features, weight):
@@ -97,7 +97,7 @@ def test_an_improbable_target_costs_what_it_costs(distance):
     # Two words have scores so far above the target's that the target's probability underflows.
     features = torch.tensor([[distance]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0], [1.0]])
-    loss, nll, _ = criterion._FusedLoss.apply(features, weight, torch.tensor([1]), 2, 0.1)
+    loss, nll, _ = criterion._FusedLoss.apply(features, weight, torch.tensor([1]), 2, 0.1, False, True)
     lprobs = torch.log_softmax(features.double() @ weight.double().t(), dim=-1)[0]
     assert nll.item() == pytest.approx(-lprobs[1].item(), rel=1e-6)
     each = 0.1 / 2
@@ -146,6 +146,57 @@ def test_other_models_get_fairseqs_own_loss(build, task, sample):
         assert torch.equal(found[3][name], grad)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.decoder.register_forward_hook(lambda module, given, out: (2 * out[0], out[1])),
+        lambda m: m.register_forward_pre_hook(lambda module, given: None),
+        lambda m: setattr(m, "get_targets", lambda sample, out: sample["target"].flip(1)),
+        lambda m: setattr(m.decoder, "get_normalized_probs", lambda out, log, sample: out[0]),
+        lambda m: m.decoder.output_projection.register_forward_hook(lambda module, given, out: 2 * out),
+        lambda m: setattr(m.decoder, "__class__", type("Own", (type(m.decoder),), {"forward": None})),
+        lambda m: setattr(m, "__class__", type("Own", (type(m),), {"forward": None})),
+        lambda m: setattr(m, "__class__", type("Own", (type(m),), {"get_normalized_probs": None})),
+    ],
+    ids=["hook", "hook before", "targets", "probs", "projection", "decoder", "forward", "probs of a class"],
+)
+def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
+    model = build()
+    assert output_weight(model) is not None
+    change(model)
+    assert output_weight(model) is None
+
+
+def test_of_wrapped_models_those_whose_every_parameter_is_used_are_fused(build):
+    def wrapped(name, **attributes):
+        return type(name, (torch.nn.Module,), {**attributes, "module": build()})()
+
+    assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=False)) is not None
+    assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=True)) is None
+    assert output_weight(wrapped("FullyShardedDataParallel")) is None
+
+
+def test_of_equal_scores_the_first_counts_as_fairseqs_accuracy_does(build, task, sample):
+    model = build()
+    with torch.no_grad():
+        model.decoder.output_projection.weight.zero_()
+    sample["target"][:, 1] = 0  # the first word there is, so the one that fairseq takes
+    expected, found = (run(name, model, sample, task, report_accuracy=True) for name in (FAIRSEQS, FUSED))
+    assert found[2]["n_correct"] == expected[2]["n_correct"] == 3
+
+
+def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
+    called = []
+    real = torch.Tensor.addmm_
+    monkeypatch.setattr(torch.Tensor, "addmm_", lambda *a, **k: called.append(1) or real(*a, **k))
+    model, fused = build(), CRITERION_REGISTRY[FUSED](task, sentence_avg=False, label_smoothing=0.1)
+    with torch.no_grad():
+        found = fused(model, sample)[0]
+    assert not called
+    torch.testing.assert_close(found, fused(model, sample)[0].detach())
+    assert called
+
+
 def test_the_loss_of_each_token_is_fairseqs(build, task, sample):
     model = build()
     losses = [
@@ -178,7 +229,7 @@ def test_sixteen_bits_are_as_near_as_fairseqs(dtype):
         return a.grad, b.grad
 
     a, b = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
-    criterion._FusedLoss.apply(a, b, target, 1, 0.1)[0].backward()
+    criterion._FusedLoss.apply(a, b, target, 1, 0.1, False, True)[0].backward()
     assert a.grad.dtype == b.grad.dtype == dtype
     eps = torch.finfo(dtype).eps
     for found, true in zip((a.grad, b.grad), exact(), strict=True):

@@ -60,6 +60,41 @@ def test_in_all_else_it_is_fairseqs():
     assert isinstance(kept, FairseqDropout)
 
 
+def test_where_sixteen_bits_cannot_decide_torch_does():
+    x = torch.ones(2000)
+    for _ in range(20):  # nothing kept but one in a million
+        assert Dropout(1 - 1e-6).train()(x).ne(0).sum() <= 1
+
+
+def test_the_residual_goes_into_what_dropout_made_and_nowhere_else(build):
+    for layer in (build(dropout=0.2).encoder.layers[0], build(dropout=0.2).decoder.layers[0]):
+        layer.train()
+        x, residual = torch.randn(3, 2, 64), torch.randn(3, 2, 64)
+        expected = x + residual
+        dropped = layer.dropout_module(x)
+        expected_dropped = dropped + residual
+        assert layer.residual_connection(dropped, residual) is dropped
+        assert torch.equal(dropped, expected_dropped)
+        for change in (
+            lambda m: m.dropout_module.eval(),
+            lambda m: setattr(m.dropout_module.train(), "p", 0.0),
+            lambda m: (setattr(m.dropout_module, "p", 0.2), m.dropout_module.register_forward_hook(print)),
+        ):
+            change(layer)
+            before = x.clone()
+            assert torch.equal(layer.residual_connection(x, residual), expected)
+            assert torch.equal(x, before)
+
+
+def test_a_hook_sees_what_the_projection_gave_when_dropout_is_off(build):
+    layer = build(dropout=0.2).encoder.layers[0].train()
+    layer.dropout_module.eval()
+    seen = []
+    layer.fc2.register_forward_hook(lambda module, given, out: seen.append((out, out.clone())))
+    layer(torch.randn(3, 2, 64), None).sum().backward()
+    assert torch.equal(*seen[0])
+
+
 def test_the_model_drops_with_it(build):
     model = build(dropout=0.2, activation_dropout=0.1, attention_dropout=0.1)
     for module in (model.encoder, model.decoder, *model.encoder.layers, *model.decoder.layers):

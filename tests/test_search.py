@@ -1,5 +1,9 @@
 """Searches: fairseq_rope/beams.py and decoding.py against the model called as fairseq calls it."""
 
+import copy
+import pickle
+from unittest import mock
+
 import pytest
 import torch
 from fairseq.search import BeamSearch, DiverseBeamSearch, Sampling
@@ -7,7 +11,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope import transformer
 from fairseq_rope.attention import CrossAttention
-from fairseq_rope.beams import FIRST_CAPACITY, STATE
+from fairseq_rope.beams import FIRST_CAPACITY, LARGEST, STATE
 from fairseq_rope.decoding import PackedLinear, bind_all
 
 
@@ -60,6 +64,13 @@ def fast(model):
     # An untrained model ends no sentence: give the end a better chance, so that sentences end one by one.
     with torch.no_grad():
         model.decoder.output_projection.weight[2] *= 3.0
+    return model
+
+
+def unwatched(model):
+    """*model*, of which nobody wants the weights of attention; unlike a fast one it can go on training."""
+    for layer in model.decoder.layers:
+        layer.need_attn = False
     return model
 
 
@@ -151,6 +162,11 @@ def test_an_ensemble_with_fairseqs_own_model(build, task):
     assert_same(found, expected)
 
 
+def of_its_own(module, **methods):
+    """Make *module* one of a subclass, with *methods*."""
+    module.__class__ = type("Own", (type(module),), methods)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -162,8 +178,32 @@ def test_an_ensemble_with_fairseqs_own_model(build, task):
         lambda m: setattr(m.decoder.layers[0], "c_attn", torch.nn.Parameter(torch.ones(2))),
         lambda m: setattr(m.decoder.layers[1], "fc2", torch.nn.Sequential(m.decoder.layers[1].fc2)),
         lambda m: setattr(m.decoder.layers[1], "encoder_attn", None),
+        lambda m: m.decoder.layers[1].dropout_module.train(),
+        lambda m: m.decoder.layers[1].self_attn.register_forward_hook(lambda *_: None),
+        lambda m: m.decoder.layers[0].encoder_attn.register_forward_hook(lambda *_: None),
+        lambda m: m.decoder.layers[0].dropout_module.register_forward_hook(lambda *_: None),
+        lambda m: setattr(m.decoder.layers[0], "onnx_trace", True),
+        lambda m: setattr(m.decoder.layers[0], "final_layer_norm", torch.nn.Identity()),
+        lambda m: of_its_own(m.decoder.layers[0], residual_connection=lambda self, x, residual: x),
+        lambda m: of_its_own(m.decoder.layers[0].self_attn),
+        lambda m: of_its_own(m.decoder.layers[0].encoder_attn),
+        lambda m: of_its_own(m.decoder.layers[0].self_attn.rotary),
     ],
-    ids=["hook", "hook of a layer", "dropout", "weights", "training", "scaled heads", "wrapped", "no source"],
+    ids=[
+        *(
+            "hook",
+            "hook of a layer",
+            "dropout",
+            "weights",
+            "training",
+            "scaled heads",
+            "wrapped",
+            "no source",
+        ),
+        *("dropout that trains", "hook of attention", "hook of cross-attention", "hook of dropout", "ONNX"),
+        *("no norm", "a residual of its own", "attention of its own", "cross-attention of its own"),
+        "a rotation of its own",
+    ],
 )
 def test_a_decoder_with_more_to_it_is_not_bound(build, change):
     model = fast(build())
@@ -184,6 +224,36 @@ def test_under_autocast_and_in_a_layer_of_somebodys_own_nothing_is_bound(build):
 
     layer.__class__ = Own
     assert bind_all(model.decoder.layers) is None
+
+
+def test_hooks_of_all_modules_are_called(build):
+    model = fast(build())
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert bind_all(model.decoder.layers) is None
+    finally:
+        handle.remove()
+    assert bind_all(model.decoder.layers) is not None
+
+
+def test_heads_of_an_odd_dimension_are_searched_plainly(build, task):
+    options = {"decoder_embed_dim": 20, "encoder_embed_dim": 20, "rope_fraction": 0.8}
+    model, sample = fast(build(decoder_attention_heads=4, encoder_attention_heads=4, **options)), batch(task)
+    expected, _ = search(model, task, sample, plain=True, max_len_b=10)
+    found, took_them = search(model, task, sample, max_len_b=10)
+    assert not took_them
+    assert_same(found, expected)
+
+
+def test_large_beams_share_nothing(build, task):
+    model, sample = fast(build()), batch(task)
+    for beam, shares in ((LARGEST, True), (LARGEST + 1, False)):
+        options = {"beam_size": beam, "max_len_b": 3}
+        expected, _ = search(model, task, sample, plain=True, **options)
+        with mock.patch.object(transformer, "Beams", wraps=transformer.Beams) as beams:
+            found, _ = search(model, task, sample, **options)
+        assert beams.call_args.args[:2] == ((5, beam) if shares else (5 * beam, 1))
+        assert_same(found, expected)
 
 
 def test_a_decoder_that_is_not_bound_finds_the_same_from_shared_sentences(build, task):
@@ -219,6 +289,44 @@ def test_changed_weights_are_used(build, task):
     model.load_state_dict(build("transformer_rope_tiny").state_dict())
     found, _ = search(model, task, sample, max_len_b=10)
     assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
+
+
+def test_weights_that_an_optimizer_wrote_past_torchs_count_are_used(build, task):
+    """As fairseq's Adam does, in training with --eval-bleu."""
+    model, sample = fast(build()), batch(task)
+    search(model, task, sample, max_len_b=10)
+    for parameter in model.decoder.parameters():
+        version = parameter._version
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+        assert parameter._version == version
+    found, _ = search(model, task, sample, max_len_b=10)
+    assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
+
+
+def test_what_was_made_of_weights_is_forgotten_before_they_are_trained(build, task):
+    model, sample = unwatched(build()), batch(task)
+    assert search(model, task, sample, max_len_b=10)[1]
+    model.train()
+    row = model.decoder.output_projection.weight.data[7]  # so few that a sample of them can miss it
+    row.add_(torch.randn_like(row))
+    model.decoder.layers[0].self_attn.k_proj.weight.data[5].mul_(3.0)
+    model.eval()
+    found, _ = search(model, task, sample, max_len_b=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PackedLinear, "__call__", lambda *_: None)
+        assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_that_has_searched_can_be_copied_and_pickled(build, task, copied):
+    model, sample = unwatched(build()), batch(task)
+    search(model, task, sample, plain=True, max_len_b=10)  # tables of angles are made, and may be pickled
+    size = len(pickle.dumps(model))
+    expected, took_them = search(model, task, sample, max_len_b=10)
+    assert took_them
+    other = copied(model)
+    assert len(pickle.dumps(model)) < size + 1000 and len(pickle.dumps(other)) < size + 1000
+    assert_same(search(other, task, sample, max_len_b=10)[0], expected)
 
 
 def test_dropout_kept_on_the_embeddings_alone_is_applied(build, task):
@@ -261,6 +369,82 @@ def test_any_rows_can_go_on_with_one_hypothesis_each(build, task):
     expected = three_steps(plain, order)  # with gradients, nothing is bound
     assert STATE not in plain
     torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5)
+
+
+ORDERS = {
+    "other hypotheses": [2, 0, 0, 3, 5, 4, 8, 8, 8],
+    "fewer sentences": [7, 6, 6, 2, 0, 1],
+    "sentences swapped": [3, 4, 5, 0, 0, 2, 6, 8, 7],
+    "fewer hypotheses": [0, 1, 3, 5, 6, 6],
+    "one row gone": [0, 1, 2, 3, 4, 5, 6, 7],
+    "across sentences": [0, 3, 6, 1, 1, 8, 2, 4, 5],
+    "a sentence twice": [0, 1, 2, 2, 1, 0, 6, 7, 8],
+}
+
+
+@pytest.mark.parametrize("by", ["decoder", "modules", "copy"])
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("name", list(ORDERS))
+def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, task, name, layout, by):
+    """After fairseq's search has told the model a beam, which this one happens to share.
+
+    The truth is the decoder without an incremental state, on all tokens so far.
+    """
+    model = fast(build(rope_layout=layout, rope_fraction=0.5))
+    encoder, decoder = model.encoder, model.decoder
+    sample, eos = batch(task, lengths=(9, 3, 6)), task.target_dictionary.eos()
+    rows = torch.arange(3).repeat_interleave(3)
+    with torch.no_grad():
+        encoded = encoder(**sample["net_input"])
+        of_rows = encoder.reorder_encoder_out(encoded, rows)
+        model.set_beam_size(3)
+        shared = encoder.reorder_encoder_out(encoded, rows)
+        state: dict = {}
+        tokens = torch.full((9, 1), eos)
+        orders = [[1, 1, 0, 3, 5, 5, 8, 7, 7], ORDERS[name]]
+        orders.append(list(range(len(ORDERS[name]))))
+        for order in map(torch.tensor, orders):
+            decoder(tokens, encoder_out=shared, incremental_state=state)
+            assert STATE in state or tokens.size(1) > 2
+            if by == "copy":
+                before = copy.deepcopy(state)
+                decoder(tokens, encoder_out=shared, incremental_state=state)  # goes astray
+                state = before
+            if by == "modules":
+                for module in decoder.modules():
+                    if hasattr(module, "reorder_incremental_state"):
+                        module.reorder_incremental_state(state, order)
+            else:
+                decoder.reorder_incremental_state_scripting(state, order)
+            shared = encoder.reorder_encoder_out(shared, order)
+            model.set_beam_size(1)
+            of_rows = encoder.reorder_encoder_out(of_rows, order)
+            model.set_beam_size(3)
+            new = torch.randint(4, 44, (len(order), 1))
+            new[0] = task.target_dictionary.pad()
+            tokens = torch.cat([tokens[order], new], dim=1)
+        found, extra = decoder(tokens, encoder_out=shared, incremental_state=state)
+        expected, true_extra = decoder(tokens, encoder_out=of_rows)
+    not_pad = slice(1, None)  # what comes of a pad is read by nobody
+    torch.testing.assert_close(found[not_pad, 0], expected[not_pad, -1], rtol=0, atol=2e-5)
+    for one, other in zip(extra["inner_states"], true_extra["inner_states"], strict=True):
+        torch.testing.assert_close(one[0, not_pad], other[-1, not_pad], rtol=0, atol=2e-5)
+
+
+def test_a_search_without_incremental_state(build, task):
+    model, sample = fast(build()), batch(task)
+    model.set_beam_size(4)
+    rows = torch.arange(5).repeat_interleave(4)
+    tokens = torch.randint(4, 44, (20, 3))
+    with torch.no_grad():
+        encoder_out = model.encoder(**sample["net_input"])
+        shared = model.encoder.reorder_encoder_out(encoder_out, rows)
+        assert shared["encoder_out"][0].size(1) == 5
+        found = model.decoder(tokens, encoder_out=shared)[0]
+        model.set_beam_size(1)
+        of_rows = model.encoder.reorder_encoder_out(encoder_out, rows)
+        expected = model.decoder(tokens, encoder_out=of_rows)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_rows_that_are_not_hypotheses_of_their_neighbour_are_reordered_one_by_one(build, task):

@@ -1,13 +1,14 @@
 """Run a recipe: its stages in order, each skipped where it was done before."""
 
 import argparse
+import contextlib
 import fcntl
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -43,7 +44,6 @@ STAGES = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    recipes = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/settings.yaml"))
     numbers = ", ".join(f"{stage.NUMBER} {stage.TITLE}" for stage in STAGES)
     parser = argparse.ArgumentParser(
         prog="run.sh",
@@ -51,9 +51,19 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"After a lone -- stand more flags for fairseq-train. Stages: {numbers}",
     )
     add = parser.add_argument
-    add("recipe", choices=recipes, help=argparse.SUPPRESS)
     add("--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s")
     add("--stop-stage", type=int, default=10, metavar="N", help="the last; default: %(default)s")
+    add("--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline")
+    add("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
+    add_flags(parser)
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is run, in which folder and on what."""
+    recipes = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/settings.yaml"))
+    add = parser.add_argument
+    add("recipe", choices=recipes, help=argparse.SUPPRESS)
     add(
         "--data-dir",
         type=Path,
@@ -67,8 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
         "none: take those in --data-dir as they are",
     )
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
-    add("--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline")
-    add("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
     add("--gpus", type=int, metavar="N", help="train on so many; 0: on the CPU; default: all that there are")
     add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt", help="default: %(default)s")
     add("--dry-run", action="store_true", help="print every command, run none")
@@ -79,24 +87,22 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="another value for one of settings.yaml",
     )
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
-    parser = build_parser()
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, str]:
+    """The flags of *parser*, and the words after a lone ``--``, quoted for a shell."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     args, unknown = parser.parse_known_args(words[:end])
     if unknown:
         parser.error(f"{unknown[0]}: no flag of this; flags for fairseq-train stand after a lone --")
-    train_flags = shlex.join(words[end + 1 :])
-    first, last = STAGES[0].NUMBER, STAGES[-1].NUMBER
-    if not first <= args.stage <= args.stop_stage <= last:
-        parser.error(
-            f"--stage {args.stage} --stop-stage {args.stop_stage}: must be "
-            f"{first} <= stage <= stop-stage <= {last}"
-        )
+    return args, shlex.join(words[end + 1 :])
+
+
+def experiment(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, arch: str, seed: int, train_flags: str
+) -> Experiment:
+    """The experiment that *args*, of :func:`add_flags`, describe; *parser* tells of what cannot be."""
     if args.gpus is not None and args.gpus < 0:
         parser.error(f"--gpus {args.gpus}: must be 0 or more")
     if args.data_dir is not None and not args.data_dir.is_dir():
@@ -108,10 +114,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_values(settings)
     except SettingsError as error:
         parser.error(str(error))
-    if args.seed < 0:
-        parser.error(f"--seed {args.seed}: must be 0 or more")
-    if not re.fullmatch(r"\w+", args.arch):
-        parser.error(f"--arch {args.arch}: must be a name of letters, digits and _")
+    if seed < 0:
+        parser.error(f"--seed {seed}: must be 0 or more")
+    if not re.fullmatch(r"\w+", arch):
+        parser.error(f"--arch {arch}: must be a name of letters, digits and _")
     if settings.get("corpus_generator") and (args.data_dir or args.manifest):
         parser.error(f"--data-dir, --manifest: {args.recipe} writes its corpus itself, and reads no files")
     settings["fairseq_train_flags"] = f"{settings['fairseq_train_flags']} {train_flags}".strip()
@@ -122,11 +128,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if data_dir is not None:
         if data_dir == work or work in data_dir.parents or data_dir in work.parents:
             parser.error(f"--data-dir {data_dir}: must not be in --work-dir {work}, nor that in it")
-    x = Experiment(
+    return Experiment(
         settings,
         work,
-        args.arch,
-        args.seed,
+        arch,
+        seed,
         bpe=args.bpe,
         gpus=args.gpus,
         data_dir=data_dir,
@@ -134,28 +140,53 @@ def main(argv: Sequence[str] | None = None) -> None:
         dry_run=args.dry_run,
         stages=STAGES,
     )
-    chosen = [stage for stage in STAGES if args.stage <= stage.NUMBER <= args.stop_stage]
+
+
+@contextlib.contextmanager
+def at_work(x: Experiment, recipe: str, program: str) -> Iterator[None]:
+    """Hold the work folder of *x*; what goes wrong, or a signal, ends the process with one sentence.
+
+    Args:
+        program: what was called, as a command from the project's root that *sys.argv* goes on
+    """
     try:
         if not x.dry_run:
             check_machine(x)
-            work.mkdir(parents=True, exist_ok=True)
-            x.held = (_lock(work, args.recipe),)
+            x.work.mkdir(parents=True, exist_ok=True)
+            x.held = (_lock(x.work, recipe),)
             for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
                 signal.signal(getattr(signal, name), _stop)
-            x.record = lambda folder: _keep(x, args, folder)
+            x.record = lambda folder: _keep(x, program, folder)
+        yield
+    except (StageError, MachineError) as error:
+        sys.exit(f"recipes/{recipe}: {error}")
+    except OSError as error:
+        sys.exit(f"recipes/{recipe}: {error.filename or x.work}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        _stop(signal.SIGINT, None)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
+    parser = build_parser()
+    args, train_flags = parse(parser, argv)
+    first, last = STAGES[0].NUMBER, STAGES[-1].NUMBER
+    if not first <= args.stage <= args.stop_stage <= last:
+        parser.error(
+            f"--stage {args.stage} --stop-stage {args.stop_stage}: must be "
+            f"{first} <= stage <= stop-stage <= {last}"
+        )
+    x = experiment(parser, args, args.arch, args.seed, train_flags)
+    chosen = [stage for stage in STAGES if args.stage <= stage.NUMBER <= args.stop_stage]
+    with at_work(x, args.recipe, f"bash recipes/{args.recipe}/run.sh"):
+        if not x.dry_run:
             x.refuse_stale_inputs(chosen[0])
-            if stage07_train in chosen and (x.gpus or settings["precision"] in ("fp16", "bf16")):
-                stage07_train.devices_and_precision(x)  # what was asked for and is not there is said now
+            if stage07_train in chosen:
+                stage07_train.check_devices(x)
         for stage in chosen:
             x.ensure(stage)
         if args.stop_stage == last and not x.dry_run:
             stage10_score.report(x)
-    except (StageError, MachineError) as error:
-        sys.exit(f"recipes/{args.recipe}: {error}")
-    except OSError as error:
-        sys.exit(f"recipes/{args.recipe}: {error.filename or work}: {error.strerror or error}")
-    except KeyboardInterrupt:
-        _stop(signal.SIGINT, None)
 
 
 def _manifest(parser: argparse.ArgumentParser, given: str | None, folder: Path) -> Path | None:
@@ -184,11 +215,11 @@ def _lock(work: Path, recipe: str) -> int:
     return lock
 
 
-def _keep(x: Experiment, args: argparse.Namespace, folder: Path) -> None:
+def _keep(x: Experiment, program: str, folder: Path) -> None:
     """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
     dump = {"sort_keys": False, "allow_unicode": True}
     write_whole(folder / "settings.yaml", yaml.safe_dump(x.settings, **dump))
-    command = shlex.join(["bash", f"recipes/{args.recipe}/run.sh", *sys.argv[2:]])
+    command = f"{program} {shlex.join(sys.argv[2:])}".strip()
     write_whole(folder / "run.yaml", yaml.safe_dump({"command": command, **describe()}, **dump))
 
 

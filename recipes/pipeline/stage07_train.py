@@ -112,6 +112,16 @@ def devices_and_precision(x: Experiment) -> tuple[int, str]:
     return gpus, best if asked == "auto" else asked
 
 
+def check_devices(x: Experiment) -> None:
+    """Ask for GPUs, or a precision of theirs, that are not there: said before the other stages run.
+
+    Raises:
+        StageError: see :func:`devices_and_precision`
+    """
+    if x.gpus or x.settings["precision"] in ("fp16", "bf16"):
+        devices_and_precision(x)
+
+
 def command(x: Experiment, gpus: int, precision: str) -> str:
     """The fairseq-train command of *x*."""
     s = x.settings
@@ -211,7 +221,7 @@ def run(x: Experiment) -> None:
     with tqdm(
         total=total, bar_format=_BAR, unit=unit, mininterval=every, delay=0.1, disable=x.dry_run
     ) as bar:
-        x.command(command(x, gpus, precision), on_line=lambda line: _show(bar, line))
+        x.command(command(x, gpus, precision), on_line=lambda line: _follow(bar, history(x), line))
     if not x.dry_run:
         check_checkpoints(x)
 
@@ -243,8 +253,13 @@ def _go_on_or_begin(x: Experiment, checkpoints: Path, wanted: str) -> None:
 _BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 
 
-def _show(bar: tqdm, line: str) -> None:
-    """Move *bar* to the epoch or update that *line*, one of fairseq's JSON log lines, tells of."""
+def history(x: Experiment) -> Path:
+    """Where fairseq's lines of JSON about whole epochs are kept, beside the checkpoints that they tell of."""
+    return x.model / "checkpoints" / "history.jsonl"
+
+
+def _follow(bar: tqdm, kept: Path, line: str) -> None:
+    """Move *bar* to the epoch or update that *line* of fairseq's log tells of; if it sums one up, keep it."""
     start = line.find("{")
     if start < 0 or not line.rstrip().endswith("}"):
         return
@@ -252,6 +267,9 @@ def _show(bar: tqdm, line: str) -> None:
         told = json.loads(line[start:])
     except ValueError:
         return  # the configuration, printed once, is no JSON
+    if "valid_loss" in told or "train_loss" in told:
+        with kept.open("a") as file:
+            file.write(json.dumps(told) + "\n")
     if "valid_loss" in told:
         bar.set_postfix(valid_loss=told["valid_loss"], refresh=False)
     elif bar.unit == "update":

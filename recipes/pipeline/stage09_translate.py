@@ -24,15 +24,32 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
+    source = inputs(x)[-1]
+    translate(x, x.work / "data-bin", "test", source, *outputs(x))
+
+
+def translate(
+    x: Experiment, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
+) -> None:
+    """Translate a set of binary data by the averaged model, as the settings say.
+
+    Args:
+        data, subset: the folder that fairseq-preprocess wrote, and the name of the set in it
+        source: a text of as many lines as there are sentences
+        generated: where to put the output of fairseq-generate
+        hypotheses: where to put the translations, plain text in the order of *source*
+
+    Raises:
+        StageError: a command failed, or a sentence has no translation
+    """
     s = x.settings
-    generated, hypotheses = outputs(x)
     part = generated.with_name(generated.name + ".tmp")
-    sentences = 0 if x.dry_run else count_lines(str(inputs(x)[-1]))
+    sentences = 0 if x.dry_run else count_lines(str(source))
     with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1, disable=x.dry_run) as bar:
         x.command(
-            f"fairseq-generate {x.shell(x.work / 'data-bin')} --source-lang {x.source} "
+            f"fairseq-generate {x.shell(data)} --source-lang {x.source} "
             f"--target-lang {x.target} --user-dir fairseq_rope --path {x.shell(x.model / 'averaged.pt')} "
-            f"--gen-subset test --beam {s['beam']} --lenpen {s['length_penalty']} --max-len-a 1 "
+            f"--gen-subset {subset} --beam {s['beam']} --lenpen {s['length_penalty']} --max-len-a 1 "
             f"--max-len-b {s['max_len_b']} {x.text_flags} --max-tokens 8000 --no-progress-bar "
             f"{'--cpu ' if x.gpus == 0 else ''}{s['fairseq_generate_flags']} "
             f"| tee {x.shell(part)} && mv {x.shell(part)} {x.shell(generated)}",
@@ -46,6 +63,4 @@ def run(x: Experiment) -> None:
     )
     written = sentences if x.dry_run else count_lines(str(hypotheses))
     if written != sentences:
-        raise StageError(
-            f"stage {NUMBER} ({TITLE}): {hypotheses} has {written} lines, and the test set {sentences}"
-        )
+        raise StageError(f"{hypotheses} has {written} lines, and {source} {sentences}")

@@ -1,0 +1,67 @@
+"""Train two architectures from several seeds by one recipe, and report how they differ.
+
+    python -m recipes.compare NAME --seeds 3 [flags of the recipe]
+
+Training by training, each skipped or gone on from where it was; after every seed the report is written anew.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+from recipes.compare import stage21_join, stage22_translate_joined
+from recipes.compare.stage23_report import Report
+from recipes.pipeline import stage07_train
+from recipes.pipeline.__main__ import STAGES, add_flags, at_work, experiment, parse
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recipes.compare",
+        description="Train architectures from several seeds by one recipe, and report how they differ. "
+        "What was done before is skipped.",
+        epilog="After a lone -- stand more flags for fairseq-train, for all architectures.",
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="1 to N; default: %(default)s")
+    parser.add_argument(
+        "--archs",
+        nargs="+",
+        default=["transformer", "transformer_rope"],
+        metavar="ARCH",
+        help="the first is the baseline; default: transformer transformer_rope",
+    )
+    add_flags(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
+    parser = build_parser()
+    args, train_flags = parse(parser, argv)
+    if args.seeds < 1:
+        parser.error(f"--seeds {args.seeds}: must be 1 or more")
+    if len(args.archs) < 2 or len(set(args.archs)) < len(args.archs):
+        parser.error(f"--archs {' '.join(args.archs)}: must be two or more, all different")
+    seeds = range(1, args.seeds + 1)
+    pairs = [[experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
+    x = pairs[0][0]
+    with at_work(x, args.recipe, f"python -m recipes.compare {args.recipe}"):
+        if not x.dry_run:
+            stage07_train.check_devices(x)
+        for done, pair in enumerate(pairs, start=1):
+            for number, system in enumerate(pair):
+                print(f"== {system.arch}, seed {system.seed}", flush=True)
+                pair[number] = system = dataclasses.replace(system, held=x.held, record=x.record)
+                for stage in STAGES:
+                    system.ensure(stage)
+                system.ensure(stage21_join)
+                system.ensure(stage22_translate_joined)
+            print(f"== seeds 1 to {done}", flush=True)
+            report = Report(pairs[:done], args.recipe)
+            x.ensure(report)
+            if not x.dry_run:
+                print(report.summary(x), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Stage 21: join sentences of the test set, 2, 4 and 8 at a time, for inputs longer than any in training."""
+
+from pathlib import Path
+
+from recipes.pipeline import stage06_binarise
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.lines import count_lines
+
+NUMBER = 21
+TITLE = "join sentences of the test set"
+PER_MODEL = False
+SETTINGS = ("source_lang", "target_lang")
+DEPENDS_ON_BPE = True
+TIMES = (2, 4, 8)
+
+
+def inputs(x: Experiment) -> list[Path]:
+    return [*x.texts("raw", ["test"]), *x.texts("bpe", ["test"]), *stage06_binarise.outputs(x)]
+
+
+def texts(x: Experiment, times: int) -> list[Path]:
+    """Source and reference of *times* sentences a line, plain text."""
+    return [x.work / "joined" / f"{times}.{lang}" for lang in (x.source, x.target)]
+
+
+def data(x: Experiment) -> Path:
+    """The binary data; the sets are named as :func:`subset` says."""
+    return x.work / "joined" / "data-bin"
+
+
+def subset(times: int) -> str:
+    """The name that fairseq gives the set of *times* sentences a line: test, test1, test2."""
+    number = TIMES.index(times)
+    return f"test{number or ''}"
+
+
+def outputs(x: Experiment) -> list[Path]:
+    pair = f"{x.source}-{x.target}"
+    binary = [
+        data(x) / f"{subset(times)}.{pair}.{lang}.{end}"
+        for times in TIMES
+        for lang in (x.source, x.target)
+        for end in ("bin", "idx")
+    ]
+    return [*(path for times in TIMES for path in texts(x, times)), *binary]
+
+
+def run(x: Experiment) -> None:
+    folder = x.work / "joined"
+    x.command(f"mkdir -p {x.shell(folder)}")
+    for name, kind in (("raw", ""), ("bpe", "bpe.")):
+        for path in x.texts(name, ["test"]):
+            sentences = 0 if x.dry_run else count_lines(str(path))
+            for times in TIMES:
+                out = folder / f"{times}.{kind}{path.suffix[1:]}"
+                # A rest of fewer sentences is left out.
+                x.command(
+                    f"head -n {sentences // times * times} {x.shell(path)} | paste -d ' ' {'- ' * times}"
+                    f"> {x.shell(out)}.tmp && mv {x.shell(out)}.tmp {x.shell(out)}"
+                )
+    final, part = data(x), folder / "data-bin.tmp"
+    prefixes = ",".join(x.shell(folder / f"{times}.bpe") for times in TIMES)
+    dictionaries = " ".join(
+        f"--{flag} {x.shell(x.work / 'data-bin' / f'dict.{lang}.txt')}"
+        for flag, lang in (("srcdict", x.source), ("tgtdict", x.target))
+    )
+    x.command(f"rm -rf {x.shell(part)}")
+    x.command(
+        f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} --testpref {prefixes} "
+        f"{dictionaries} --destdir {x.shell(part)}"
+    )
+    x.command(f"rm -rf {x.shell(final)} && mv {x.shell(part)} {x.shell(final)}")

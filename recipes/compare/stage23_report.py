@@ -1,0 +1,165 @@
+"""Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.compare import page, stage21_join, stage22_translate_joined
+from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
+from recipes.compare.curves import read_history
+from recipes.pipeline import stage07_train, stage09_translate
+from recipes.pipeline.experiment import Experiment, StageError, write_whole
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a text; at nothing else than a newline does one end."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+@dataclass
+class Report:
+    """The stage, of trainings in *pairs*: for each seed one of every architecture, the baseline first."""
+
+    pairs: Sequence[Sequence[Experiment]]
+    recipe: str
+
+    NUMBER = 23
+    TITLE = "compare"
+    PER_MODEL = False
+    SETTINGS = ("source_lang", "target_lang")
+    DEPENDS_ON_BPE = True
+    __name__ = "stage23_report"  # the name of its script and log
+
+    def inputs(self, x: Experiment) -> list[Path]:
+        paths = [x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)]
+        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.outputs(x)]
+        for system in (system for pair in self.pairs for system in pair):
+            paths += [stage09_translate.outputs(system)[1], stage07_train.history(system)]
+            paths += stage22_translate_joined.outputs(system)
+        return paths
+
+    def outputs(self, x: Experiment) -> list[Path]:
+        names = ["report.html", "results.md", "results.json"]
+        names += [f"{Path(score).name}" for score in map(self._score, self.pairs)]
+        return [x.work / "compare" / name for name in names]
+
+    def _score(self, pair: Sequence[Experiment]) -> Path:
+        return pair[0].work / "compare" / f"seed{pair[0].seed}.json"
+
+    def run(self, x: Experiment) -> None:
+        folder = x.work / "compare"
+        x.command(f"mkdir -p {x.shell(folder)}")
+        source, reference = self.inputs(x)[:2]
+        for pair in self.pairs:
+            score = self._score(pair)
+            part = score.with_name(score.name + ".tmp")
+            hypotheses = " ".join(x.shell(stage09_translate.outputs(system)[1]) for system in pair)
+            x.command(
+                f"python -m fairseq_rope.score --sys {hypotheses} "
+                f"--names {' '.join(system.arch for system in pair)} --ref {x.shell(reference)} "
+                f"--src {x.shell(source)} --target-lang {x.target} --json > {x.shell(part)} "
+                f"&& mv {x.shell(part)} {x.shell(score)}"
+            )
+        if x.dry_run:
+            return
+        results = self.results(x)
+        write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
+        write_whole(folder / "results.md", page.table(results))
+        write_whole(folder / "report.html", page.html(results))
+
+    def summary(self, x: Experiment) -> str:
+        """What to print at the end."""
+        results = json.loads((x.work / "compare" / "results.json").read_text())
+        said = [f"report:  {x.work / 'compare' / 'report.html'}", *page.verdict(results)]
+        return "\n".join(said)
+
+    def results(self, x: Experiment) -> dict[str, Any]:
+        """All numbers of the report.
+
+        Raises:
+            StageError: the systems were not trained in the same way
+        """
+        scores = [json.loads(self._score(pair).read_text()) for pair in self.pairs]
+        _refuse_unlike([system for pair in self.pairs for system in pair])
+        return {
+            "recipe": self.recipe,
+            "architectures": [system.arch for system in self.pairs[0]],
+            "seeds": [pair[0].seed for pair in self.pairs],
+            "settings": x.settings,
+            "systems": [
+                [_system(system, scores[n]["systems"][m]) for m, system in enumerate(pair)]
+                for n, pair in enumerate(self.pairs)
+            ],
+            "signature": scores[0]["systems"][0]["metrics"][0]["signature"],
+            "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
+            "joined": [self._joined(x, times) for times in (1, *stage21_join.TIMES)],
+            "longest_in_training": max(len(line.split()) for line in self._subwords(x, "bpe", "train")),
+            "machine": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8")),
+        }
+
+    def _subwords(self, x: Experiment, folder: str, name: str) -> list[str]:
+        return lines(x.work / folder / f"{name}.{x.source}")
+
+    def _joined(self, x: Experiment, times: int) -> dict[str, Any]:
+        """The test set, *times* sentences a line: how long its sources are, and how all systems do."""
+        if times == 1:
+            reference, subwords = x.work / "raw" / f"test.{x.target}", self._subwords(x, "bpe", "test")
+            files = [[stage09_translate.outputs(system)[1] for system in pair] for pair in self.pairs]
+        else:
+            reference = stage21_join.texts(x, times)[1]
+            subwords = self._subwords(x, "joined", f"{times}.bpe")
+            files = [
+                [stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs
+            ]
+        references = lines(reference)
+        found = [[statistics(lines(path), references) for path in pair] for pair in files]
+        of_each = list(zip(*found, strict=True))  # architecture, then seed
+        return {
+            "times": times,
+            "lines": len(references),
+            "subwords": sum(len(line.split()) for line in subwords) / len(subwords),
+            "scores": [[corpus_bleu(rows.sum(axis=0)) for rows in seeds] for seeds in of_each],
+            "against_baseline": [paired_bootstrap(of_each[0], seeds) for seeds in of_each[1:]],
+        }
+
+
+def _refuse_unlike(systems: Sequence[Experiment]) -> None:
+    """Raise a StageError unless what stage 7 noted of data and settings is the same for all *systems*."""
+    noted = [(system.model / "checkpoints" / "begun.json").read_text() for system in systems]
+    for system, of in zip(systems, noted, strict=True):
+        if of != noted[0]:
+            raise StageError(
+                f"{system.model} and {systems[0].model} were trained on other data or with other settings: "
+                "see checkpoints/begun.json in both"
+            )
+
+
+def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
+    """What there is to know of one system; *score* is what ``fairseq_rope.score`` found of it."""
+    training = read_history(stage07_train.history(system))
+    log = system.log(stage07_train).read_text(encoding="utf-8")
+    parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
+    by_length = score["sacreBLEU_by_source_length"]
+    return {
+        "architecture": system.arch,
+        "seed": system.seed,
+        "metrics": {
+            metric["name"]: {"score": metric["score"], "p_value": metric["p_value"]}
+            for metric in score["metrics"]
+        },
+        "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
+        "training": vars(training),
+        "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
+        "command": _last_command(system),
+    }
+
+
+def _last_command(system: Experiment) -> str:
+    script = system.model / "commands" / "stage07_train.sh"
+    found = [line for line in script.read_text(encoding="utf-8").splitlines() if "fairseq-train" in line]
+    return found[-1] if found else ""
