@@ -26,7 +26,7 @@ FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step cos
 PAD_SCORE = -3e4  # as pad_scores in attention.py
 # The largest beam to share a cache: each hypothesis looks past the tokens of all others, which costs more
 # than it saves when they are many.
-LARGEST = 16
+LARGEST = 32
 
 
 class Beams:
@@ -173,7 +173,11 @@ class Beams:
             return
         self.sentences = rows.numel()
         self._scores = self._scores.index_select(0, rows)
-        self._cache = {layer: buffer.index_select(1, rows) for layer, buffer in self._cache.items()}
+        used = self.position + 1
+        for layer, buffer in self._cache.items():
+            copied = buffer.new_empty((2, rows.numel(), *buffer.shape[2:]))
+            torch.index_select(buffer[:, :, :, :used], 1, rows, out=copied[:, :, :, :used])
+            self._cache[layer] = copied
         for layer, (keys, values) in self.source.items():
             self.source[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self.source_mask is not None:
