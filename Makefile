@@ -3,6 +3,8 @@
 # make test       install, then run the tests, save those that train for long
 # make test-slow  install, then run those
 # make bench      install, then measure speed and memory beside fairseq's own transformer (most of an hour on 2 cores)
+# make compare    install, then train RECIPE's baseline and rotary model from SEEDS seeds each, and report how they differ:
+#                 make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: any flag of the recipe)
 # make lint       install, then check the code's style
 # make clean      remove what make made: .venv, the demo's work, caches. Data and other recipes' work stay
 #
@@ -15,7 +17,7 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: install demo test test-slow bench lint clean again
+.PHONY: install demo test test-slow bench compare lint clean again
 
 install: $(STAMP)
 
@@ -33,6 +35,11 @@ test-slow: $(STAMP)
 # BENCH takes options of all four: make bench BENCH=--json
 bench: $(STAMP)
 	for what in rotary train generate preprocess; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
+
+SEEDS ?= 3
+compare: $(STAMP)
+	@if [ -z "$(RECIPE)" ]; then echo 'make compare: RECIPE must name a folder of recipes/, as in RECIPE=multi30k_en_de' >&2; exit 2; fi
+	PYTHONUTF8=1 .venv/bin/python -m recipes.compare $(RECIPE) --seeds $(SEEDS) $(COMPARE)
 
 lint: $(STAMP)
 	.venv/bin/ruff check .

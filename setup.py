@@ -56,6 +56,8 @@ setup(
             "torch>=2.0,<2.14",
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
+        # The plots of recipes/compare and docs/.
+        "plots": ["matplotlib>=3.8,<4"],
         "test": [
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",

@@ -6,6 +6,7 @@ Its numbers are those of results.json (stage23_report.py).
 import base64
 import html as markup
 import io
+import logging
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -60,6 +61,7 @@ def verdict(results: Results) -> list[str]:
 
 def _figure(draw: Any, describe: str, count: int = 1) -> str:
     """An <img> of what *draw* makes of *count* axes, inside the page itself."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq, once imported, lets all be said
     figure = Figure(figsize=(5 * count + 1, 3.8), dpi=110, layout="constrained")
     axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
     draw(*axes)
