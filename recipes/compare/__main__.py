@@ -49,18 +49,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not x.dry_run:
             stage07_train.check_devices(x)
         for done, pair in enumerate(pairs, start=1):
+            ran = False
             for number, system in enumerate(pair):
                 print(f"== {system.arch}, seed {system.seed}", flush=True)
                 pair[number] = system = dataclasses.replace(system, held=x.held, record=x.record)
-                for stage in STAGES:
-                    system.ensure(stage)
-                system.ensure(stage21_join)
-                system.ensure(stage22_translate_joined)
-            print(f"== seeds 1 to {done}", flush=True)
-            report = Report(pairs[:done], args.recipe)
-            x.ensure(report)
-            if not x.dry_run:
-                print(report.summary(x), flush=True)
+                for stage in (*STAGES, stage21_join, stage22_translate_joined):
+                    ran |= system.ensure(stage)
+            if ran or done == args.seeds:
+                print(f"== seeds 1 to {done}" if done > 1 else "== seed 1", flush=True)
+                report = Report(pairs[:done], args.recipe)
+                x.ensure(report)
+                if not x.dry_run:
+                    print(report.summary(x), flush=True)
 
 
 if __name__ == "__main__":

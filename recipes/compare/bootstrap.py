@@ -29,7 +29,7 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarr
 def corpus_bleu(sums: np.ndarray) -> float:
     """sacreBLEU of a corpus from the sum (10) of its sentences' statistics."""
     counts, totals = [list(map(int, half)) for half in (sums[:4], sums[4:8])]
-    return BLEU.compute_bleu(counts, totals, int(sums[8]), int(sums[9])).score
+    return BLEU.compute_bleu(counts, totals, int(sums[8]), int(sums[9]), smooth_method="exp").score
 
 
 def paired_bootstrap(
@@ -39,8 +39,8 @@ def paired_bootstrap(
 
     Returns:
         ``difference`` of the means over seeds, system - baseline; ``low`` and ``high``, the 95% interval of
-        what was drawn; ``p_value``: how often chance alone gives a difference as large as that, as sacrebleu
-        reckons it
+        what was drawn; ``p_value``: how often chance alone gives a difference as large as that, reckoned as
+        by sacrebleu, save that equal systems have p = 1
     """
     sentences = len(baseline[0])
     drawn = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
@@ -52,7 +52,7 @@ def paired_bootstrap(
     whole = np.ones((1, sentences), dtype=int)
     difference = (means(system, whole) - means(baseline, whole)).item()
     differences = means(system, times) - means(baseline, times)
-    as_large = np.abs(differences - differences.mean()) > abs(difference)
+    as_large = np.abs(differences - differences.mean()) >= abs(difference)
     low, high = np.percentile(differences, [2.5, 97.5])
     return {
         "difference": difference,
