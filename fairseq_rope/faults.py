@@ -64,7 +64,8 @@ def _part(state: Any, part: str) -> Any:
     cfg = state.get("cfg")
     if not cfg:
         return state.get("args")
-    return cfg.get(part) if isinstance(cfg, (dict, DictConfig)) else None
+    # OmegaConf 2.0 raises an error where get() finds nothing.
+    return cfg.get(part) if isinstance(cfg, (dict, DictConfig)) and part in cfg else None
 
 
 def refuse_other_direction(path: str, trained: Pair, data: Pair) -> None:
