@@ -7,10 +7,17 @@ Training by training, each skipped or gone on from where it was; after every see
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 from recipes.compare import stage21_join, stage22_translate_joined
-from recipes.compare.stage23_report import Report
+
+try:
+    from recipes.compare.stage23_report import Report
+except ModuleNotFoundError as missing:  # now, and not after the trainings
+    sys.exit(
+        f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'"
+    )
 from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import STAGES, add_flags, at_work, experiment, parse
 

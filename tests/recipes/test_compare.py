@@ -187,6 +187,18 @@ def test_wrong_flags_are_refused_by_name(capsys, flags, said):
     assert said in capsys.readouterr().err
 
 
+def test_without_matplotlib_it_says_so_before_it_trains():
+    code = (
+        "import runpy, sys; sys.modules['matplotlib'] = None; sys.argv[0] = '-m'; "
+        "runpy.run_module('recipes.compare', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "demo"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "recipes.compare: matplotlib is not installed: pip install -e '.[plots]'"
+    )
+
+
 # -- bootstrap.py ----------------------------------------------------------------------------------
 
 WORDS = "the a dog cat sees takes red blue big old house book".split()
