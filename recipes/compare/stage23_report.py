@@ -45,7 +45,7 @@ class Report:
 
     def outputs(self, x: Experiment) -> list[Path]:
         names = ["report.html", "results.md", "results.json"]
-        names += [f"{Path(score).name}" for score in map(self._score, self.pairs)]
+        names += [self._score(pair).name for pair in self.pairs]
         return [x.work / "compare" / name for name in names]
 
     def _score(self, pair: Sequence[Experiment]) -> Path:

@@ -217,7 +217,8 @@ def corpus(seed, sentences, wrong):
 def test_statistics_add_up_to_the_corpus():
     references, hypotheses = corpus(1, 30, 0.3)
     hypotheses[3] = ""
-    for hyps in (hypotheses, ["the dog"] * 30, [""] * 30):  # the second has no match of three or four words
+    unlike = ["the zebra a zebra dog zebra cat zebra"] * 30  # words that match, and nothing longer
+    for hyps in (hypotheses, unlike, ["the dog"] * 30, [""] * 30):
         found = corpus_bleu(statistics(hyps, references).sum(axis=0))
         assert found == pytest.approx(sacrebleu.corpus_bleu(hyps, [references]).score)
 
