@@ -32,9 +32,9 @@ test-slow: $(STAMP)
 	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
-# BENCH takes options of all four: make bench BENCH=--json
+# BENCH takes options of all: make bench BENCH=--json
 bench: $(STAMP)
-	for what in rotary train generate preprocess; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
+	for what in rotary train generate serve preprocess; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
 SEEDS ?= 3
 compare: $(STAMP)

@@ -125,7 +125,7 @@ run $pip "$torch"
 run $pip -c .venv/constraints.txt numpy cython setuptools wheel
 # With build isolation, pip would download a second torch with CUDA's gigabytes, and build against that.
 run $pip -c .venv/constraints.txt --no-build-isolation "$FAIRSEQ"
-run $pip -c .venv/constraints.txt --no-build-isolation -e '.[plots,test,lint]'
+run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,plots,test,lint]'
 run "$PY" -c 'import torch, fairseq.data.data_utils_fast; print("torch", torch.__version__, "fairseq", fairseq.__version__)'
 
 {

@@ -58,6 +58,8 @@ setup(
         ],
         # The plots of recipes/compare and docs/.
         "plots": ["matplotlib>=3.8,<4"],
+        # fairseq_rope.export and fairseq_rope.translate
+        "ctranslate2": ["ctranslate2>=4.6.3,<5"],
         "test": [
             "pytest>=9,<10",
             "pytest-xdist>=3.8,<4",
@@ -70,6 +72,8 @@ setup(
         "console_scripts": [
             "fairseq-rope-average = fairseq_rope.average:main",
             "fairseq-rope-score = fairseq_rope.score:main",
+            "fairseq-rope-export = fairseq_rope.export:main",
+            "fairseq-rope-translate = fairseq_rope.translate:main",
         ],
     },
     classifiers=[

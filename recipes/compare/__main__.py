@@ -19,7 +19,7 @@ except ModuleNotFoundError as missing:  # now, and not after the trainings
         f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'"
     )
 from recipes.pipeline import stage07_train
-from recipes.pipeline.__main__ import STAGES, add_flags, at_work, experiment, parse
+from recipes.pipeline.__main__ import TO_SCORE, add_flags, at_work, experiment, parse
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for number, system in enumerate(pair):
                 print(f"== {system.arch}, seed {system.seed}", flush=True)
                 pair[number] = system = dataclasses.replace(system, held=x.held, record=x.record)
-                for stage in (*STAGES, stage21_join, stage22_translate_joined):
+                for stage in (*TO_SCORE, stage21_join, stage22_translate_joined):
                     ran |= system.ensure(stage)
             if ran or done == args.seeds:
                 print(f"== seeds 1 to {done}" if done > 1 else "== seed 1", flush=True)

@@ -24,6 +24,7 @@ from recipes.pipeline import (
     stage08_average,
     stage09_translate,
     stage10_score,
+    stage11_export,
 )
 from recipes.pipeline.experiment import ROOT, Experiment, StageError, write_whole
 from recipes.pipeline.machine import MachineError, check_machine, describe
@@ -40,7 +41,9 @@ STAGES = (
     stage08_average,
     stage09_translate,
     stage10_score,
+    stage11_export,
 )
+TO_SCORE = STAGES[:10]  # what runs unless more is asked for
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s")
-    add("--stop-stage", type=int, default=10, metavar="N", help="the last; default: %(default)s")
+    add("--stop-stage", type=int, metavar="N", help="the last; default: 10, or --stage if that is beyond it")
     add("--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline")
     add("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
     add_flags(parser)
@@ -171,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser()
     args, train_flags = parse(parser, argv)
     first, last = STAGES[0].NUMBER, STAGES[-1].NUMBER
+    if args.stop_stage is None:
+        args.stop_stage = max(args.stage, TO_SCORE[-1].NUMBER)
     if not first <= args.stage <= args.stop_stage <= last:
         parser.error(
             f"--stage {args.stage} --stop-stage {args.stop_stage}: must be "
@@ -185,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 stage07_train.check_devices(x)
         for stage in chosen:
             x.ensure(stage)
-        if args.stop_stage == last and not x.dry_run:
+        if stage10_score in chosen and not x.dry_run:
             stage10_score.report(x)
 
 

@@ -70,6 +70,7 @@ RANGES = {
 CHOICES = {
     "normalise_punctuation": ("none", "source", "target", "both"),
     "precision": ("auto", "fp32", "fp16", "bf16"),
+    "export_quantization": ("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
 }
 
 

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -150,6 +151,22 @@ def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
     assert baseline.stdout.count("done before, skipped") == 6
     assert "--arch transformer " in baseline.stdout
     assert (work / "transformer.seed1" / "score.json").exists()
+
+
+def test_stage_11_writes_what_translates_as_fairseq_did(finished):
+    work, _ = finished
+    done = recipe(work, "--stage", "11", "--set", "export_quantization=float32")
+    model = work / "transformer_rope.seed1"
+    assert "score as in the checkpoint" in done.stdout and "stage 10" not in done.stdout
+    translate = [sys.executable, "-m", "fairseq_rope.translate", "--model", model / "ctranslate2"]
+    given = (work / "raw" / "test.en").read_text()
+    found = subprocess.run(translate, cwd=ROOT, input=given, capture_output=True, text=True, check=True)
+    # fairseq-generate lets all sentences of a batch grow as long as the longest may: that one is to be the same.
+    sizes = [len(line.split()) for line in (work / "bpe" / "test.en").read_text().splitlines()]
+    lines, expected = found.stdout.splitlines(), (model / "hypotheses.de").read_text().splitlines()
+    assert len(lines) == len(expected) == len(sizes)
+    longest = [n for n, size in enumerate(sizes) if size == max(sizes)]
+    assert [lines[n] for n in longest] == [expected[n] for n in longest]
 
 
 def test_settings_are_kept_with_the_model(finished):
@@ -455,7 +472,7 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
         (
             ["--stage", "8", "--stop-stage", "3"],
-            "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 10",
+            "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11",
         ),
     ],
 )

@@ -1,0 +1,412 @@
+"""Convert a checkpoint to CTranslate2, to translate without fairseq: ``python -m fairseq_rope.export``.
+
+For ``transformer_rope``, which no converter of CTranslate2's knows, and fairseq's own ``transformer``. What
+is written is loaded and compared with the model that it came from, and appears under its name only when both
+score the same sentences alike: a rotation that was forgotten, or of the other layout, loads without complaint
+and translates badly.
+"""
+
+import argparse
+import copy
+import json
+import os
+import random
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+
+from .errors import InputError, ending_in_one_sentence
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from torch import nn
+
+QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
+# How far the mean log-probability of a token, over all samples, may be from the checkpoint's.
+BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2, "int8_float32": 0.2}
+SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
+SAMPLES = 64
+# fairseq's names, and CTranslate2's of the same function
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_accurate": "GELUTanh",
+    "gelu_fast": "GELUTanh",
+    "swish": "SWISH",
+}
+# fairseq's flags for what a layer of NormFormer has more, by its name there
+NORMFORMER = {
+    "attn_ln": "scale-attn",
+    "c_attn": "scale-heads",
+    "ffn_layernorm": "scale-fc",
+    "w_resid": "scale-resids",
+}
+
+
+class ExportError(InputError):
+    """A checkpoint that CTranslate2 has no place for, or an unusable flag; the message says which."""
+
+
+# -- what can be exported --------------------------------------------------------------------------
+
+
+def refuse_what_has_no_place(model: Any, path: str) -> None:
+    """Raise an ExportError that names the first option of *model* that CTranslate2 cannot represent."""
+    from fairseq.models.transformer import (
+        TransformerDecoderBase,
+        TransformerEncoderBase,
+        TransformerModelBase,
+    )
+    from torch import nn
+
+    from .rotary import RotaryEmbedding
+    from .transformer import RotaryDecoder, RotaryEncoder
+
+    def refuse(what: str) -> None:
+        raise ExportError(f"--path {path}: {what}, for which CTranslate2 has no place")
+
+    if not isinstance(model, TransformerModelBase):
+        refuse(f"it is a {type(model).__name__}, and neither transformer_rope nor transformer")
+    encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
+    if not isinstance(encoder, TransformerEncoderBase) or not isinstance(decoder, TransformerDecoderBase):
+        refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
+    if decoder.adaptive_softmax is not None:
+        refuse("it was trained with --adaptive-softmax-cutoff")
+    if cfg.no_cross_attention or cfg.cross_self_attention:
+        refuse(f"it was trained with --{'no-cross' if cfg.no_cross_attention else 'cross-self'}-attention")
+    if cfg.base_layers:
+        refuse("it was trained with --base-layers")
+    if cfg.activation_fn not in ACTIVATIONS:
+        refuse(f"it was trained with --activation-fn {cfg.activation_fn}")
+    for side, name, rotary in ((encoder, "encoder", RotaryEncoder), (decoder, "decoder", RotaryDecoder)):
+        if side.embed_positions is None and not isinstance(side, rotary):
+            refuse("it was trained with --no-token-positional-embeddings")
+        if side.quant_noise is not None:  # a layer of its own behind the embeddings
+            refuse("it was trained with --quant-noise-pq")
+        if getattr(getattr(cfg, name), "xformers_att_config", None):
+            refuse(f"it was trained with --{name}-xformers-att-config")
+        for layer in side.layers:
+            for part, flag in NORMFORMER.items():
+                if getattr(layer, part, None) is not None:
+                    refuse(f"it was trained with --{flag}")
+            attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
+            linear = [m for a in attentions for m in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
+            if not all(type(m) is nn.Linear for m in (*linear, layer.fc1, layer.fc2)):
+                refuse(f"layers of its {name} are quantised")
+            if any(a.bias_k is not None or a.add_zero_attn for a in attentions):
+                refuse("its attention has extra keys")
+        rotations = [layer.self_attn.rotary for layer in side.layers if hasattr(layer.self_attn, "rotary")]
+        if any(type(rotary) is not RotaryEmbedding for rotary in rotations):
+            refuse(f"the rotation of its {name} is another than fairseq_rope.rotary's")
+
+
+# -- the model in CTranslate2's terms --------------------------------------------------------------
+
+
+def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
+    """CTranslate2's ``TransformerSpec`` of *model*; its weights are copies.
+
+    Args:
+        model: in eval mode, float32, on the CPU
+        source, target: its dictionaries
+    """
+    from ctranslate2.converters import fairseq as fairseq_converter
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    model = copy.deepcopy(model).requires_grad_(False)  # quantisation works in place, in shared memory
+    encoder, decoder = model.encoder, model.decoder
+    activation = getattr(common_spec.Activation, ACTIVATIONS[model.cfg.activation_fn])
+
+    def options(side: Any, cfg: Any) -> Dict[str, Any]:
+        found = {
+            "num_layers": len(side.layers),
+            "num_heads": cfg.attention_heads,
+            "pre_norm": cfg.normalize_before,
+            "no_final_norm": side.layer_norm is None,
+            "activation": activation,
+            "layernorm_embedding": side.layernorm_embedding is not None,
+        }
+        rotary = getattr(side.layers[0].self_attn, "rotary", None) if len(side.layers) else None
+        if rotary is not None:
+            found.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
+        return found
+
+    encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
+    projects = decoder.project_in_dim is not None or decoder.project_out_dim is not None
+    decoder_spec = transformer_spec.TransformerDecoderSpec(
+        **options(decoder, model.cfg.decoder), project_in_out=projects
+    )
+    for spec, side in ((encoder_spec, encoder), (decoder_spec, decoder)):
+        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+        fairseq_converter.set_embeddings(embeddings, side.embed_tokens)
+        spec.scale_embeddings = side.embed_scale
+        if side.embed_positions is not None:
+            fairseq_converter.set_position_encodings(spec.position_encodings, side.embed_positions)
+        for name in ("layer_norm", "layernorm_embedding"):
+            if getattr(side, name) is not None:
+                fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
+    for layer_spec, layer in zip(encoder_spec.layer, encoder.layers):
+        fairseq_converter.set_transformer_encoder_layer(layer_spec, layer)
+    for layer_spec, layer in zip(decoder_spec.layer, decoder.layers):
+        fairseq_converter.set_transformer_decoder_layer(layer_spec, layer)
+    fairseq_converter.set_linear(decoder_spec.projection, decoder.output_projection)
+    if projects:
+        for name in ("project_in", "project_out"):
+            module = getattr(decoder, f"{name}_dim")
+            if module is None:  # the specification has both or neither
+                delattr(decoder_spec, name)
+            else:
+                fairseq_converter.set_linear(getattr(decoder_spec, name), module)
+    spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
+    spec.register_source_vocabulary(words(source))
+    spec.register_target_vocabulary(words(target))
+    spec.config.decoder_start_token = spec.config.eos_token
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = 1e-5
+    return spec
+
+
+def words(dictionary: "Dictionary") -> List[str]:
+    """The entries of *dictionary* by CTranslate2's names."""
+    return ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
+
+
+# -- is it the same model? -------------------------------------------------------------------------
+
+
+def samples(task: Any, count: int = SAMPLES) -> List[Tuple[List[int], List[int]]]:
+    """Pairs of sentences to score, as numbers in the dictionaries, without end: drawn ones, short and long.
+
+    The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
+    """
+    draw = random.Random(1)
+
+    def sentence(dictionary: "Dictionary", length: int) -> List[int]:
+        return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
+
+    lengths = [1 + n * n // (count // 2) for n in range(count)]  # 1 … 2 * count, more short than long
+    return [
+        (
+            sentence(task.source_dictionary, length),
+            sentence(task.target_dictionary, max(1, length + n % 5 - 2)),
+        )
+        for n, length in enumerate(lengths)
+    ]
+
+
+def torch_scores(
+    model: "nn.Module", task: Any, pairs: Sequence[Tuple[List[int], List[int]]]
+) -> List[List[float]]:
+    """Of each target the log-probability of every word and of the end, by the checkpoint's model."""
+    import torch
+
+    end = task.target_dictionary.eos()
+    found = []
+    with torch.no_grad():
+        for source, target in pairs:
+            src_tokens = torch.tensor([[*source, task.source_dictionary.eos()]])
+            wanted = torch.tensor([[*target, end]])
+            out = model(src_tokens, torch.tensor([src_tokens.size(1)]), torch.tensor([[end, *target]]))
+            lprobs = model.get_normalized_probs(out, log_probs=True)
+            found.append(lprobs.gather(2, wanted.unsqueeze(2)).flatten().tolist())
+    return found
+
+
+def exported_scores(
+    translator: Any, task: Any, pairs: Sequence[Tuple[List[int], List[int]]]
+) -> List[List[float]]:
+    """The same by CTranslate2."""
+    names = [words(task.source_dictionary), words(task.target_dictionary)]
+    sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
+    results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
+    return [list(result.log_probs) for result in results]
+
+
+def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str]) -> str:
+    """Compare what is in *folder* with *model*; returns a sentence that says how near it is.
+
+    Raises:
+        ExportError: it is farther off than BOUNDS
+    """
+    import ctranslate2
+
+    # On a CPU without 16-bit arithmetic, such weights are computed with in float32.
+    translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
+    pairs = samples(task)
+    expected, found = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
+    if [len(scores) for scores in found] != [len(scores) for scores in expected]:
+        raise ExportError("CTranslate2 scores another number of words than there are: nothing was written")
+    differences = [abs(a - b) for one, other in zip(expected, found) for a, b in zip(one, other)]
+    mean = sum(differences) / len(differences)
+    measured, bound = (mean, BOUNDS[quantization]) if quantization else (max(differences), BOUNDS[None])
+    what = "on average" if quantization else "at most"
+    if not measured <= bound:  # also of NaN
+        raise ExportError(
+            f"what CTranslate2 makes of it scores words up to {max(differences):.2g} off, {mean:.2g} on "
+            f"average, and {bound:g} {what} is allowed: nothing was written"
+        )
+    return (
+        f"{len(differences)} words of {len(pairs)} sentences score as in the checkpoint, up to "
+        f"{max(differences):.1e}, {mean:.1e} on average ({bound:g} {what} is allowed)"
+    )
+
+
+# -- the folder ------------------------------------------------------------------------------------
+
+
+def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Optional[str], Optional[str]]:
+    """Which subwords the text is divided into, and the file that says how: of the flags, or beside the data.
+
+    Returns:
+        "subword_nmt", "sentencepiece" or None, and the file
+
+    Raises:
+        ExportError: the file is not there, or the dictionary is one of subwords and there is none
+    """
+    given = {"subword_nmt": args.bpe_codes, "sentencepiece": args.sentencepiece_model}
+    beside = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
+    for kind, path in given.items():
+        if path is not None:
+            if not os.path.isfile(path):
+                flag = "--bpe-codes" if kind == "subword_nmt" else "--sentencepiece-model"
+                raise ExportError(f"{flag} {path}: must be a file that exists")
+            return kind, path
+    for kind, name in beside.items():
+        if os.path.isfile(os.path.join(args.data, name)):
+            return kind, os.path.join(args.data, name)
+    if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
+        raise ExportError(
+            f"--data {args.data}: the words of its dictionary are divided, and it has neither bpecodes nor "
+            "sentencepiece.bpe.model; name the file with --bpe-codes or --sentencepiece-model"
+        )
+    return None, None
+
+
+README = """# {source} to {target}
+
+A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
+
+    pip install "fairseq-rope[ctranslate2]"
+    python -m fairseq_rope.translate --model . --beam 4 --lenpen 0.6 < raw.{source} > translated.{target}
+
+or in Python:
+
+    from fairseq_rope.translate import Translator
+    translator = Translator(".")
+    print(*translator.translate(["A small dog runs."]))
+
+The search is fairseq's: `--beam` is CTranslate2's beam_size, `--lenpen` its length_penalty, and an output
+has at most as many tokens as its source and {max_len_b} more. `{settings}` says how text is treated, and
+where the model came from.
+"""
+
+
+def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
+    """Write model, vocabularies, subwords, settings and README into the new *folder*."""
+    spec.save(folder)
+    if file is not None:
+        shutil.copyfile(file, os.path.join(folder, settings["subwords"]["file"]))
+    with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as out:
+        json.dump(settings, out, indent=1, ensure_ascii=False)
+        out.write("\n")
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
+        out.write(README.format(**settings, settings=SETTINGS))
+
+
+def export(args: argparse.Namespace) -> str:
+    """Do what the flags ask for; returns what the check found.
+
+    Raises:
+        ExportError: nothing was written
+    """
+    import ctranslate2
+    import torch
+    from fairseq import checkpoint_utils
+
+    from . import __version__, compat, criterion, faults, presets  # noqa: F401
+
+    output = os.path.abspath(args.output)
+    if os.path.exists(output) and not args.force:
+        raise ExportError(f"--output {args.output}: is there already; --force replaces it")
+    if os.path.exists(output) and not os.path.exists(os.path.join(output, "model.bin")):
+        raise ExportError(f"--output {args.output}: holds no model, and is not replaced even by --force")
+    if not os.path.isdir(os.path.dirname(output)):
+        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    if not os.path.isdir(args.data):
+        raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
+    model = models[0].float().eval()
+    refuse_what_has_no_place(model, args.path)
+    kind, file = subwords(args, task.source_dictionary)
+    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+    spec.validate()
+    spec.optimize(quantization=args.quantization)
+    names = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    settings = {
+        "source": source,
+        "target": target,
+        # As the recipes do: sentencepiece takes plain text.
+        "moses": None
+        if kind == "sentencepiece"
+        else {"source": source, "target": target, "dash_splits": False},
+        "subwords": kind and {"kind": kind, "file": names[kind]},
+        "beam": 4,
+        "lenpen": 0.6,
+        "max_len_b": 50,
+        "checkpoint": os.path.basename(args.path),
+        "version": __version__,
+        "quantization": args.quantization or "float32",
+        "versions": {"ctranslate2": ctranslate2.__version__, "torch": torch.__version__},
+    }
+    # Beside its place, so that it can be given its name in one step.
+    part = tempfile.mkdtemp(prefix=f".{os.path.basename(output)}.", dir=os.path.dirname(output))
+    try:
+        os.chmod(part, 0o755)
+        write_beside(part, spec, settings, file)
+        found = check(part, model, task, args.quantization)
+        if os.path.exists(output):
+            old = f"{part}.old"
+            os.rename(output, old)
+            os.rename(part, output)
+            shutil.rmtree(old)
+        else:
+            os.rename(part, output)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return found
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq_rope.export", description="Convert a checkpoint to CTranslate2, and check the result."
+    )
+    add = parser.add_argument
+    add("--path", required=True, metavar="FILE", help="the checkpoint, of transformer_rope or transformer")
+    add("--data", required=True, metavar="DIR", help="the folder of its dictionaries, data-bin")
+    add("--output", required=True, metavar="DIR", help="the folder to write")
+    add("--quantization", choices=QUANTIZATIONS, help="of the weights; default: float32")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--bpe-codes", metavar="FILE", help="of subword-nmt; default: bpecodes in --data")
+    either.add_argument(
+        "--sentencepiece-model", metavar="FILE", help="default: sentencepiece.bpe.model in --data"
+    )
+    add("--force", action="store_true", help="replace a model that is there")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    with ending_in_one_sentence("fairseq_rope.export"):
+        args = build_parser().parse_args(argv)
+        found = export(args)
+    print(f"{found}\nwrote {args.output}")
+
+
+if __name__ == "__main__":
+    main()

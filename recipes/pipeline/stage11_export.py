@@ -1,0 +1,28 @@
+"""Stage 11: convert the averaged model to CTranslate2 (fairseq_rope.export), to serve it without fairseq."""
+
+from pathlib import Path
+
+from recipes.pipeline import stage06_binarise, stage08_average
+from recipes.pipeline.experiment import Experiment
+
+NUMBER = 11
+TITLE = "export to CTranslate2"
+PER_MODEL = True
+SETTINGS = ("export_quantization",)
+
+
+def inputs(x: Experiment) -> list[Path]:
+    return [*stage08_average.outputs(x), *stage06_binarise.outputs(x)]
+
+
+def outputs(x: Experiment) -> list[Path]:
+    return [x.model / "ctranslate2" / name for name in ("model.bin", "fairseq_rope.json")]
+
+
+def run(x: Experiment) -> None:
+    quantization = x.settings["export_quantization"]
+    x.tool(
+        f"python -m fairseq_rope.export --path {x.shell(x.model / 'averaged.pt')} "
+        f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --force"
+        f"{'' if quantization == 'float32' else f' --quantization {quantization}'}"
+    )

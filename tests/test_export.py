@@ -1,0 +1,260 @@
+"""fairseq_rope/export.py: CTranslate2's model against the checkpoint's, for every option."""
+
+import argparse
+import json
+import re
+from types import SimpleNamespace
+
+import ctranslate2
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_rope import export
+from fairseq_rope.export import ExportError, main, refuse_what_has_no_place, to_spec, words
+
+from .commands import train
+
+
+def strong(model):
+    """*model* with queries and keys so large that attention, and so a rotation, matters."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if re.search(r"(q|k)_proj\.weight", name):
+                parameter.mul_(4.0)
+    return model
+
+
+def write(model, task, folder, quantization=None, change=lambda spec: None):
+    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+    change(spec)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    folder.mkdir()
+    spec.save(str(folder))
+    return str(folder)
+
+
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+EXPORTED = {
+    "the default": {},
+    "half": {"rope_layout": "half"},
+    "a fraction": {"rope_fraction": 0.25},
+    "half, a fraction, another base": {"rope_layout": "half", "rope_fraction": 0.5, "rope_base": 500.0},
+    "pre-norm": PRE_NORM,
+    "the encoder pre-norm, the decoder not": {"encoder_normalize_before": True},
+    "the decoder pre-norm, the encoder not": {"decoder_normalize_before": True},
+    "pre-norm without the last norm": {**PRE_NORM, "no_decoder_final_norm": True},
+    "shared embeddings": {"share_all_embeddings": True},
+    "shared decoder embeddings": {"share_decoder_input_output_embed": True},
+    "embeddings not scaled": {"no_scale_embedding": True},
+    "embeddings normalised": {"layernorm_embedding": True},
+    "other sizes": {
+        "encoder_embed_dim": 32, "decoder_embed_dim": 64, "encoder_attention_heads": 1,
+        "decoder_attention_heads": 4, "encoder_layers": 3, "decoder_layers": 1, "encoder_ffn_embed_dim": 48,
+    },
+    "projected in": {"decoder_input_dim": 48},
+    "projected out": {"decoder_output_dim": 48},
+    "projected in and out": {"decoder_input_dim": 48, "decoder_output_dim": 48},
+    "gelu": {"activation_fn": "gelu"},
+    "gelu_fast": {"activation_fn": "gelu_fast"},
+    "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "layers dropped": {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2},
+    "sinusoids": {"arch": "transformer_tiny"},
+    "sinusoids, pre-norm": {"arch": "transformer_tiny", **PRE_NORM},
+    "learnt positions": {
+        "arch": "transformer_tiny", "encoder_learned_pos": True, "decoder_learned_pos": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(EXPORTED))
+def test_every_option_scores_as_in_the_checkpoint(build, task, tmp_path, name):
+    model = strong(build(**{"arch": "transformer_rope_tiny", **EXPORTED[name]}))
+    refuse_what_has_no_place(model, "model.pt")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    folder = write(model, task, tmp_path / "model")
+    assert "score as in the checkpoint" in export.check(folder, model, task, None)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
+def test_quantised_it_is_within_its_bound_and_the_checkpoint_as_it_was(build, task, tmp_path, quantization):
+    model = build("transformer_rope_tiny", share_all_embeddings=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    folder = write(model, task, tmp_path / "model", quantization)
+    assert "on average is allowed" in export.check(folder, model, task, quantization)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def of_self_attention(spec, **changes):
+    for side in (spec.encoder, spec.decoder):
+        for layer in side.layer:
+            for name, value in changes.items():
+                setattr(layer.self_attention, name, value)
+
+
+def without_rotation(spec):
+    for side in (spec.encoder, spec.decoder):
+        for layer in side.layer:
+            del layer.self_attention.rotary_dim
+
+
+WRONG = {
+    "no rotation": without_rotation,
+    "the other layout": lambda spec: of_self_attention(spec, rotary_interleave=False),
+    "another base": lambda spec: of_self_attention(spec, rotary_base=ctranslate_float(500.0)),
+    "no scale of embeddings": lambda spec: setattr(spec.decoder, "scale_embeddings", 1.0),
+    "another epsilon": lambda spec: setattr(spec.config, "layer_norm_epsilon", 0.1),
+    "another start": lambda spec: setattr(spec.config, "decoder_start_token", "<s>"),
+}
+
+
+def ctranslate_float(value):
+    import numpy as np
+
+    return np.dtype("float32").type(value)
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
+    model = strong(build("transformer_rope_tiny"))
+    folder = write(model, task, tmp_path / "model", change=WRONG[name])
+    with pytest.raises(ExportError, match="0.0001 at most is allowed: nothing was written"):
+        export.check(folder, model, task, None)
+
+
+REFUSED = {
+    "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "20"},
+    "--no-cross-attention": {"no_cross_attention": True},
+    "--activation-fn tanh": {"activation_fn": "tanh"},
+    "--no-token-positional-embeddings": {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
+    "--quant-noise-pq": {"quant_noise_pq": 0.1},
+    "--scale-attn": {"scale_attn": True},
+    "--scale-heads": {"scale_heads": True},
+    "--scale-fc": {"scale_fc": True},
+    "--scale-resids": {"scale_resids": True},
+}
+
+
+@pytest.mark.parametrize("flag", list(REFUSED))
+def test_what_has_no_place_is_refused_by_name(build, flag):
+    model = build(**{"arch": "transformer_rope_tiny", **REFUSED[flag]})
+    with pytest.raises(ExportError, match=f"--path model.pt: .*{flag}, for which CTranslate2 has no place"):
+        refuse_what_has_no_place(model, "model.pt")
+
+
+def test_layers_of_another_kind_are_refused(build):
+    model = build()
+    model.decoder.layers[0].fc1 = torch.nn.Sequential(model.decoder.layers[0].fc1)
+    with pytest.raises(ExportError, match="layers of its decoder are quantised"):
+        refuse_what_has_no_place(model, "model.pt")
+    with pytest.raises(ExportError, match="it is a Linear, and neither transformer_rope nor transformer"):
+        refuse_what_has_no_place(torch.nn.Linear(2, 2), "model.pt")
+
+
+def test_padding_has_ctranslate2s_name():
+    dictionary = Dictionary()
+    dictionary.add_symbol("dog")
+    assert words(dictionary) == ["<s>", "<blank>", "</s>", "<unk>", "dog"]
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def exported(trained, data_bin, output, *more):
+    checkpoint = trained / "checkpoint_last.pt"
+    main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(output), *map(str, more)])
+    return output
+
+
+def refusal(capsys, *args):
+    with pytest.raises(SystemExit) as stopped:
+        exported(*args)
+    return stopped.value.code
+
+
+def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    assert f"wrote {folder}" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.bin", "config.json", "shared_vocabulary.json", "fairseq_rope.json", "README.md"} == names
+    settings = json.loads((folder / "fairseq_rope.json").read_text())
+    assert (settings["source"], settings["target"]) == ("en", "de")
+    assert ctranslate2.Translator(str(folder)).num_translators == 1
+    assert "fairseq_rope.translate --model ." in (folder / "README.md").read_text()
+
+
+def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
+    train(data_bin, tmp_path / "model", "--arch", "transformer_tiny", "--max-epoch", 1)
+    exported(tmp_path / "model", data_bin, tmp_path / "exported", "--quantization", "int8")
+    assert "score as in the checkpoint" in capsys.readouterr().out
+
+
+def test_what_is_there_is_replaced_by_force_alone_and_only_a_model(trained, data_bin, tmp_path):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").stat().st_ino
+    with pytest.raises(SystemExit, match="is there already; --force replaces it"):
+        exported(trained, data_bin, folder)
+    exported(trained, data_bin, folder, "--force", "--quantization", "int8")
+    assert (folder / "model.bin").stat().st_ino != before
+    (tmp_path / "texts").mkdir()
+    with pytest.raises(SystemExit, match="holds no model, and is not replaced even by --force"):
+        exported(trained, data_bin, tmp_path / "texts", "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
+
+
+def test_what_fails_its_check_is_not_left(trained, data_bin, tmp_path, monkeypatch):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").read_bytes()
+    monkeypatch.setitem(export.BOUNDS, None, 0.0)
+    with pytest.raises(SystemExit, match="nothing was written"):
+        exported(trained, data_bin, folder, "--force")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "model.bin").read_bytes() == before
+
+
+def test_subwords_without_their_codes_are_refused(tmp_path):
+    dictionary = Dictionary()
+    dictionary.add_symbol("do@@")
+    args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None)
+    with pytest.raises(ExportError, match="name the file with --bpe-codes or --sentencepiece-model"):
+        export.subwords(args, dictionary)
+    (tmp_path / "bpecodes").write_text("#version: 0.2\n")
+    assert export.subwords(args, dictionary) == ("subword_nmt", str(tmp_path / "bpecodes"))
+    args.bpe_codes = str(tmp_path / "none")
+    with pytest.raises(ExportError, match="--bpe-codes .*none: must be a file that exists"):
+        export.subwords(args, dictionary)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"--data": "none"}, "--data none: must be the folder of the dictionaries"),
+        ({"--output": "none/model"}, "--output none/model: must be in a folder that exists"),
+        ({"--path": "none.pt"}, "none.pt"),
+    ],
+)
+def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, said):
+    flags = {
+        "--path": str(trained / "checkpoint_last.pt"),
+        "--data": str(data_bin),
+        "--output": str(tmp_path / "model"),
+    }
+    with pytest.raises(SystemExit, match=said):
+        main([word for flag in {**flags, **change}.items() for word in flag])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ctranslate2_one_sentence_says_so(trained, data_bin, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
+    with pytest.raises(SystemExit, match="ctranslate2 is not installed"):
+        exported(trained, data_bin, tmp_path / "model")
+
+
+def test_samples_are_short_and_long_and_the_same_every_time(task):
+    pairs = export.samples(task)
+    assert pairs == export.samples(SimpleNamespace(**vars(task)))
+    lengths = [len(source) for source, _ in pairs]
+    assert min(lengths) == 1 and max(lengths) > 100
