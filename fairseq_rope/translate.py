@@ -6,6 +6,7 @@ The model is a folder that ``fairseq_rope.export`` wrote. Needs CTranslate2 and 
 
 import argparse
 import json
+import math
 import os
 import queue
 import sys
@@ -17,6 +18,7 @@ from .errors import InputError, ending_in_one_sentence
 SETTINGS = "fairseq_rope.json"
 CHUNK = 2048  # lines that are sorted by length and translated together
 TOKENS = 2048  # of a batch
+MOST = 1.0  # -log(1 - p): of sentences that the model ends at once with a larger p than 0.63, the first counts
 LONG = 1024  # tokens; above, fairseq would not have trained on it
 
 
@@ -134,27 +136,50 @@ class Translator:
                 )
         translated = [""] * len(lines)
 
+        beam = s["beam"] if beam is None else beam
+        lenpen = s["lenpen"] if lenpen is None else lenpen
+
         def search(batch: Sequence[int]) -> None:
             # As fairseq reckons it, with the end of the sentence; of a batch, the longest is the last.
             limits = [len(sources[n]) + 1 + s["max_len_b"] for n in batch]
             results = self._model.translate_batch(
                 [sources[n] for n in batch],
-                beam_size=s["beam"] if beam is None else beam,
-                length_penalty=s["lenpen"] if lenpen is None else lenpen,
+                beam_size=beam,
+                length_penalty=lenpen,
+                num_hypotheses=beam if lenpen else 1,
+                return_scores=True,
                 max_input_length=0,
                 max_decoding_length=limits[-1],
             )
             for n, limit, result in zip(batch, limits, results):
-                (found,) = result.hypotheses
-                if len(found) > limit:  # one that would not end
+                if any(len(found) > limit for found in result.hypotheses):  # one that would not end
                     search([n])
                 else:
-                    translated[n] = self._text.plain(found)
+                    translated[n] = self._text.plain(self._best(sources[n], result, lenpen))
 
         order = sorted((n for n in range(len(lines)) if sources[n]), key=lambda n: len(sources[n]))
         for batch in _batches(order, sources):
             search(batch)
         return translated
+
+    def _best(self, source: List[str], result: Any, lenpen: float) -> List[str]:
+        """The hypothesis that fairseq would rank first.
+
+        CTranslate2 takes the end of the sentence away at the first step before the softmax, fairseq
+        (sequence_generator.py) after it: the probabilities of all hypotheses are larger by one and the same
+        factor. Where they differ in length, that weighs less on the longer ones, and a close call of a model
+        that thinks of ending at once can go another way.
+        """
+        first = result.hypotheses[0]
+        # CTranslate2 counts the end of the sentence, as fairseq does.
+        weights = [(len(found) + 1) ** -lenpen for found in result.hypotheses]
+        gaps = zip(result.scores[1:], weights[1:])
+        if not any(result.scores[0] - score < MOST * (weights[0] - weight) for score, weight in gaps):
+            return first
+        (empty,) = self._model.score_batch([source], [[]], max_input_length=0)
+        excess = -math.log1p(-math.exp(min(empty.log_probs[0], -1e-7)))
+        corrected = [score - excess * weight for score, weight in zip(result.scores, weights)]
+        return result.hypotheses[corrected.index(max(corrected))]
 
 
 def _batches(order: Sequence[int], sources: Sequence[Sequence[str]]) -> Iterator[List[int]]:
