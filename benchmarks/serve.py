@@ -1,15 +1,21 @@
-"""Exported models beside fairseq's own transformer: sentences a second.
+"""Exported models beside fairseq's own transformer: sentences a second, beam 4, and the time to the first.
 
     python -m benchmarks.serve [--size small|base] [--rounds N] [--json]
 
-Both translate the same tokens, beam 4; every output is as long as its batch's references are
-on average, since random weights know no end. CTranslate2 batches as ``fairseq_rope.translate`` does.
+Both translate the same tokens, sorted by length: fairseq in batches of 64 with all threads for one,
+CTranslate2 in the batches of ``fairseq_rope.translate``, one for each core. Random weights know no end, so
+that every output of a batch is made as long as its references are on average. The first sentence is that of a
+new process, less the imports: the model is loaded, and a line of 20 words translated.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import torch
@@ -18,36 +24,51 @@ from fairseq.sequence_generator import SequenceGenerator
 from benchmarks.alternating import in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.export import to_spec, words
-from fairseq_rope.translate import TOKENS
+from fairseq_rope.translate import OTHERS, SETTINGS, TOKENS, in_batches
 
-QUANTIZATIONS = (None, "int8", "int16")
+QUANTIZATIONS = (None, "int16", "int8")
+BATCHES = {"small": 6, "base": 3}  # of 64 sentences
+SEARCH = {"beam": 4, "lenpen": 0.6}
+FIRST = """
+import json, sys, time
+import ctranslate2
+from fairseq_rope.translate import Translator
+begun = time.perf_counter()
+translator = Translator(sys.argv[1])
+next(translator.translate([sys.argv[2]]))
+print(time.perf_counter() - begun)
+"""
 
 
 class ByFairseq:
     """fairseq's own transformer, as fairseq-generate runs it."""
 
-    def __init__(self, size: dict[str, int], samples: list, lengths: list[int]) -> None:
+    def __init__(self, size: dict[str, int], samples: list[dict[str, Any]]) -> None:
         vocabulary = dictionary(size["vocab"])
-        self.model = build("transformer", vocabulary, size).eval()
+        self.model = build("transformer", vocabulary, size).eval().cpu()
         self.model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
-        self.samples = samples
-        self.generators = [
-            SequenceGenerator(
+        self.runs = []
+        for sample in samples:
+            length = round(sample["ntokens"] / sample["nsentences"])
+            generator = SequenceGenerator(
                 [self.model], vocabulary, beam_size=4, len_penalty=0.6, min_len=length, max_len_b=length
             )
-            for length in lengths
-        ]
+            self.runs.append((generator, sample))
 
     def translate(self) -> None:
-        for generator, sample in zip(self.generators, self.samples, strict=True):
+        for generator, sample in self.runs:
             generator.generate([self.model], sample)
 
 
 class Exported:
-    """The rotary model of the same size, converted."""
+    """The rotary model of the same size, converted into *folder*."""
 
     def __init__(
-        self, size: dict[str, int], samples: list, lengths: list[int], quantization: str | None, folder: Path
+        self,
+        size: dict[str, int],
+        pairs: list[tuple[list[int], int]],
+        quantization: str | None,
+        folder: Path,
     ) -> None:
         vocabulary = dictionary(size["vocab"])
         spec = to_spec(build("transformer_rope", vocabulary, size).eval().cpu(), vocabulary, vocabulary)
@@ -55,25 +76,49 @@ class Exported:
         spec.optimize(quantization=quantization)
         folder.mkdir()
         spec.save(str(folder))
-        threads = torch.get_num_threads()
-        self.model = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
+        settings = {
+            "moses": None, "subwords": None, "positions": None, "max_len_b": 5, **SEARCH,
+            "quantization": quantization or "float32",
+        }  # fmt: skip
+        (folder / SETTINGS).write_text(json.dumps(settings))
+        self.folder = folder
+        self.model = ctranslate2.Translator(
+            str(folder), inter_threads=torch.get_num_threads(), intra_threads=1
+        )
         names = words(vocabulary)
+        sources = [[names[n] for n in source] for source, _ in pairs]
+        order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
         self.batches = [
-            [[names[n] for n in row if n not in (vocabulary.pad(), vocabulary.eos())] for row in tokens]
-            for tokens in (sample["net_input"]["src_tokens"].tolist() for sample in samples)
+            ([sources[n] for n in batch], round(statistics.mean(pairs[n][1] for n in batch)))
+            for batch in in_batches(order, sources, TOKENS.get(quantization or "float32", OTHERS))
         ]
-        self.lengths = lengths
 
     def translate(self) -> None:
-        for batch, length in zip(self.batches, self.lengths, strict=True):
+        running = [
             self.model.translate_batch(
                 batch,
-                beam_size=4,
-                length_penalty=0.6,
+                beam_size=SEARCH["beam"],
+                length_penalty=SEARCH["lenpen"],
+                num_hypotheses=SEARCH["beam"],
+                return_scores=True,
                 min_decoding_length=length,
                 max_decoding_length=length,
                 max_input_length=0,
+                asynchronous=True,
             )
+            for batch, length in self.batches
+        ]
+        for results in running:
+            for result in results:
+                result.result()
+
+    def first(self) -> float:
+        """Seconds of a new process, after its imports, to load the model and translate a line."""
+        line = " ".join(f"w{n}" for n in range(20))
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST, str(self.folder), line], capture_output=True, text=True, check=True
+        )
+        return float(done.stdout)
 
 
 def main() -> None:
@@ -85,24 +130,36 @@ def main() -> None:
     for name in args.size or SIZES:
         size = SIZES[name]
         vocabulary = dictionary(size["vocab"])
-        samples = batches(vocabulary, max_tokens=TOKENS)[: 6 if name == "small" else 3]
-        lengths = [round(s["ntokens"] / s["nsentences"]) for s in samples]
+        special = (vocabulary.pad(), vocabulary.eos())
+        samples = [  # CTranslate2's side is the CPU
+            sample for sample in batches(vocabulary, sentences=64) if sample["nsentences"] == 64
+        ][: BATCHES[name]]
+        pairs = [
+            ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
+            for sample in samples
+            for source, target in zip(
+                sample["net_input"]["src_tokens"].tolist(), sample["target"].tolist(), strict=True
+            )
+        ]
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            candidates = {"transformer, fairseq": ByFairseq(size, samples, lengths)}
+            candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, samples)}
             for quantization in QUANTIZATIONS:
                 called = quantization or "float32"
-                where = Path(folder) / called
-                candidates[f"transformer_rope, CTranslate2, {called}"] = Exported(
-                    size, samples, lengths, quantization, where
-                )
+                one = Exported(size, pairs, quantization, Path(folder) / called)
+                candidates[f"transformer_rope, CTranslate2, {called}"] = one
             seconds = in_turns({n: one.translate for n, one in candidates.items()}, args.rounds)
-        sentences = sum(s["nsentences"] for s in samples)
+            firsts = {
+                n: statistics.median(one.first() for _ in range(args.rounds))
+                for n, one in candidates.items()
+                if isinstance(one, Exported)
+            }
         first = next(iter(candidates))
         rows = [
             {
                 "model": n,
-                "sentences/s": sentences / statistics.median(seconds[n]),
+                "sentences/s": len(pairs) / statistics.median(seconds[n]),
                 "times as fast": ratio(seconds, n, first),
+                "load and first, s": firsts.get(n, ""),
             }
             for n in candidates
         ]

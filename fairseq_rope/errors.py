@@ -13,7 +13,10 @@ class InputError(ValueError):
 
 @contextlib.contextmanager
 def ending_in_one_sentence(program: str) -> Iterator[None]:
-    """Around the work of a tool: an InputError, OSError or missing package ends it with status 1."""
+    """Around the work of a tool, which ends with status 1 at an InputError, an OSError or a missing package.
+
+    Ctrl-C ends it with 130, as a shell counts it, and no sentence.
+    """
     # On import, fairseq asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     try:
@@ -26,6 +29,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except OSError as error:
         named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         sys.exit(f"{program}: {named}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -26,6 +26,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2, "int8_float32": 0.2}
 SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
 SAMPLES = 64
+SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
 # fairseq's names, and CTranslate2's of the same function
 ACTIVATIONS = {
     "relu": "RELU",
@@ -141,7 +142,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
         fairseq_converter.set_embeddings(embeddings, side.embed_tokens)
         spec.scale_embeddings = side.embed_scale
         if side.embed_positions is not None:
-            fairseq_converter.set_position_encodings(spec.position_encodings, side.embed_positions)
+            spec.position_encodings.encodings = _positions(side.embed_positions)
         for name in ("layer_norm", "layernorm_embedding"):
             if getattr(side, name) is not None:
                 fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
@@ -164,6 +165,17 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = 1e-5
     return spec
+
+
+def _positions(embedding: Any) -> Any:
+    """Vectors of the positions from the first: all that were learnt, or SINUSOIDS of fairseq's."""
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    first = embedding.padding_idx + 1
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        count = max(first + SINUSOIDS, len(embedding.weights))
+        return embedding.get_embedding(count, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
+    return embedding.weight.detach()[first:].numpy()
 
 
 def words(dictionary: "Dictionary") -> List[str]:
@@ -343,6 +355,7 @@ def export(args: argparse.Namespace) -> str:
     spec.optimize(quantization=args.quantization)
     names = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
     source, target = task.cfg.source_lang, task.cfg.target_lang
+    sides = (model.encoder, model.decoder)
     settings = {
         "source": source,
         "target": target,
@@ -351,6 +364,11 @@ def export(args: argparse.Namespace) -> str:
         if kind == "sentencepiece"
         else {"source": source, "target": target, "dash_splits": False},
         "subwords": kind and {"kind": kind, "file": names[kind]},
+        # Tokens of source or target, with the end, that there are absolute positions for; null: any number.
+        "positions": min(
+            (len(_positions(side.embed_positions)) for side in sides if side.embed_positions is not None),
+            default=None,
+        ),
         "beam": 4,
         "lenpen": 0.6,
         "max_len_b": 50,

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import queue
+import signal
 import sys
 import threading
 from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Sequence
@@ -17,8 +18,11 @@ from .errors import InputError, ending_in_one_sentence
 
 SETTINGS = "fairseq_rope.json"
 CHUNK = 2048  # lines that are sorted by length and translated together
-TOKENS = 2048  # of a batch
-MOST = 1.0  # -log(1 - p): of sentences that the model ends at once with a larger p than 0.63, the first counts
+# Tokens of a batch. On CPUs a core takes a batch, and the best sizes of benchmarks/serve.py are smaller for
+# 8-bit weights; that of GPUs is not measured.
+TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
+OTHERS = 1024
+MOST = 1.0  # see _best: up to that excess, of a model that ends at once with a probability of 0.63
 LONG = 1024  # tokens; above, fairseq would not have trained on it
 
 
@@ -102,8 +106,14 @@ class Translator:
         self._text = Text(folder, self.settings)
         import ctranslate2
 
-        cores = threads or _cores()
-        self._model = ctranslate2.Translator(folder, device=device, inter_threads=1, intra_threads=cores)
+        # A batch for each core is faster than all cores for one batch.
+        self._cores = threads or _cores()
+        if device == "auto":
+            device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
+        workers = {"inter_threads": self._cores, "intra_threads": 1} if device == "cpu" else {}
+        self._model = ctranslate2.Translator(folder, device=device, **workers)
+        kind = self.settings["quantization"] if device == "cpu" else device
+        self._tokens = TOKENS.get(kind, OTHERS)
 
     def translate(
         self, lines: Iterable[str], beam: Optional[int] = None, lenpen: Optional[float] = None
@@ -113,6 +123,9 @@ class Translator:
         Args:
             beam: beam size; default: the settings'
             lenpen: length penalty; default: the settings'
+
+        Raises:
+            TranslateError: a line is longer than there are positions, of a model with absolute ones
         """
         chunk: List[str] = []
         for line in lines:
@@ -129,6 +142,11 @@ class Translator:
         sources = [self._text.tokens(line) for line in lines]
         for line, source in zip(lines, sources):
             if len(source) >= LONG:
+                if s["positions"] is not None and len(source) >= s["positions"]:
+                    raise TranslateError(
+                        f"a line of {len(source)} tokens, and the absolute positions of this model end at "
+                        f"{s['positions']}; divide it: {line[:40]} …"
+                    )
                 print(
                     f"fairseq_rope.translate: a line of {len(source)} tokens, more than models are trained "
                     f"on: {line[:40]} …",
@@ -139,27 +157,32 @@ class Translator:
         beam = s["beam"] if beam is None else beam
         lenpen = s["lenpen"] if lenpen is None else lenpen
 
-        def search(batch: Sequence[int]) -> None:
-            # As fairseq reckons it, with the end of the sentence; of a batch, the longest is the last.
-            limits = [len(sources[n]) + 1 + s["max_len_b"] for n in batch]
-            results = self._model.translate_batch(
+        def search(batch: Sequence[int]) -> List[Any]:
+            # As fairseq reckons it, with the end of the sentence; the first of a batch is the longest.
+            return self._model.translate_batch(
                 [sources[n] for n in batch],
                 beam_size=beam,
                 length_penalty=lenpen,
                 num_hypotheses=beam if lenpen else 1,
                 return_scores=True,
                 max_input_length=0,
-                max_decoding_length=limits[-1],
+                max_decoding_length=limit(batch[0]),
+                asynchronous=True,
             )
-            for n, limit, result in zip(batch, limits, results):
-                if any(len(found) > limit for found in result.hypotheses):  # one that would not end
-                    search([n])
-                else:
-                    translated[n] = self._text.plain(self._best(sources[n], result, lenpen))
 
-        order = sorted((n for n in range(len(lines)) if sources[n]), key=lambda n: len(sources[n]))
-        for batch in _batches(order, sources):
-            search(batch)
+        def limit(n: int) -> int:
+            return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"] or sys.maxsize)
+
+        order = sorted((n for n in range(len(lines)) if sources[n]), key=lambda n: -len(sources[n]))
+        share = sum(len(source) + 1 for source in sources) // self._cores  # so that few lines go to all cores
+        batches = in_batches(order, sources, min(self._tokens, share))
+        searches = [(batch, search(batch)) for batch in batches]
+        for batch, results in searches:
+            for n, found in zip(batch, results):
+                result = found.result()
+                if any(len(tokens) > limit(n) for tokens in result.hypotheses):  # one that would not end
+                    result = search([n])[0].result()
+                translated[n] = self._text.plain(self._best(sources[n], result, lenpen))
         return translated
 
     def _best(self, source: List[str], result: Any, lenpen: float) -> List[str]:
@@ -182,11 +205,11 @@ class Translator:
         return result.hypotheses[corrected.index(max(corrected))]
 
 
-def _batches(order: Sequence[int], sources: Sequence[Sequence[str]]) -> Iterator[List[int]]:
-    """*order*, numbers of *sources* by their length, in pieces of at most TOKENS tokens with padding."""
+def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[List[int]]:
+    """*order*, numbers of *sources*, the longest first, in pieces of at most *tokens* with padding."""
     batch: List[int] = []
     for n in order:
-        if batch and (len(batch) + 1) * (len(sources[n]) + 1) > TOKENS:
+        if batch and (len(batch) + 1) * (len(sources[batch[0]]) + 1) > tokens:
             yield batch
             batch = []
         batch.append(n)
@@ -261,6 +284,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         value = getattr(args, flag)
         if value is not None and value < 1:
             parser.error(f"--{flag} {value}: must be 1 or more")
+    if hasattr(signal, "SIGPIPE"):  # what reads the output may stop, as head does
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with ending_in_one_sentence("fairseq_rope.translate"):
         translator = Translator(args.model, args.threads, args.device)
         if args.input is None:

@@ -78,6 +78,17 @@ def test_every_option_scores_as_in_the_checkpoint(build, task, tmp_path, name):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_sinusoids_go_on_where_fairseqs_would(build, task, tmp_path):
+    model = build("transformer_tiny", max_source_positions=2000, max_target_positions=2000)
+    translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
+    pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
+    (found,), (expected,) = (
+        export.exported_scores(translator, task, pairs),
+        export.torch_scores(model, task, pairs),
+    )
+    assert found == pytest.approx(expected, abs=1e-4) and len(found) == 1401
+
+
 @pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
 def test_quantised_it_is_within_its_bound_and_the_checkpoint_as_it_was(build, task, tmp_path, quantization):
     model = build("transformer_rope_tiny", share_all_embeddings=True)
@@ -181,7 +192,7 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     names = {path.name for path in folder.iterdir()}
     assert {"model.bin", "config.json", "shared_vocabulary.json", "fairseq_rope.json", "README.md"} == names
     settings = json.loads((folder / "fairseq_rope.json").read_text())
-    assert (settings["source"], settings["target"]) == ("en", "de")
+    assert (settings["source"], settings["target"], settings["positions"]) == ("en", "de", None)
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq_rope.translate --model ." in (folder / "README.md").read_text()
 
@@ -190,6 +201,7 @@ def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
     train(data_bin, tmp_path / "model", "--arch", "transformer_tiny", "--max-epoch", 1)
     exported(tmp_path / "model", data_bin, tmp_path / "exported", "--quantization", "int8")
     assert "score as in the checkpoint" in capsys.readouterr().out
+    assert json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())["positions"] == 4096
 
 
 def test_what_is_there_is_replaced_by_force_alone_and_only_a_model(trained, data_bin, tmp_path):

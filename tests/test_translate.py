@@ -58,7 +58,7 @@ def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, mo
     whole = list(translator.translate(sources))
     assert len(set(map(len, whole))) > 3
     monkeypatch.setattr(translate, "CHUNK", 3)
-    monkeypatch.setattr(translate, "TOKENS", 20)
+    monkeypatch.setattr(translator, "_tokens", 20)
     with_gaps = [line for source in sources for line in ("", source, "  ")]
     found = list(translator.translate(with_gaps))
     assert found[1::3] == whole and set(found[0::3]) == set(found[2::3]) == {""}
@@ -108,6 +108,25 @@ def test_a_long_line_is_not_cut_and_is_told(model, capsys):
     (found,) = Translator(str(model)).translate([" ".join(["the dog"] * 600)], beam=1)
     assert "a line of 1200 tokens" in capsys.readouterr().err
     assert len(found.split()) > 0
+
+
+def test_a_line_beyond_the_absolute_positions_is_refused(model):
+    translator = Translator(str(model))
+    translator.settings["positions"] = 1200
+    with pytest.raises(
+        translate.TranslateError, match="1200 tokens, and the absolute .* end at 1200; divide"
+    ):
+        list(translator.translate([" ".join(["the dog"] * 600)], beam=1))
+    translator.settings["positions"] = 1201
+    assert len(list(translator.translate([" ".join(["the dog"] * 600)], beam=1))) == 1
+
+
+def test_its_reader_may_stop_and_it_says_nothing(model, sources):
+    process = command(model)
+    process.stdout.close()
+    process.stdin.write(sources[0] + "\n")
+    process.stdin.close()
+    assert process.stderr.read() == "" and process.wait() != 0
 
 
 @pytest.mark.parametrize(

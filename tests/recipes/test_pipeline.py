@@ -161,7 +161,7 @@ def test_stage_11_writes_what_translates_as_fairseq_did(finished):
     translate = [sys.executable, "-m", "fairseq_rope.translate", "--model", model / "ctranslate2"]
     given = (work / "raw" / "test.en").read_text()
     found = subprocess.run(translate, cwd=ROOT, input=given, capture_output=True, text=True, check=True)
-    # fairseq-generate lets all sentences of a batch grow as long as the longest may: that one is to be the same.
+    # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.
     sizes = [len(line.split()) for line in (work / "bpe" / "test.en").read_text().splitlines()]
     lines, expected = found.stdout.splitlines(), (model / "hypotheses.de").read_text().splitlines()
     assert len(lines) == len(expected) == len(sizes)
