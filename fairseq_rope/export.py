@@ -26,6 +26,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2, "int8_float32": 0.2}
 SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
 SAMPLES = 64
+MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
 SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
 # fairseq's names, and CTranslate2's of the same function
 ACTIVATIONS = {
@@ -186,8 +187,11 @@ def words(dictionary: "Dictionary") -> List[str]:
 # -- is it the same model? -------------------------------------------------------------------------
 
 
-def samples(task: Any, count: int = SAMPLES) -> List[Tuple[List[int], List[int]]]:
-    """Pairs of sentences to score, as numbers in the dictionaries, without end: drawn ones, short and long.
+Pairs = List[Tuple[List[int], List[int]]]
+
+
+def drawn(task: Any, count: int = SAMPLES) -> Pairs:
+    """Pairs of sentences to score, as numbers in the dictionaries, without end: words at random, 1 to 129.
 
     The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
     """
@@ -206,9 +210,23 @@ def samples(task: Any, count: int = SAMPLES) -> List[Tuple[List[int], List[int]]
     ]
 
 
-def torch_scores(
-    model: "nn.Module", task: Any, pairs: Sequence[Tuple[List[int], List[int]]]
-) -> List[List[float]]:
+def validating(task: Any, count: int = SAMPLES) -> Pairs:
+    """Pairs from all over the validation set, in the same form; none if the data folder has no such set."""
+    from fairseq.tasks.translation import TranslationTask
+
+    if not isinstance(task, TranslationTask):
+        return []
+    try:
+        task.load_dataset("valid")
+    except FileNotFoundError:
+        return []
+    data = task.dataset("valid")
+    chosen = range(0, len(data), max(1, len(data) // count))
+    pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen if data.tgt is not None]
+    return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:count]
+
+
+def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float]]:
     """Of each target the log-probability of every word and of the end, by the checkpoint's model."""
     import torch
 
@@ -224,9 +242,7 @@ def torch_scores(
     return found
 
 
-def exported_scores(
-    translator: Any, task: Any, pairs: Sequence[Tuple[List[int], List[int]]]
-) -> List[List[float]]:
+def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float]]:
     """The same by CTranslate2."""
     names = [words(task.source_dictionary), words(task.target_dictionary)]
     sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
@@ -234,8 +250,36 @@ def exported_scores(
     return [list(result.log_probs) for result in results]
 
 
+def agreeing(translator: Any, model: "nn.Module", task: Any, pairs: Pairs) -> int:
+    """How many sources of *pairs* both models translate into the same words, beam 4, length penalty 0.6."""
+    import torch
+    from fairseq.data import data_utils
+    from fairseq.sequence_generator import SequenceGenerator
+
+    names, target = words(task.source_dictionary), task.target_dictionary
+    length = max(len(source) for source, _ in pairs) + 1
+    options = {"beam_size": 4, "max_input_length": 0, "max_decoding_length": length + MAX_LEN_B}
+    results = translator.translate_batch(
+        [[names[word] for word in source] for source, _ in pairs],
+        length_penalty=0.6, max_batch_size=1024, batch_type="tokens", **options,
+    )  # fmt: skip
+    sources = [torch.tensor([*source, task.source_dictionary.eos()]) for source, _ in pairs]
+    generator = SequenceGenerator([model], target, beam_size=4, len_penalty=0.6, max_len_b=length + MAX_LEN_B)
+    agree = 0
+    for begin in range(0, len(sources), 16):
+        batch = sources[begin : begin + 16]
+        tokens = data_utils.collate_tokens(batch, task.source_dictionary.pad(), left_pad=True)
+        lengths = torch.tensor([len(source) for source in batch])
+        with torch.no_grad():
+            found = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+        for hypotheses, result in zip(found, results[begin:]):
+            by_fairseq = [words(target)[word] for word in hypotheses[0]["tokens"][:-1].tolist()]
+            agree += by_fairseq == result.hypotheses[0]
+    return agree
+
+
 def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str]) -> str:
-    """Compare what is in *folder* with *model*; returns a sentence that says how near it is.
+    """Compare what is in *folder* with *model*; returns sentences that say how near it is.
 
     Raises:
         ExportError: it is farther off than BOUNDS
@@ -244,7 +288,8 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
 
     # On a CPU without 16-bit arithmetic, such weights are computed with in float32.
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
-    pairs = samples(task)
+    real = validating(task)
+    pairs = [*drawn(task), *real]
     expected, found = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
     if [len(scores) for scores in found] != [len(scores) for scores in expected]:
         raise ExportError("CTranslate2 scores another number of words than there are: nothing was written")
@@ -257,10 +302,14 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
             f"what CTranslate2 makes of it scores words up to {max(differences):.2g} off, {mean:.2g} on "
             f"average, and {bound:g} {what} is allowed: nothing was written"
         )
-    return (
+    said = (
         f"{len(differences)} words of {len(pairs)} sentences score as in the checkpoint, up to "
         f"{max(differences):.1e}, {mean:.1e} on average ({bound:g} {what} is allowed)"
     )
+    if real:
+        said += f"\n{agreeing(translator, model, task, real)} of {len(real)} sentences of the validation set "
+        said += "are translated into the same words"
+    return said
 
 
 # -- the folder ------------------------------------------------------------------------------------
@@ -371,7 +420,7 @@ def export(args: argparse.Namespace) -> str:
         ),
         "beam": 4,
         "lenpen": 0.6,
-        "max_len_b": 50,
+        "max_len_b": MAX_LEN_B,
         "checkpoint": os.path.basename(args.path),
         "version": __version__,
         "quantization": args.quantization or "float32",

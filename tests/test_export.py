@@ -3,11 +3,13 @@
 import argparse
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import ctranslate2
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
 from fairseq_rope import export
@@ -266,7 +268,28 @@ def test_without_ctranslate2_one_sentence_says_so(trained, data_bin, tmp_path, m
 
 
 def test_samples_are_short_and_long_and_the_same_every_time(task):
-    pairs = export.samples(task)
-    assert pairs == export.samples(SimpleNamespace(**vars(task)))
+    pairs = export.drawn(task)
+    assert pairs == export.drawn(SimpleNamespace(**vars(task)))
     lengths = [len(source) for source, _ in pairs]
     assert min(lengths) == 1 and max(lengths) > 100
+
+
+def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_path, capsys):
+    exported(trained, data_bin, tmp_path / "model")
+    assert "\n20 of 20 sentences of the validation set are translated" in capsys.readouterr().out
+    # Another model's translations agree less.
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained / "checkpoint_last.pt")], {"data": str(data_bin)}
+    )
+    with torch.no_grad():
+        model.decoder.layers[0].fc2.weight.neg_()
+    translator = ctranslate2.Translator(str(tmp_path / "model"))
+    assert export.agreeing(translator, model.eval(), task, export.validating(task)) < 20
+
+
+def test_no_validation_set_is_needed(trained, data_bin, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    for dictionary in data_bin.glob("dict.*.txt"):
+        shutil.copy(dictionary, tmp_path / "data")
+    exported(trained, tmp_path / "data", tmp_path / "model")
+    assert "of the validation set" not in capsys.readouterr().out

@@ -122,11 +122,12 @@ def test_a_line_beyond_the_absolute_positions_is_refused(model):
 
 
 def test_its_reader_may_stop_and_it_says_nothing(model, sources):
-    process = command(model)
-    process.stdout.close()
-    process.stdin.write(sources[0] + "\n")
-    process.stdin.close()
-    assert process.stderr.read() == "" and process.wait() != 0
+    with command(model) as process:
+        process.stdout.close()
+        process.stdin.write(sources[0] + "\n")
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode != 0
 
 
 @pytest.mark.parametrize(
