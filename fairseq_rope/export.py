@@ -16,6 +16,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from .errors import InputError, ending_in_one_sentence
+from .translate import SETTINGS, Text
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 # How far the mean log-probability of a token, over all samples, may be from the checkpoint's.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2, "int8_float32": 0.2}
-SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
 SAMPLES = 64
 MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
 SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
@@ -312,6 +312,22 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
     return said
 
 
+def check_text(folder: str, settings: Dict[str, Any], task: Any) -> List[str]:
+    """A sentence that says whether plain text becomes the words of the validation set; none without one."""
+    # The set has words alone: they are made plain text first, of the source language.
+    moses = settings["moses"] and {**settings["moses"], "target": settings["source"]}
+    text = Text(folder, {**settings, "moses": moses})
+    symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
+    lines = [[symbols[n] for n in source] for source, _ in validating(task) if unknown not in source]
+    if not lines:
+        return []
+    alike = sum(text.tokens(text.plain(line)) == line for line in lines)
+    said = f"{alike} of {len(lines)} sources there are divided as {SETTINGS} will have text divided"
+    if 2 * alike < len(lines):
+        said += "; if --tokenizer or the subwords are not those of the data, it will translate badly"
+    return [said]
+
+
 # -- the folder ------------------------------------------------------------------------------------
 
 
@@ -341,6 +357,21 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
             "sentencepiece.bpe.model; name the file with --bpe-codes or --sentencepiece-model"
         )
     return None, None
+
+
+def tokenisation(
+    tokenizer: Optional[str], kind: Optional[str], dictionary: "Dictionary", source: str, target: str
+) -> Optional[Dict[str, Any]]:
+    """How Moses divides text before its subwords; None if it does not.
+
+    Args:
+        tokenizer: "moses", "none", or None for what the recipes do: sentencepiece takes plain text
+        kind: of subwords
+        dictionary: with ``@-@``, which Moses' ``-a`` makes of a hyphen, hyphens are divided
+    """
+    if tokenizer == "none" or (tokenizer is None and kind == "sentencepiece"):
+        return None
+    return {"source": source, "target": target, "dash_splits": "@-@" in dictionary}
 
 
 README = """# {source} to {target}
@@ -381,6 +412,7 @@ def export(args: argparse.Namespace) -> str:
         ExportError: nothing was written
     """
     import ctranslate2
+    import fairseq
     import torch
     from fairseq import checkpoint_utils
 
@@ -405,13 +437,11 @@ def export(args: argparse.Namespace) -> str:
     names = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
     source, target = task.cfg.source_lang, task.cfg.target_lang
     sides = (model.encoder, model.decoder)
+    rotary = ("rope_base", "rope_layout", "rope_fraction")
     settings = {
         "source": source,
         "target": target,
-        # As the recipes do: sentencepiece takes plain text.
-        "moses": None
-        if kind == "sentencepiece"
-        else {"source": source, "target": target, "dash_splits": False},
+        "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
         "subwords": kind and {"kind": kind, "file": names[kind]},
         # Tokens of source or target, with the end, that there are absolute positions for; null: any number.
         "positions": min(
@@ -421,17 +451,22 @@ def export(args: argparse.Namespace) -> str:
         "beam": 4,
         "lenpen": 0.6,
         "max_len_b": MAX_LEN_B,
-        "checkpoint": os.path.basename(args.path),
-        "version": __version__,
         "quantization": args.quantization or "float32",
-        "versions": {"ctranslate2": ctranslate2.__version__, "torch": torch.__version__},
+        "checkpoint": os.path.basename(args.path),
+        "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
+        "version": __version__,
+        "versions": {
+            "ctranslate2": ctranslate2.__version__,
+            "fairseq": fairseq.__version__,
+            "torch": torch.__version__,
+        },
     }
     # Beside its place, so that it can be given its name in one step.
     part = tempfile.mkdtemp(prefix=f".{os.path.basename(output)}.", dir=os.path.dirname(output))
     try:
         os.chmod(part, 0o755)
         write_beside(part, spec, settings, file)
-        found = check(part, model, task, args.quantization)
+        found = "\n".join([check(part, model, task, args.quantization), *check_text(part, settings, task)])
         if os.path.exists(output):
             old = f"{part}.old"
             os.rename(output, old)
@@ -462,6 +497,11 @@ def build_parser() -> argparse.ArgumentParser:
     either.add_argument("--bpe-codes", metavar="FILE", help="of subword-nmt; default: bpecodes in --data")
     either.add_argument(
         "--sentencepiece-model", metavar="FILE", help="default: sentencepiece.bpe.model in --data"
+    )
+    add(
+        "--tokenizer",
+        choices=("moses", "none"),
+        help="of plain text, before its subwords; default: moses, for sentencepiece none",
     )
     add("--force", action="store_true", help="replace a model that is there")
     return parser

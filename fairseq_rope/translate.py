@@ -16,7 +16,7 @@ from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from .errors import InputError, ending_in_one_sentence
 
-SETTINGS = "fairseq_rope.json"
+SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
 CHUNK = 2048  # lines that are sorted by length and translated together
 # Tokens of a batch. On CPUs a core takes a batch, and the best sizes of benchmarks/serve.py are smaller for
 # 8-bit weights; that of GPUs is not measured.

@@ -14,6 +14,7 @@ from fairseq.data import Dictionary
 
 from fairseq_rope import export
 from fairseq_rope.export import ExportError, main, refuse_what_has_no_place, to_spec, words
+from fairseq_rope.translate import Text
 
 from .commands import train
 
@@ -285,6 +286,31 @@ def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_
         model.decoder.layers[0].fc2.weight.neg_()
     translator = ctranslate2.Translator(str(tmp_path / "model"))
     assert export.agreeing(translator, model.eval(), task, export.validating(task)) < 20
+
+
+def test_text_that_will_be_divided_otherwise_is_told(trained, data_bin, tmp_path, capsys):
+    exported(trained, data_bin, tmp_path / "model")
+    assert "\n20 of 20 sources there are divided as fairseq_rope.json" in capsys.readouterr().out
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
+    exported(trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
+    assert "\n0 of 20 sources" in (out := capsys.readouterr().out) and "it will translate badly" in out
+
+
+@pytest.mark.parametrize(
+    "tokenizer, kind, symbol, divided",
+    [
+        (None, None, "dog", ["a-b", ","]),
+        (None, None, "@-@", ["a", "@-@", "b", ","]),
+        ("none", None, "@-@", ["a-b,"]),
+        (None, "sentencepiece", "dog", ["a-b,"]),
+        ("moses", "sentencepiece", "dog", ["a-b", ","]),
+    ],
+)
+def test_plain_text_is_divided_as_the_data_were(tokenizer, kind, symbol, divided):
+    dictionary = Dictionary()
+    dictionary.add_symbol(symbol)
+    moses = export.tokenisation(tokenizer, kind, dictionary, "en", "de")
+    assert Text("", {"moses": moses, "subwords": None}).tokens("a-b,") == divided
 
 
 def test_no_validation_set_is_needed(trained, data_bin, tmp_path, capsys):
