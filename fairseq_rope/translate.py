@@ -162,8 +162,9 @@ class Translator:
             return self._model.translate_batch(
                 [sources[n] for n in batch],
                 beam_size=beam,
-                length_penalty=lenpen,
-                num_hypotheses=beam if lenpen else 1,
+                # With 0, CTranslate2 ends when the best is found, and fairseq when *beam* outputs have ended.
+                length_penalty=lenpen or 1e-9,
+                num_hypotheses=beam,
                 return_scores=True,
                 max_input_length=0,
                 max_decoding_length=limit(batch[0]),

@@ -1,13 +1,17 @@
 """fairseq_rope/translate.py: what fairseq-interactive translates, without fairseq."""
 
+import random
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope import translate
 from fairseq_rope.export import main as export_main
+from fairseq_rope.export import to_spec, write_beside
 from fairseq_rope.translate import Translator
 
 from .commands import ENVIRONMENT, PLUGIN, ROOT, call
@@ -51,6 +55,42 @@ def test_it_translates_as_fairseq_interactive(model, trained, data_bin, sources,
     beam, lenpen = search
     expected = interactive(trained, data_bin, sources, "--beam", beam, "--lenpen", lenpen)
     assert list(Translator(str(model)).translate(sources, beam, lenpen)) == expected
+
+
+@pytest.mark.parametrize("lenpen", [0.0, 0.6, 1.0])
+def test_its_search_ends_and_ranks_as_fairseqs(build, task, tmp_path, lenpen):
+    """Of a model that is sure of little and may end anywhere, where hypotheses of all lengths compete."""
+    dictionary, draw = task.source_dictionary, random.Random(5)
+    sources = [[draw.randrange(4, 44) for _ in range(draw.randint(1, 12))] for _ in range(60)]
+    model = build()
+    with torch.no_grad():
+        some = torch.randint(4, 44, (50, 8))
+        out, _ = model(some, torch.full((50,), 8), some.flip(0), features_only=True)
+        usual = out.reshape(-1, out.size(-1)).mean(0)
+        model.decoder.output_projection.weight.mul_(6.0)
+        for word, likely in ((dictionary.eos(), 16.0), (dictionary.pad(), -16.0)):
+            model.decoder.output_projection.weight[word] = likely * usual / usual.norm() ** 2
+        generator = SequenceGenerator(
+            [model], dictionary, beam_size=4, len_penalty=lenpen, max_len_a=1, max_len_b=50
+        )
+        expected = []
+        for source in sources:
+            tokens = torch.tensor([[*source, dictionary.eos()]])
+            net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}
+            best = generator.generate([model], {"net_input": net_input})[0][0]["tokens"].tolist()
+            expected.append([dictionary[n] for n in best[:-1]])
+    spec = to_spec(model, dictionary, dictionary)
+    spec.validate()
+    spec.optimize()
+    text = {"moses": None, "subwords": None, "quantization": "float32", "positions": None}
+    origin = {"source": "en", "target": "de", "version": "", "checkpoint": "", "max_len_b": 50}
+    write_beside(str(tmp_path), spec, {**text, **origin}, None)
+    found = Translator(str(tmp_path)).translate([dictionary.string(source) for source in sources], 4, lenpen)
+    # What reaches the limit ends there without an end in CTranslate2, and by force in fairseq.
+    ended = [n for n, source in enumerate(sources) if len(expected[n]) < len(source) + 51]
+    assert len(ended) > 45 and len({len(expected[n]) for n in ended}) > 5
+    found = list(found)
+    assert [found[n] for n in ended] == [" ".join(expected[n]) for n in ended]
 
 
 def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, monkeypatch):
