@@ -6,7 +6,6 @@ The model is a folder that ``fairseq_rope.export`` wrote. Needs CTranslate2 and 
 
 import argparse
 import json
-import math
 import os
 import queue
 import signal
@@ -22,7 +21,7 @@ CHUNK = 2048  # lines that are sorted by length and translated together
 # 8-bit weights; that of GPUs is not measured.
 TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
 OTHERS = 1024
-MOST = 1.0  # see _best: up to that excess, of a model that ends at once with a probability of 0.63
+MOST = 1.0  # log of the factor in _best up to which calls are close: that of an end at once with p = 0.63
 LONG = 1024  # tokens; above, fairseq would not have trained on it
 
 
@@ -183,27 +182,28 @@ class Translator:
                 result = found.result()
                 if any(len(tokens) > limit(n) for tokens in result.hypotheses):  # one that would not end
                     result = search([n])[0].result()
-                translated[n] = self._text.plain(self._best(sources[n], result, lenpen))
+                translated[n] = self._text.plain(self._best(sources[n], result, lenpen, limit(n)))
         return translated
 
-    def _best(self, source: List[str], result: Any, lenpen: float) -> List[str]:
-        """The hypothesis that fairseq would rank first.
+    def _best(self, source: List[str], result: Any, lenpen: float, limit: int) -> List[str]:
+        """The hypothesis that fairseq (sequence_generator.py) would rank first.
 
-        CTranslate2 takes the end of the sentence away at the first step before the softmax, fairseq
-        (sequence_generator.py) after it: the probabilities of all hypotheses are larger by one and the same
-        factor. Where they differ in length, that weighs less on the longer ones, and a close call of a model
-        that thinks of ending at once can go another way.
+        CTranslate2 takes the end of the sentence away at the first step before the softmax, fairseq after it:
+        all hypotheses are likelier by one factor, which counts less the longer they are. At the limit
+        CTranslate2 leaves the end out, where fairseq appends it at its cost. So close calls, and those with
+        a hypothesis that the limit has cut, are decided by what the model thinks of each as a whole. (Those
+        cut may have displaced one that ended: then the output is not fairseq's.)
         """
-        first = result.hypotheses[0]
-        # CTranslate2 counts the end of the sentence, as fairseq does.
-        weights = [(len(found) + 1) ** -lenpen for found in result.hypotheses]
-        gaps = zip(result.scores[1:], weights[1:])
-        if not any(result.scores[0] - score < MOST * (weights[0] - weight) for score, weight in gaps):
-            return first
-        (empty,) = self._model.score_batch([source], [[]], max_input_length=0)
-        excess = -math.log1p(-math.exp(min(empty.log_probs[0], -1e-7)))
-        corrected = [score - excess * weight for score, weight in zip(result.scores, weights)]
-        return result.hypotheses[corrected.index(max(corrected))]
+        hypotheses, scores = result.hypotheses, result.scores
+        weights = [(len(words) + 1) ** -lenpen for words in hypotheses]  # the end is a word
+        others = range(1, len(hypotheses))
+        if all(len(words) < limit for words in hypotheses) and not any(
+            scores[0] - scores[n] < MOST * (weights[0] - weights[n]) for n in others
+        ):
+            return hypotheses[0]
+        whole = self._model.score_batch([source] * len(hypotheses), hypotheses, max_input_length=0)
+        ranked = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
+        return hypotheses[ranked.index(max(ranked))]
 
 
 def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[List[int]]:
