@@ -9,10 +9,11 @@ and translates badly.
 import argparse
 import copy
 import json
+import logging
 import os
 import random
 import shutil
-import tempfile
+import statistics
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from .errors import InputError, ending_in_one_sentence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
-# How far the mean log-probability of a token, over all samples, may be from the checkpoint's.
+# How far the log-probability of a word may be from the checkpoint's: see check().
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2, "int8_float32": 0.2}
 SAMPLES = 64
 MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
@@ -72,6 +73,8 @@ def refuse_what_has_no_place(model: Any, path: str) -> None:
     encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
     if not isinstance(encoder, TransformerEncoderBase) or not isinstance(decoder, TransformerDecoderBase):
         refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
+    if not len(encoder.layers) or not len(decoder.layers):
+        refuse("its encoder or decoder has no layers")
     if decoder.adaptive_softmax is not None:
         refuse("it was trained with --adaptive-softmax-cutoff")
     if cfg.no_cross_attention or cfg.cross_self_attention:
@@ -180,8 +183,19 @@ def _positions(embedding: Any) -> Any:
 
 
 def words(dictionary: "Dictionary") -> List[str]:
-    """The entries of *dictionary* by CTranslate2's names."""
-    return ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
+    """The entries of *dictionary* by CTranslate2's names.
+
+    Raises:
+        ExportError: two have the same name, of which CTranslate2 would see the first alone
+    """
+    named = ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
+    if len(set(named)) < len(named):
+        twice = next(word for word in named if named.count(word) > 1)
+        raise ExportError(
+            f"its dictionary has the word {twice} twice (CTranslate2 calls padding <blank>), of which "
+            "CTranslate2 would see one"
+        )
+    return named
 
 
 # -- is it the same model? -------------------------------------------------------------------------
@@ -190,8 +204,9 @@ def words(dictionary: "Dictionary") -> List[str]:
 Pairs = List[Tuple[List[int], List[int]]]
 
 
-def drawn(task: Any, count: int = SAMPLES) -> Pairs:
-    """Pairs of sentences to score, as numbers in the dictionaries, without end: words at random, 1 to 129.
+def drawn(task: Any, count: int = SAMPLES, longest: int = 2 * SAMPLES) -> Pairs:
+    """Pairs of sentences to score, as numbers in the dictionaries, without end: words at random, 1 to
+    *longest* of them.
 
     The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
     """
@@ -200,11 +215,11 @@ def drawn(task: Any, count: int = SAMPLES) -> Pairs:
     def sentence(dictionary: "Dictionary", length: int) -> List[int]:
         return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
 
-    lengths = [1 + n * n // (count // 2) for n in range(count)]  # 1 … 2 * count, more short than long
+    lengths = [1 + longest * n * n // count**2 for n in range(count)]  # more short than long
     return [
         (
             sentence(task.source_dictionary, length),
-            sentence(task.target_dictionary, max(1, length + n % 5 - 2)),
+            sentence(task.target_dictionary, min(max(1, length + n % 5 - 2), longest)),
         )
         for n, length in enumerate(lengths)
     ]
@@ -258,11 +273,16 @@ def agreeing(translator: Any, model: "nn.Module", task: Any, pairs: Pairs) -> in
 
     names, target = words(task.source_dictionary), task.target_dictionary
     length = max(len(source) for source, _ in pairs) + 1
-    options = {"beam_size": 4, "max_input_length": 0, "max_decoding_length": length + MAX_LEN_B}
     results = translator.translate_batch(
         [[names[word] for word in source] for source, _ in pairs],
-        length_penalty=0.6, max_batch_size=1024, batch_type="tokens", **options,
-    )  # fmt: skip
+        beam_size=4,
+        length_penalty=0.6,
+        suppress_sequences=[["<blank>"]],
+        max_input_length=0,
+        max_decoding_length=length + MAX_LEN_B,
+        max_batch_size=1024,
+        batch_type="tokens",
+    )
     sources = [torch.tensor([*source, task.source_dictionary.eos()]) for source, _ in pairs]
     generator = SequenceGenerator([model], target, beam_size=4, len_penalty=0.6, max_len_b=length + MAX_LEN_B)
     agree = 0
@@ -278,50 +298,64 @@ def agreeing(translator: Any, model: "nn.Module", task: Any, pairs: Pairs) -> in
     return agree
 
 
+def positions(side: Any) -> Optional[int]:
+    """How many tokens, with the end, *side* of a model has absolute positions for; None if any number."""
+    return None if side.embed_positions is None else len(_positions(side.embed_positions))
+
+
 def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str]) -> str:
     """Compare what is in *folder* with *model*; returns sentences that say how near it is.
 
+    The score of a sentence is the mean log-probability of its words and its end.
+
     Raises:
-        ExportError: it is farther off than BOUNDS
+        ExportError: in float32 a sentence, or quantised the average one, is farther off than BOUNDS
     """
     import ctranslate2
 
-    # On a CPU without 16-bit arithmetic, such weights are computed with in float32.
+    ctranslate2.set_log_level(logging.ERROR)  # 16-bit weights may be computed with in 32
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
-    real = validating(task)
-    pairs = [*drawn(task), *real]
+    most = [positions(side) for side in (model.encoder, model.decoder)]
+    longest = min([2 * SAMPLES, *(count - 1 for count in most if count is not None)])
+    real = [pair for pair in validating(task) if longest == 2 * SAMPLES or max(map(len, pair)) <= longest]
+    pairs = [*drawn(task, longest=longest), *real]
     expected, found = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
     if [len(scores) for scores in found] != [len(scores) for scores in expected]:
         raise ExportError("CTranslate2 scores another number of words than there are: nothing was written")
-    differences = [abs(a - b) for one, other in zip(expected, found) for a, b in zip(one, other)]
-    mean = sum(differences) / len(differences)
-    measured, bound = (mean, BOUNDS[quantization]) if quantization else (max(differences), BOUNDS[None])
-    what = "on average" if quantization else "at most"
+    differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, found)]
+    sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, found)]
+    if quantization:
+        measured, what = sum(map(statistics.mean, differences)) / len(differences), "on average"
+    else:
+        measured, what = max(sentences), "at most"
+    bound = BOUNDS[quantization]
     if not measured <= bound:  # also of NaN
         raise ExportError(
-            f"what CTranslate2 makes of it scores words up to {max(differences):.2g} off, {mean:.2g} on "
-            f"average, and {bound:g} {what} is allowed: nothing was written"
+            f"what CTranslate2 makes of it scores sentences {measured:.2g} a word off {what}, and {bound:g} "
+            "is allowed: nothing was written"
         )
+    called = quantization or "float32"
     said = (
-        f"{len(differences)} words of {len(pairs)} sentences score as in the checkpoint, up to "
-        f"{max(differences):.1e}, {mean:.1e} on average ({bound:g} {what} is allowed)"
+        f"{called}: {len(pairs)} sentences score as in the checkpoint, {measured:.1e} a word off {what} "
+        f"({bound:g} is allowed)"
     )
     if real:
-        said += f"\n{agreeing(translator, model, task, real)} of {len(real)} sentences of the validation set "
-        said += "are translated into the same words"
+        said += f"\n{called}: {agreeing(translator, model, task, real)} of {len(real)} sentences of the "
+        said += "validation set are translated into the same words"
     return said
 
 
 def check_text(folder: str, settings: Dict[str, Any], task: Any) -> List[str]:
     """A sentence that says whether plain text becomes the words of the validation set; none without one."""
-    # The set has words alone: they are made plain text first, of the source language.
-    moses = settings["moses"] and {**settings["moses"], "target": settings["source"]}
-    text = Text(folder, {**settings, "moses": moses})
+    # The set has words alone: Moses makes them plain text first, of the source language.
+    source = settings["source"]
+    back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
+    text = Text(folder, settings)
     symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
     lines = [[symbols[n] for n in source] for source, _ in validating(task) if unknown not in source]
     if not lines:
         return []
-    alike = sum(text.tokens(text.plain(line)) == line for line in lines)
+    alike = sum(text.tokens(back.plain(line)) == line for line in lines)
     said = f"{alike} of {len(lines)} sources there are divided as {SETTINGS} will have text divided"
     if 2 * alike < len(lines):
         said += "; if --tokenizer or the subwords are not those of the data, it will translate badly"
@@ -379,7 +413,7 @@ README = """# {source} to {target}
 A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
 
     pip install "fairseq-rope[ctranslate2]"
-    python -m fairseq_rope.translate --model . --beam 4 --lenpen 0.6 < raw.{source} > translated.{target}
+    python -m fairseq_rope.translate --model . < raw.{source} > translated.{target}
 
 or in Python:
 
@@ -387,9 +421,12 @@ or in Python:
     translator = Translator(".")
     print(*translator.translate(["A small dog runs."]))
 
-The search is fairseq's: `--beam` is CTranslate2's beam_size, `--lenpen` its length_penalty, and an output
-has at most as many tokens as its source and {max_len_b} more. `{settings}` says how text is treated, and
-where the model came from.
+The search is that of
+
+    fairseq-interactive --beam {beam} --lenpen {lenpen} --max-len-a 1 --max-len-b {max_len_b}
+
+`--beam` and `--lenpen` change it here, too. To CTranslate2, these are beam_size and length_penalty.
+`{settings}` says how text is treated, and where the model came from.
 """
 
 
@@ -402,7 +439,7 @@ def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optiona
         json.dump(settings, out, indent=1, ensure_ascii=False)
         out.write("\n")
     with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
-        out.write(README.format(**settings, settings=SETTINGS))
+        out.write(README.format(**{**settings, "settings": SETTINGS}))
 
 
 def export(args: argparse.Namespace) -> str:
@@ -415,42 +452,40 @@ def export(args: argparse.Namespace) -> str:
     import fairseq
     import torch
     from fairseq import checkpoint_utils
+    from fairseq.tasks.translation import TranslationTask
 
     from . import __version__, compat, criterion, faults, presets  # noqa: F401
 
-    output = os.path.abspath(args.output)
-    if os.path.exists(output) and not args.force:
-        raise ExportError(f"--output {args.output}: is there already; --force replaces it")
-    if os.path.exists(output) and not os.path.exists(os.path.join(output, "model.bin")):
-        raise ExportError(f"--output {args.output}: holds no model, and is not replaced even by --force")
-    if not os.path.isdir(os.path.dirname(output)):
-        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    output = os.path.realpath(args.output)
+    refuse_other_folders(output, args)
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise ExportError(f"--path {args.path}, --data {args.data}: {error}") from error
+    if type(task) is not TranslationTask:
+        raise ExportError(
+            f"--path {args.path}: it is of a {type(task).__name__}, and not of --task translation"
+        )
     model = models[0].float().eval()
     refuse_what_has_no_place(model, args.path)
     kind, file = subwords(args, task.source_dictionary)
-    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
-    spec.validate()
-    spec.optimize(quantization=args.quantization)
     names = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    sides = (model.encoder, model.decoder)
     rotary = ("rope_base", "rope_layout", "rope_fraction")
     settings = {
         "source": source,
         "target": target,
         "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
-        "subwords": kind and {"kind": kind, "file": names[kind]},
-        # Tokens of source or target, with the end, that there are absolute positions for; null: any number.
-        "positions": min(
-            (len(_positions(side.embed_positions)) for side in sides if side.embed_positions is not None),
-            default=None,
-        ),
-        "beam": 4,
-        "lenpen": 0.6,
-        "max_len_b": MAX_LEN_B,
+        "subwords": kind and {"kind": kind, "file": file},
+        # Tokens, with the end, that there are absolute positions for; null: any number.
+        "positions": {"source": positions(model.encoder), "target": positions(model.decoder)},
+        "beam": args.beam,
+        "lenpen": args.lenpen,
+        "max_len_b": args.max_len_b,
         "quantization": args.quantization or "float32",
         "checkpoint": os.path.basename(args.path),
         "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
@@ -461,23 +496,62 @@ def export(args: argparse.Namespace) -> str:
             "torch": torch.__version__,
         },
     }
+    Text("", settings)  # the file can be read
+    if kind:
+        settings["subwords"] = {"kind": kind, "file": names[kind]}
     # Beside its place, so that it can be given its name in one step.
-    part = tempfile.mkdtemp(prefix=f".{os.path.basename(output)}.", dir=os.path.dirname(output))
+    part = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.{os.getpid()}")
+    os.mkdir(part)
     try:
-        os.chmod(part, 0o755)
-        write_beside(part, spec, settings, file)
-        found = "\n".join([check(part, model, task, args.quantization), *check_text(part, settings, task)])
+        found = []
+        # Quantised weights are near those of a wrong model, too: in float32 it has to be the right one first.
+        for quantization in dict.fromkeys([None, args.quantization]):
+            spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+            spec.validate()
+            spec.optimize(quantization=quantization)
+            shutil.rmtree(part)
+            os.mkdir(part)
+            write_beside(part, spec, settings, file)
+            found.append(check(part, model, task, quantization))
+        found += check_text(part, settings, task)
         if os.path.exists(output):
             old = f"{part}.old"
             os.rename(output, old)
-            os.rename(part, output)
+            try:
+                os.rename(part, output)
+            except OSError:
+                os.rename(old, output)
+                raise
             shutil.rmtree(old)
         else:
             os.rename(part, output)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ExportError(f"--output {args.output}: {error.strerror or error}") from error
         raise
-    return found
+    return "\n".join(found)
+
+
+def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
+    """Raise an ExportError if *output* is there and is not to be replaced, or cannot be written."""
+    if not os.path.isdir(os.path.dirname(output)):
+        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    if not os.path.exists(output):
+        return
+    try:
+        there = set(os.listdir(output))
+    except NotADirectoryError:
+        raise ExportError(f"--output {args.output}: is a file, and must be a folder to be written") from None
+    own = {"model.bin", "config.json", SETTINGS, "README.md", "bpecodes", "sentencepiece.bpe.model"}
+    others = {name for name in there - own if not name.endswith("_vocabulary.json")}
+    if SETTINGS not in there or others:
+        what = (
+            f"other files than a model's ({min(others)})" if others else "no model of fairseq_rope.export's"
+        )
+        raise ExportError(f"--output {args.output}: is there and has {what}; it is not replaced")
+    if not args.force:
+        raise ExportError(f"--output {args.output}: is there already; --force replaces it")
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -504,6 +578,17 @@ def build_parser() -> argparse.ArgumentParser:
         help="of plain text, before its subwords; default: moses, for sentencepiece none",
     )
     add("--force", action="store_true", help="replace a model that is there")
+    search = parser.add_argument_group("how fairseq_rope.translate searches, unless told")
+    add = search.add_argument
+    add("--beam", type=int, default=4, metavar="N", help="beam size; default: %(default)s")
+    add("--lenpen", type=float, default=0.6, metavar="X", help="length penalty; default: %(default)s")
+    add(
+        "--max-len-b",
+        type=int,
+        default=MAX_LEN_B,
+        metavar="N",
+        help="tokens that an output may have more than its source; default: %(default)s",
+    )
     return parser
 
 

@@ -6,17 +6,21 @@ The model is a folder that ``fairseq_rope.export`` wrote. Needs CTranslate2 and 
 
 import argparse
 import json
+import logging
+import math
 import os
 import queue
 import signal
 import sys
 import threading
-from typing import IO, Any, Dict, Iterable, Iterator, List, Optional, Sequence
+import time
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from .errors import InputError, ending_in_one_sentence
 
 SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
-CHUNK = 2048  # lines that are sorted by length and translated together
+CHUNK = 512  # lines that are sorted by length and translated together
+WAIT = 0.1  # seconds that the first line of a chunk waits for others
 # Tokens of a batch. On CPUs a core takes a batch, and the best sizes of benchmarks/serve.py are smaller for
 # 8-bit weights; that of GPUs is not measured.
 TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
@@ -33,6 +37,13 @@ class Text:
     """Plain text to tokens and back, as ``fairseq-interactive`` treats it with the recipe's flags.
 
     ``fairseq/data/encoders``: moses_tokenizer.py, subword_nmt_bpe.py, sentencepiece_bpe.py.
+
+    Args:
+        folder: where the file is that *settings* name
+        settings: those of ``fairseq_rope.json``
+
+    Raises:
+        TranslateError: the file of the subwords is none
     """
 
     def __init__(self, folder: str, settings: Dict[str, Any]) -> None:
@@ -46,15 +57,22 @@ class Text:
             self._dash_splits = moses["dash_splits"]
         if subwords:
             path = os.path.join(folder, subwords["file"])
-            if subwords["kind"] == "sentencepiece":
-                from sentencepiece import SentencePieceProcessor
+            try:
+                self._read(path, subwords["kind"])
+            except (RuntimeError, ValueError, SystemExit) as error:  # subword-nmt exits
+                kind = "sentencepiece model" if subwords["kind"] == "sentencepiece" else "file of BPE codes"
+                raise TranslateError(f"{path}: cannot be read as a {kind} ({error})") from None
 
-                self._pieces = SentencePieceProcessor(model_file=path)
-            else:
-                from subword_nmt.apply_bpe import BPE
+    def _read(self, path: str, kind: str) -> None:
+        if kind == "sentencepiece":
+            from sentencepiece import SentencePieceProcessor
 
-                with open(path, encoding="utf-8") as codes:
-                    self._bpe = BPE(codes)
+            self._pieces = SentencePieceProcessor(model_file=path)
+        else:
+            from subword_nmt.apply_bpe import BPE
+
+            with open(path, encoding="utf-8") as codes:
+                self._bpe = BPE(codes)
 
     def tokens(self, line: str) -> List[str]:
         """The tokens of a sentence; none of an empty one."""
@@ -65,12 +83,12 @@ class Text:
         if self._bpe is not None:
             line = self._bpe.process_line(line)
         if self._pieces is not None:
-            return self._pieces.encode(line, out_type=str)
+            line = " ".join(self._pieces.encode(line, out_type=str))
         return line.split()
 
     def plain(self, tokens: Sequence[str]) -> str:
-        """The sentence that *tokens* are."""
-        line = " ".join(tokens)
+        """The sentence that *tokens* are; what marks its start and end is left out, as fairseq does."""
+        line = " ".join(token for token in tokens if token not in ("<s>", "</s>"))
         if self._pieces is not None:
             return line.replace(" ", "").replace("\u2581", " ").strip()
         if self._bpe is not None:
@@ -97,20 +115,26 @@ class Translator:
         try:
             with open(path, encoding="utf-8") as file:
                 self.settings: Dict[str, Any] = json.load(file)
-        except (OSError, ValueError) as error:
+            self.settings["positions"], self.settings["max_len_b"], self.settings["moses"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise TranslateError(
                 f"--model {folder}: must be a folder that fairseq_rope.export wrote, and {SETTINGS} cannot "
-                f"be read there ({error.strerror if isinstance(error, OSError) else error})"
+                f"be read there ({error.strerror if isinstance(error, OSError) else repr(error)})"
             ) from None
         self._text = Text(folder, self.settings)
         import ctranslate2
 
-        # A batch for each core is faster than all cores for one batch.
+        # That 16-bit weights are computed with in 32 where there is nothing else is no news.
+        ctranslate2.set_log_level(logging.ERROR)
         self._cores = threads or _cores()
-        if device == "auto":
-            device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-        workers = {"inter_threads": self._cores, "intra_threads": 1} if device == "cpu" else {}
-        self._model = ctranslate2.Translator(folder, device=device, **workers)
+        try:
+            if device == "auto":
+                device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
+            # A batch for each core is faster than all cores for one batch.
+            workers = {"inter_threads": self._cores, "intra_threads": 1} if device == "cpu" else {}
+            self._model = ctranslate2.Translator(folder, device=device, **workers)
+        except (RuntimeError, ValueError) as error:
+            raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = self.settings["quantization"] if device == "cpu" else device
         self._tokens = TOKENS.get(kind, OTHERS)
 
@@ -124,40 +148,56 @@ class Translator:
             lenpen: length penalty; default: the settings'
 
         Raises:
-            TranslateError: a line is longer than there are positions, of a model with absolute ones
+            TranslateError: a line is longer than there are positions, of a model with absolute ones; those
+                before it have been translated
         """
         chunk: List[str] = []
+        first = 1
         for line in lines:
             chunk.append(line)
             if len(chunk) == CHUNK:
-                yield from self.chunk(chunk, beam, lenpen)
+                yield from self.chunk(chunk, beam, lenpen, first)
+                first += len(chunk)
                 chunk = []
-        if chunk:
-            yield from self.chunk(chunk, beam, lenpen)
+        yield from self.chunk(chunk, beam, lenpen, first)
 
-    def chunk(self, lines: Sequence[str], beam: Optional[int], lenpen: Optional[float]) -> List[str]:
-        """:meth:`translate` of a few *lines* at once."""
+    def chunk(
+        self,
+        lines: Sequence[str],
+        beam: Optional[int] = None,
+        lenpen: Optional[float] = None,
+        first: int = 1,
+        done: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[str]:
+        """:meth:`translate` of a few *lines* at once.
+
+        Args:
+            first: the number of the first line, for messages
+            done: called with the number of lines that a batch had, when it has been translated
+        """
         s = self.settings
-        sources = [self._text.tokens(line) for line in lines]
-        for line, source in zip(lines, sources):
+        sources = []
+        refused = None
+        for number, line in enumerate(lines, start=first):
+            source = self._text.tokens(line)
+            said = f"line {number} has {len(source)} tokens"
+            allowed = s["positions"]["source"]
+            if allowed is not None and len(source) >= allowed:
+                said += f", and with the end of the sentence this model has positions for {allowed}"
+                refused = TranslateError(f"{said}: divide it")
+                break
             if len(source) >= LONG:
-                if s["positions"] is not None and len(source) >= s["positions"]:
-                    raise TranslateError(
-                        f"a line of {len(source)} tokens, and the absolute positions of this model end at "
-                        f"{s['positions']}; divide it: {line[:40]} …"
-                    )
-                print(
-                    f"fairseq_rope.translate: a line of {len(source)} tokens, more than models are trained "
-                    f"on: {line[:40]} …",
-                    file=sys.stderr,
-                )
-        translated = [""] * len(lines)
-
+                print(f"fairseq_rope.translate: {said}, more than models are trained on", file=sys.stderr)
+            sources.append(source)
+        translated = [""] * len(sources)
         beam = s["beam"] if beam is None else beam
         lenpen = s["lenpen"] if lenpen is None else lenpen
 
+        def limit(n: int) -> int:
+            # As fairseq reckons it, with the end of the sentence.
+            return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"]["target"] or sys.maxsize)
+
         def search(batch: Sequence[int]) -> List[Any]:
-            # As fairseq reckons it, with the end of the sentence; the first of a batch is the longest.
             return self._model.translate_batch(
                 [sources[n] for n in batch],
                 beam_size=beam,
@@ -165,25 +205,27 @@ class Translator:
                 length_penalty=lenpen or 1e-9,
                 num_hypotheses=beam,
                 return_scores=True,
+                suppress_sequences=[["<blank>"]],  # fairseq's search takes no padding
                 max_input_length=0,
-                max_decoding_length=limit(batch[0]),
+                max_decoding_length=limit(batch[0]),  # the longest
                 asynchronous=True,
             )
 
-        def limit(n: int) -> int:
-            return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"] or sys.maxsize)
-
-        order = sorted((n for n in range(len(lines)) if sources[n]), key=lambda n: -len(sources[n]))
+        order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
         share = sum(len(source) + 1 for source in sources) // self._cores  # so that few lines go to all cores
         batches = in_batches(order, sources, min(self._tokens, share))
         searches = [(batch, search(batch)) for batch in batches]
+        done(len(sources) - len(order))
         for batch, results in searches:
             for n, found in zip(batch, results):
                 result = found.result()
                 if any(len(tokens) > limit(n) for tokens in result.hypotheses):  # one that would not end
                     result = search([n])[0].result()
                 translated[n] = self._text.plain(self._best(sources[n], result, lenpen, limit(n)))
-        return translated
+            done(len(batch))
+        yield from translated
+        if refused:
+            raise refused
 
     def _best(self, source: List[str], result: Any, lenpen: float, limit: int) -> List[str]:
         """The hypothesis that fairseq (sequence_generator.py) would rank first.
@@ -228,33 +270,56 @@ def _cores() -> int:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def as_they_come(file: IO[str]) -> Iterator[List[str]]:
-    """The lines of *file*, as many together as are there, up to CHUNK: a pipe or terminal waits for none."""
-    lines: queue.Queue[Any] = queue.Queue(2 * CHUNK)
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """The lines of an open file, without their ends.
+
+    Not by the file object: its lock, held while it waits for a line, would have Python abort at its exit.
+    """
+    rest = b""
+    while True:
+        read = os.read(descriptor, 1 << 16)
+        *lines, rest = (rest + read).split(b"\n")
+        yield from lines
+        if not read:
+            if rest:
+                yield rest
+            return
+
+
+def as_they_come(file: IO[bytes], name: str) -> Iterator[List[str]]:
+    """The lines of *file*, as many together as are there within WAIT seconds, up to CHUNK.
+
+    Raises:
+        TranslateError: a line is not UTF-8; those before it have been yielded
+    """
+    lines: queue.Queue[Any] = queue.Queue(4 * CHUNK)
 
     def read() -> None:
         try:
-            for line in file:
-                lines.put(line.rstrip("\n"))
+            for number, line in enumerate(_lines(file.fileno()), start=1):
+                try:
+                    lines.put(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    raise TranslateError(f"{name}, line {number}: is not UTF-8 ({error.reason})") from None
             lines.put(None)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             lines.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        chunk = [lines.get()]
-        while len(chunk) < CHUNK and chunk[-1] is not None and not isinstance(chunk[-1], Exception):
+        last = lines.get()
+        until = time.monotonic() + WAIT
+        chunk = []
+        while isinstance(last, str):
+            chunk.append(last)
+            if len(chunk) == CHUNK:
+                break
             try:
-                chunk.append(lines.get(timeout=0.05))  # a file is read faster than that
+                last = lines.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-        last = chunk[-1]
-        if last is None or isinstance(last, Exception):
-            chunk.pop()
         if chunk:
             yield chunk
-        if isinstance(last, UnicodeDecodeError):
-            raise TranslateError(f"the input is not UTF-8: {last.reason} at byte {last.start} of a line")
         if isinstance(last, Exception):
             raise last
         if last is None:
@@ -285,24 +350,25 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         value = getattr(args, flag)
         if value is not None and value < 1:
             parser.error(f"--{flag} {value}: must be 1 or more")
+    if args.lenpen is not None and not math.isfinite(args.lenpen):
+        parser.error(f"--lenpen {args.lenpen}: must be a number")
     if hasattr(signal, "SIGPIPE"):  # what reads the output may stop, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with ending_in_one_sentence("fairseq_rope.translate"):
+        if sys.stdout is None or (sys.stdin is None and args.input is None):
+            raise TranslateError("standard input or output is closed")
+        file = sys.stdin.buffer if args.input is None else open(args.input, "rb")
         translator = Translator(args.model, args.threads, args.device)
-        if args.input is None:
-            sys.stdin.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-            file: IO[str] = sys.stdin
-        else:
-            file = open(args.input, encoding="utf-8", newline="\n")
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         from tqdm import tqdm
 
+        first = 1
         with tqdm(unit=" lines", disable=not sys.stderr.isatty() or sys.stdout.isatty()) as bar:
-            for chunk in as_they_come(file):
-                for line in translator.chunk(chunk, args.beam, args.lenpen):
+            for lines in as_they_come(file, args.input or "standard input"):
+                for line in translator.chunk(lines, args.beam, args.lenpen, first, bar.update):
                     print(line)
                 sys.stdout.flush()
-                bar.update(len(chunk))
+                first += len(lines)
 
 
 if __name__ == "__main__":

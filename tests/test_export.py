@@ -1,9 +1,14 @@
 """fairseq_rope/export.py: CTranslate2's model against the checkpoint's, for every option."""
 
 import argparse
+import errno
 import json
+import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import ctranslate2
@@ -12,11 +17,12 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
-from fairseq_rope import export
+from fairseq_rope import export, presets
 from fairseq_rope.export import ExportError, main, refuse_what_has_no_place, to_spec, words
-from fairseq_rope.translate import Text
+from fairseq_rope.rotary import RotaryEmbedding
+from fairseq_rope.translate import Text, Translator
 
-from .commands import train
+from .commands import ENVIRONMENT, ROOT, train
 
 
 def strong(model):
@@ -97,7 +103,7 @@ def test_quantised_it_is_within_its_bound_and_the_checkpoint_as_it_was(build, ta
     model = build("transformer_rope_tiny", share_all_embeddings=True)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
-    assert "on average is allowed" in export.check(folder, model, task, quantization)
+    assert "a word off on average" in export.check(folder, model, task, quantization)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -134,8 +140,28 @@ def ctranslate_float(value):
 def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
     model = strong(build("transformer_rope_tiny"))
     folder = write(model, task, tmp_path / "model", change=WRONG[name])
-    with pytest.raises(ExportError, match="0.0001 at most is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="off at most, and 0.0001 is allowed: nothing was written"):
         export.check(folder, model, task, None)
+
+
+@pytest.mark.parametrize("arch", presets.ARCHITECTURES["transformer_rope"])
+def test_every_named_architecture_is_exported(build, task, tmp_path, arch):
+    sizes = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("embed_dim", 32), ("ffn_embed_dim", 32), ("attention_heads", 2))
+    }
+    model = strong(build(arch.replace("transformer", "transformer_rope"), **sizes))
+    refuse_what_has_no_place(model, "model.pt")
+    assert "score as in the checkpoint" in export.check(write(model, task, tmp_path / "m"), model, task, None)
+
+
+def test_few_learnt_positions_are_enough(build, task, tmp_path):
+    positions = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+    model = build("transformer_tiny", max_source_positions=30, max_target_positions=20, **positions)
+    folder = write(model, task, tmp_path / "model")
+    assert "score as in the checkpoint" in export.check(folder, model, task, None)
+    assert (export.positions(model.encoder), export.positions(model.decoder)) == (30, 20)
 
 
 REFUSED = {
@@ -144,6 +170,8 @@ REFUSED = {
     "--activation-fn tanh": {"activation_fn": "tanh"},
     "--no-token-positional-embeddings": {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
     "--quant-noise-pq": {"quant_noise_pq": 0.1},
+    "--cross-self-attention": {"arch": "transformer_tiny", "cross_self_attention": True},
+    "no layers": {"encoder_layers": 0},
     "--scale-attn": {"scale_attn": True},
     "--scale-heads": {"scale_heads": True},
     "--scale-fc": {"scale_fc": True},
@@ -163,8 +191,29 @@ def test_layers_of_another_kind_are_refused(build):
     model.decoder.layers[0].fc1 = torch.nn.Sequential(model.decoder.layers[0].fc1)
     with pytest.raises(ExportError, match="layers of its decoder are quantised"):
         refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.cfg.base_layers = 1  # building them wants several processes
+    with pytest.raises(ExportError, match="--base-layers"):
+        refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.encoder.layers[0].self_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 64))
+    with pytest.raises(ExportError, match="its attention has extra keys"):
+        refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.decoder.layers[0].self_attn.rotary = type("Another", (RotaryEmbedding,), {})(32)
+    with pytest.raises(ExportError, match="the rotation of its decoder is another than"):
+        refuse_what_has_no_place(model, "model.pt")
     with pytest.raises(ExportError, match="it is a Linear, and neither transformer_rope nor transformer"):
         refuse_what_has_no_place(torch.nn.Linear(2, 2), "model.pt")
+
+
+@pytest.mark.parametrize("word", ["<blank>", "dog"])
+def test_a_word_that_ctranslate2_would_not_see_is_refused(word):
+    dictionary = Dictionary()
+    dictionary.add_symbol("dog")
+    dictionary.add_symbol(word, overwrite=True)
+    with pytest.raises(ExportError, match=f"has the word {word} twice"):
+        words(dictionary)
 
 
 def test_padding_has_ctranslate2s_name():
@@ -195,7 +244,8 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     names = {path.name for path in folder.iterdir()}
     assert {"model.bin", "config.json", "shared_vocabulary.json", "fairseq_rope.json", "README.md"} == names
     settings = json.loads((folder / "fairseq_rope.json").read_text())
-    assert (settings["source"], settings["target"], settings["positions"]) == ("en", "de", None)
+    assert (settings["source"], settings["target"]) == ("en", "de")
+    assert settings["positions"] == {"source": None, "target": None}
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq_rope.translate --model ." in (folder / "README.md").read_text()
 
@@ -204,7 +254,10 @@ def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
     train(data_bin, tmp_path / "model", "--arch", "transformer_tiny", "--max-epoch", 1)
     exported(tmp_path / "model", data_bin, tmp_path / "exported", "--quantization", "int8")
     assert "score as in the checkpoint" in capsys.readouterr().out
-    assert json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())["positions"] == 4096
+    assert json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())["positions"] == {
+        "source": 4096,
+        "target": 4096,
+    }
 
 
 def test_what_is_there_is_replaced_by_force_alone_and_only_a_model(trained, data_bin, tmp_path):
@@ -212,22 +265,89 @@ def test_what_is_there_is_replaced_by_force_alone_and_only_a_model(trained, data
     before = (folder / "model.bin").stat().st_ino
     with pytest.raises(SystemExit, match="is there already; --force replaces it"):
         exported(trained, data_bin, folder)
-    exported(trained, data_bin, folder, "--force", "--quantization", "int8")
-    assert (folder / "model.bin").stat().st_ino != before
+    (tmp_path / "link").symlink_to("model")
+    exported(trained, data_bin, tmp_path / "link", "--force", "--quantization", "int8")
+    assert (folder / "model.bin").stat().st_ino != before and (tmp_path / "link").is_symlink()
+    (folder / "thesis.tex").write_text("")
+    with pytest.raises(SystemExit, match=r"other files than a model's \(thesis.tex\); it is not replaced"):
+        exported(trained, data_bin, folder, "--force")
     (tmp_path / "texts").mkdir()
-    with pytest.raises(SystemExit, match="holds no model, and is not replaced even by --force"):
+    with pytest.raises(SystemExit, match="no model of fairseq_rope.export's; it is not replaced"):
         exported(trained, data_bin, tmp_path / "texts", "--force")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "texts"]
+    with pytest.raises(SystemExit, match="is a file, and must be a folder"):
+        exported(trained, data_bin, folder / "thesis.tex", "--force")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
 
-def test_what_fails_its_check_is_not_left(trained, data_bin, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_replaced_is_put_back(trained, data_bin, tmp_path, monkeypatch):
     folder = exported(trained, data_bin, tmp_path / "model")
     before = (folder / "model.bin").read_bytes()
-    monkeypatch.setitem(export.BOUNDS, None, 0.0)
-    with pytest.raises(SystemExit, match="nothing was written"):
-        exported(trained, data_bin, folder, "--force")
+    rename, count = os.rename, iter(range(3))
+
+    def full(old, new):
+        if next(count) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
+        exported(trained, data_bin, folder, "--force", "--quantization", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "model.bin").read_bytes() == before
+
+
+@pytest.mark.parametrize("interrupted", [KeyboardInterrupt, MemoryError])
+def test_what_is_interrupted_leaves_nothing(trained, data_bin, tmp_path, monkeypatch, interrupted):
+    def check(*_):
+        raise interrupted
+
+    monkeypatch.setattr(export, "check", check)
+    with pytest.raises((SystemExit, interrupted)):
+        exported(trained, data_bin, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_what_fails_its_check_is_not_left(trained, data_bin, tmp_path, monkeypatch, quantization):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").read_bytes()
+    monkeypatch.setitem(export.BOUNDS, quantization, 0.0)
+    with pytest.raises(SystemExit, match="nothing was written"):
+        exported(trained, data_bin, folder, "--force", "--quantization", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "model.bin").read_bytes() == before
+
+
+def test_scores_that_are_no_numbers_are_noticed(build, task, tmp_path):
+    model = build("transformer_rope_tiny")
+    folder = write(model, task, tmp_path / "model")
+    with torch.no_grad():
+        model.decoder.layers[0].fc2.weight.fill_(math.nan)
+    for quantization in (None, "int8"):
+        with pytest.raises(ExportError, match="nan a word off"):
+            export.check(folder, model, task, quantization)
+
+
+def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path):
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["model"] = {key: value.half() for key, value in state["model"].items()}
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    exported(tmp_path, data_bin, tmp_path / "model")
+
+
+def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path):
+    folder = exported(trained, data_bin, tmp_path / "model", "--beam", 5, "--lenpen", 0.3, "--max-len-b", 7)
+    readme = (folder / "README.md").read_text()
+    assert "fairseq-interactive --beam 5 --lenpen 0.3 --max-len-a 1 --max-len-b 7" in readme
+    lines = [
+        line.strip() for line in readme.split("or in Python:")[1].splitlines() if line.startswith("    ")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines[:3])], cwd=folder, capture_output=True, text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    expected = Translator(str(folder)).translate(["A small dog runs."], 5, 0.3)
+    assert done.stdout == f"{next(expected)}\n", done.stderr
 
 
 def test_subwords_without_their_codes_are_refused(tmp_path):
@@ -277,7 +397,7 @@ def test_samples_are_short_and_long_and_the_same_every_time(task):
 
 def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_path, capsys):
     exported(trained, data_bin, tmp_path / "model")
-    assert "\n20 of 20 sentences of the validation set are translated" in capsys.readouterr().out
+    assert "\nfloat32: 20 of 20 sentences of the validation set are translated" in capsys.readouterr().out
     # Another model's translations agree less.
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(trained / "checkpoint_last.pt")], {"data": str(data_bin)}
@@ -294,6 +414,33 @@ def test_text_that_will_be_divided_otherwise_is_told(trained, data_bin, tmp_path
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
     exported(trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
     assert "\n0 of 20 sources" in (out := capsys.readouterr().out) and "it will translate badly" in out
+
+
+def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
+    dictionary = Dictionary()
+    sentence = "a dog , a cat and a man &apos;s hat .".split()
+    pairs = [([dictionary.add_symbol(word) for word in sentence], [4])]
+    monkeypatch.setattr(export, "validating", lambda task: pairs)
+    task = SimpleNamespace(source_dictionary=dictionary)
+    for tokenizer, said in (("moses", "1 of 1 sources"), ("none", "0 of 1 sources")):
+        moses = export.tokenisation(tokenizer, None, dictionary, "en", "de")
+        (told,) = export.check_text("", {"source": "en", "moses": moses, "subwords": None}, task)
+        assert said in told and ("translate badly" in told) == (tokenizer == "none")
+
+
+@pytest.mark.parametrize(
+    "flag, content, said",
+    [
+        ("--bpe-codes", b"\xff\xfe", "cannot be read as a file of BPE codes"),
+        ("--bpe-codes", b"a line of words\n", "cannot be read as a file of BPE codes"),
+        ("--sentencepiece-model", b"words", "cannot be read as a sentencepiece model"),
+    ],
+)
+def test_a_file_of_subwords_that_is_none_is_refused(trained, data_bin, tmp_path, capsys, flag, content, said):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'file'}: {said}"):
+        exported(trained, data_bin, tmp_path / "model", flag, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from recipes.pipeline.experiment import Experiment
 NUMBER = 11
 TITLE = "export to CTranslate2"
 PER_MODEL = True
-SETTINGS = ("export_quantization",)
+SETTINGS = ("export_quantization", "beam", "length_penalty", "max_len_b")
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -20,9 +20,11 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    quantization = x.settings["export_quantization"]
+    s = x.settings
+    quantization = s["export_quantization"]
     x.tool(
         f"python -m fairseq_rope.export --path {x.shell(x.model / 'averaged.pt')} "
-        f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --force"
+        f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --force "
+        f"--beam {s['beam']} --lenpen {s['length_penalty']} --max-len-b {s['max_len_b']}"
         f"{'' if quantization == 'float32' else f' --quantization {quantization}'}"
     )
