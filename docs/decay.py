@@ -3,7 +3,7 @@
     python docs/decay.py [--base 10000] [--output docs/decay.png]
 
 The score of a query and a key at relative distance m is Re sum_i h_i e^(i m theta_i), over the d/2 pairs of a
-head, h_i being the product of the i-th pairs. Summed by parts, it is at most
+head, h_i being the product of the i-th pairs. Summed by parts, with h_(d/2) = 0, it is at most
 
     max_i |h_(i+1) - h_i| * sum_j |S_j|,    S_j = sum_(i < j) e^(i m theta_i)
 
@@ -12,6 +12,8 @@ head, h_i being the product of the i-th pairs. Summed by parts, it is at most
 
 import argparse
 import logging
+import math
+import os
 from pathlib import Path
 
 import torch
@@ -35,6 +37,10 @@ def main() -> None:
     parser.add_argument("--base", type=float, default=10000.0, help="--rope-base; default: %(default)g")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".png"), metavar="FILE")
     args = parser.parse_args()
+    if not (math.isfinite(args.base) and args.base > 1):
+        parser.error(f"--base {args.base}: must be a number above 1")
+    if args.output.suffix not in (".png", ".svg", ".pdf") or not args.output.parent.is_dir():
+        parser.error(f"--output {args.output}: must be a .png, .svg or .pdf file in a folder that is there")
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq, once imported, lets all be said
     figure = Figure(figsize=(7, 3.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
@@ -46,7 +52,9 @@ def main() -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(args.output)
+    part = args.output.with_suffix(f".tmp{args.output.suffix}")
+    figure.savefig(part)
+    os.replace(part, args.output)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ Training by training, each skipped or gone on from where it was; after every see
 
 import argparse
 import dataclasses
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 
 from recipes.compare import stage21_join, stage22_translate_joined
 
 try:
+    from recipes.compare.page import COLOURS
     from recipes.compare.stage23_report import Report
 except ModuleNotFoundError as missing:  # now, and not after the trainings
     sys.exit(
@@ -20,6 +23,10 @@ except ModuleNotFoundError as missing:  # now, and not after the trainings
     )
 from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import TO_SCORE, add_flags, at_work, experiment, parse
+from recipes.pipeline.experiment import ROOT, StageError
+
+# The joining before the training: what cannot be translated is told first.
+ORDER = (*TO_SCORE[:6], stage21_join, *TO_SCORE[6:], stage22_translate_joined)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,20 +54,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, train_flags = parse(parser, argv)
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
-    if len(args.archs) < 2 or len(set(args.archs)) < len(args.archs):
-        parser.error(f"--archs {' '.join(args.archs)}: must be two or more, all different")
+    if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
+        parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
+    if "--seed" in shlex.split(train_flags):
+        parser.error("--seed among the flags for fairseq-train: the seeds are 1 to --seeds")
     seeds = range(1, args.seeds + 1)
     pairs = [[experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
     x = pairs[0][0]
-    with at_work(x, args.recipe, f"python -m recipes.compare {args.recipe}"):
+    words = sys.argv[1:] if argv is None else argv
+    with at_work(x, args.recipe, f"python -m recipes.compare {shlex.join(words)}"):
         if not x.dry_run:
             stage07_train.check_devices(x)
+            _check_architectures(args.archs)
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for number, system in enumerate(pair):
                 print(f"== {system.arch}, seed {system.seed}", flush=True)
                 pair[number] = system = dataclasses.replace(system, held=x.held, record=x.record)
-                for stage in (*TO_SCORE, stage21_join, stage22_translate_joined):
+                for stage in ORDER:
                     ran |= system.ensure(stage)
             if ran or done == args.seeds:
                 print(f"== seeds 1 to {done}" if done > 1 else "== seed 1", flush=True)
@@ -68,6 +79,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                 x.ensure(report)
                 if not x.dry_run:
                     print(report.summary(x), flush=True)
+
+
+def _check_architectures(archs: Sequence[str]) -> None:
+    """Raise a StageError for the first of *archs* that fairseq does not know; in a process of its own."""
+    code = (
+        "import sys, fairseq_rope.presets; from fairseq.models import ARCH_MODEL_REGISTRY as known; "
+        "print(*(arch for arch in sys.argv[1:] if arch not in known))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *archs], cwd=ROOT, capture_output=True, text=True)
+    unknown = done.stdout.split()
+    if unknown or done.returncode:
+        raise StageError(
+            f"--archs {unknown[0]}: fairseq has no such architecture" if unknown else done.stderr.strip()
+        )
 
 
 if __name__ == "__main__":

@@ -6,47 +6,81 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.pipeline.experiment import StageError
+
 
 @dataclass
 class Training:
     """The curve of one training.
 
     Attributes:
-        updates, seconds, losses: of each validation how many updates and seconds it came after (time that
-            fairseq-train ran, validation included), and its loss, label-smoothed, in bits a token
+        updates, seconds, losses: of each validation how many updates and seconds it came after, and its loss,
+            label-smoothed, in bits a token. Seconds are those that fairseq-train ran, validation included;
+            of processes that were interrupted, up to their last whole epoch
         tokens_per_second: target tokens, the median over the epochs
+        last_epoch: the last one that there is a validation of
+        processes: what trained, in its order: commit, versions, hardware
     """
 
     updates: list[int]
     seconds: list[float]
     losses: list[float]
     tokens_per_second: float
+    last_epoch: int
+    processes: list[dict[str, Any]]
 
 
 def read_history(path: Path) -> Training:
     """The training of which *path* has the history.
 
     Of what was trained twice, since a run was interrupted, the later one counts.
+
+    Raises:
+        StageError: it tells of no validation, or of no whole epoch
     """
-    validations: dict[int, float] = {}  # updates: loss
-    epochs: dict[int, dict[str, Any]] = {}  # updates: what fairseq says at the end of an epoch
+    validations: dict[int, tuple[float, int]] = {}  # updates: loss, epoch
+    epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
+    processes = []
+    before = wall = 0.0  # what earlier processes took, and this one
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             told = json.loads(line)
         except ValueError:  # cut off by a crash
             continue
-        kind, into = ("valid", validations) if "valid_loss" in told else ("train", epochs)
-        updates = int(told[f"{kind}_num_updates"])
-        for later in [n for n in into if n >= updates]:
-            del into[later]
-        into[updates] = float(told["valid_loss"]) if kind == "valid" else told
-    times = [(0, 0.0), *((n, float(told["train_wall"])) for n, told in sorted(epochs.items()))]
+        if not isinstance(told, dict):
+            continue
+        if "process" in told:
+            processes.append(told["process"])
+            wall = float("inf")
+        elif "valid_loss" in told:
+            updates = int(told["valid_num_updates"])
+            _forget(validations, updates)
+            validations[updates] = float(told["valid_loss"]), int(told["epoch"])
+        elif "train_wall" in told:
+            updates = int(told["train_num_updates"])
+            _forget(epochs, updates)
+            # fairseq counts from nought in every process.
+            if float(told["train_wall"]) < wall:
+                before = epochs[max(epochs)][0] if epochs else 0.0
+            wall = float(told["train_wall"])
+            epochs[updates] = before + wall, float(told["train_wps"])
+    if not validations or not epochs:
+        raise StageError(f"{path}: tells of no {'whole epoch' if validations else 'validation'}; train anew")
+    times = [(0, 0.0), *((n, seconds) for n, (seconds, _) in sorted(epochs.items()))]
     return Training(
         updates=sorted(validations),
         seconds=[_between(times, n) for n in sorted(validations)],
-        losses=[validations[n] for n in sorted(validations)],
-        tokens_per_second=statistics.median(float(told["train_wps"]) for told in epochs.values()),
+        losses=[validations[n][0] for n in sorted(validations)],
+        tokens_per_second=statistics.median(speed for _, speed in epochs.values()),
+        last_epoch=max(epoch for _, epoch in validations.values()),
+        processes=processes,
     )
+
+
+def _forget(told: dict[int, Any], updates: int) -> None:
+    """Leave out of *told* what is not before so many *updates*."""
+    for later in [n for n in told if n >= updates]:
+        del told[later]
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:

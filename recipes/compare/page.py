@@ -7,6 +7,8 @@ import base64
 import html as markup
 import io
 import logging
+import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Results = dict[str, Any]
+FEWEST = 20  # sentences of a bucket that is drawn
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by the colour-blind, too
 
 STYLE = """
 body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222;
        background: #fff }
-table { border-collapse: collapse; margin: 1em 0 }
+.wide { overflow-x: auto } .wide img { min-width: 34em }
+table { border-collapse: collapse; margin: 1em 0 } p { overflow-wrap: anywhere }
 th, td { padding: .2em .8em; border-bottom: 1px solid #ccc }
 td { text-align: right; font-variant-numeric: tabular-nums } th, td:first-child { text-align: left }
 img { max-width: 100% } pre { overflow-x: auto; background: #f4f4f4; padding: .6em; font-size: 13px }
@@ -41,17 +45,34 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
+def chance(results: Results, p_value: float) -> str:
+    """*p_value* as text; the smallest that so many resamples can give is a bound."""
+    least = 1 / (results["bootstrap"]["resamples"] + 1)
+    return f"≤ {least:.3f}" if p_value <= least * 1.0001 else f"{p_value:.3f}"
+
+
+def between_seeds(baseline: Sequence[float], system: Sequence[float]) -> str:
+    """The differences *system* - *baseline*, seed by seed, and how they spread."""
+    differences = [b - a for a, b in zip(baseline, system, strict=True)]
+    each = ", ".join(f"{difference:+.2f}" for difference in differences)
+    return f"{each}; standard deviation {statistics.stdev(differences):.2f}" if len(differences) > 1 else each
+
+
 def verdict(results: Results) -> list[str]:
-    """For every architecture but the baseline, what the pooled seeds say, in one sentence."""
+    """For every architecture but the baseline, what was found, and what was drawn anew to say how surely."""
     baseline, *others = results["architectures"]
+    first, *rest = scores(results)
     said = []
-    for arch, found in zip(others, results["joined"][0]["against_baseline"], strict=True):
-        chance = "more than chance gives" if found["p_value"] < 0.05 else "no more than chance can give"
+    for arch, of_arch, found in zip(others, rest, results["joined"][0]["against_baseline"], strict=True):
+        seeds = (
+            f"the mean of {len(first)} seeds ({between_seeds(first, of_arch)})"
+            if len(first) > 1
+            else "of one seed: what others would give is not known"
+        )
         said.append(
-            f"{arch} scores {found['difference']:+.2f} sacreBLEU against {baseline}, the mean of "
-            f"{len(results['seeds'])} seed{'s' * (len(results['seeds']) > 1)} (95% interval "
-            f"{found['low']:+.2f} to {found['high']:+.2f}, p = {found['p_value']:.3f}): {chance} on this "
-            "test set."
+            f"{arch} scores {found['difference']:+.2f} sacreBLEU against {baseline}, {seeds}. With these "
+            f"trainings, and sentences drawn anew from the test set, 95% of the differences are "
+            f"{found['low']:+.2f} to {found['high']:+.2f} (p {chance(results, found['p_value'])})."
         )
     return said
 
@@ -71,7 +92,8 @@ def _figure(draw: Any, describe: str, count: int = 1) -> str:
     png = io.BytesIO()
     figure.savefig(png, format="png")
     content = base64.b64encode(png.getvalue()).decode()
-    return f'<img alt="{markup.escape(describe)}" src="data:image/png;base64,{content}">'
+    image = f'<img alt="{markup.escape(describe)}" src="data:image/png;base64,{content}">'
+    return f'<div class="wide">{image}</div>'
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
@@ -79,9 +101,11 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
         for n, pair in enumerate(results["systems"]):
             training, label = pair[number]["training"], arch if n == 0 else None
             style = {"color": COLOURS[number], "label": label, "alpha": 0.8, "linewidth": 1.2}
-            by_updates.plot(training["updates"], training["losses"], **style)
-            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **style)
-    lowest = min(min(system["training"]["losses"]) for pair in results["systems"] for system in pair)
+            losses = [math.nan if loss is None else loss for loss in training["losses"]]
+            by_updates.plot(training["updates"], losses, **style)
+            by_time.plot([s / 60 for s in training["seconds"]], losses, **style)
+    all_losses = [loss for pair in results["systems"] for one in pair for loss in one["training"]["losses"]]
+    lowest = min((loss for loss in all_losses if loss is not None and math.isfinite(loss)), default=0.0)
     for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
@@ -110,24 +134,31 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{markup.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return f"<table>{row(head, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
+    rows_of_cells = "".join(row(cells, "td") for cells in rows)
+    return f'<div class="wide"><table>{row(head, "th")}{rows_of_cells}</table></div>'
 
 
 def _score_rows(results: Results) -> list[list[str]]:
-    rows = []
-    for seed, pair in zip(results["seeds"], results["systems"], strict=True):
-        baseline, *others = (system["metrics"]["sacreBLEU"] for system in pair)
-        row = [f"seed {seed}", f"{baseline['score']:.2f}"]
-        for other in others:
-            difference = other["score"] - baseline["score"]
-            row += [f"{other['score']:.2f}", f"{difference:+.2f}", f"{other['p_value']:.3f}"]
-        rows.append(row)
     baseline, *others = scores(results)
-    row = ["all seeds", spread(baseline)]
-    for values, found in zip(others, results["joined"][0]["against_baseline"], strict=True):
-        interval = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
-        row += [spread(values), interval, f"{found['p_value']:.3f}"]
-    return [*rows, row]
+    joined = results["joined"][0]
+    rows = []
+    for n, seed in enumerate(results["seeds"]):
+        row = [f"seed {seed}", f"{baseline[n]:.2f}"]
+        for values, found in zip(others, joined["by_seed"], strict=True):
+            row += [f"{values[n]:.2f}", *_against(results, found[n])]
+        rows.append(row)
+    if len(rows) > 1:
+        row = ["all seeds", spread(baseline)]
+        for values, found in zip(others, joined["against_baseline"], strict=True):
+            row += [spread(values), *_against(results, found)]
+        rows.append(row)
+    return rows
+
+
+def _against(results: Results, found: dict[str, float]) -> list[str]:
+    """Two cells of a bootstrap: the difference with its interval, and p."""
+    interval = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+    return [interval, chance(results, found["p_value"])]
 
 
 def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
@@ -150,10 +181,14 @@ def _joined_rows(results: Results) -> list[list[str]]:
     rows = []
     for joined in results["joined"]:
         row = [str(joined["times"]), str(joined["lines"]), f"{joined['subwords']:.0f}"]
-        row.append(spread(joined["scores"][0]))
-        for values, found in zip(joined["scores"][1:], joined["against_baseline"], strict=True):
-            interval = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
-            row += [spread(values), interval, f"{found['p_value']:.3f}"]
+        row.append(str(joined["longer_than_in_training"]))
+        of_each = [
+            f"{spread(values)} ({statistics.mean(lengths):.2f})"
+            for values, lengths in zip(joined["scores"], joined["length_ratio"], strict=True)
+        ]
+        row.append(of_each[0])
+        for cell, found in zip(of_each[1:], joined["against_baseline"], strict=True):
+            row += [cell, *_against(results, found)]
         rows.append(row)
     return rows
 
@@ -163,15 +198,18 @@ def _training_rows(results: Results) -> list[list[str]]:
     for pair in results["systems"]:
         for system in pair:
             training = system["training"]
-            last = ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])
+            last = ", ".join("nan" if loss is None else f"{loss:.3f}" for loss in training["losses"][-5:])
+            commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
+            gap = "" if system["curve_is_whole"] else " (the end of the curve is lost)"
             rows.append(
                 [
                     f"{system['architecture']}, seed {system['seed']}",
                     f"{system['parameters']:,}" if system["parameters"] else "not in the log",
-                    str(training["updates"][-1]),
+                    f"{training['updates'][-1]}{gap}",
                     f"{training['seconds'][-1] / 60:.1f}",
                     f"{training['tokens_per_second']:,.0f}",
                     last,
+                    ", ".join(commits) or "not noted",
                 ]
             )
     return rows
@@ -186,6 +224,7 @@ def html(results: Results) -> str:
     compared = [word for arch in others for word in (arch, "difference", "p")]
     names = " and ".join(results["architectures"])
     buckets = _by_length(results)
+    drawn = [bucket for bucket in buckets if bucket[1] >= FEWEST] or buckets
     joined = results["joined"]
     title = f"{names} on {results['recipe']}"
     machine = {**results["machine"], "settings": results["settings"]}
@@ -196,16 +235,19 @@ def html(results: Results) -> str:
         "<h2>Scores</h2>",
         _table(["", baseline, *compared], _score_rows(results)),
         f"<p>sacreBLEU, cased and detokenised: {markup.escape(results['signature'])}. ± is the standard "
-        "deviation between seeds. p is that of a paired bootstrap: how often chance gives as large a "
-        "difference. Of one seed it is sacrebleu's; of all, sentences are drawn with the translations of all "
-        f"seeds, {results['bootstrap']['resamples']} times, and the interval holds 95% of the differences "
-        "that were drawn. It says how sure these trainings differ on sentences like these, and not what "
-        "other seeds would give: for that there is the standard deviation.</p>",
+        "deviation between seeds. Intervals and p are those of a paired bootstrap: sentences are drawn, with "
+        f"the translations of all seeds of the row, {results['bootstrap']['resamples']} times; the interval "
+        "holds 95% of the differences that were drawn, and p is how often chance alone gives one as large. "
+        "That is about sentences, with these trainings, and not about what other seeds would give: for that "
+        "there are the differences from seed to seed.</p>",
         "<h2>Other metrics</h2>",
         _table(
             ["", *results["architectures"]],
             [
-                [metric, *(spread(values) for values in scores(results, metric))]
+                [
+                    f"{metric} ({results['signatures'][metric]})",
+                    *(spread(values) for values in scores(results, metric)),
+                ]
                 for metric in results["systems"][0][0]["metrics"]
                 if metric != "sacreBLEU"
             ],
@@ -218,28 +260,33 @@ def html(results: Results) -> str:
             count=2,
         ),
         _table(
-            ["", "parameters", "updates", "minutes", "tokens/s", "validation loss, the last five"],
+            ["", "parameters", "updates", "minutes", "tokens/s", "validation loss, the last five", "commit"],
             _training_rows(results),
         ),
         "<p>Minutes are those that fairseq-train ran, validation included, and what else the machine did "
-        "meanwhile shows in them. The loss is label-smoothed. All systems have the same data, settings, "
-        "batches and, seed by seed, the same initial weights.</p>",
+        "meanwhile shows in them; of an interrupted run, up to its last whole epoch. The loss is "
+        "label-smoothed. All systems have the same data, settings and number of updates, and those of a "
+        "seed the same batches; weights are drawn in the same order.</p>",
         "<h2>By the length of the source</h2>",
         _figure(
             lambda axes: (
-                _draw_scores(axes, results, [b[2] for b in buckets], [b[0] for b in buckets]),
-                axes.set_xlabel("words of the source"),
+                _draw_scores(axes, results, [b[2] for b in drawn], [f"{b[0]}\n({b[1]})" for b in drawn]),
+                axes.set_xlabel("words of the source (sentences)"),
             ),
             f"sacreBLEU of {names} by the length of the source",
         ),
+        "<p>Points are means over seeds, bars reach from the lowest to the highest. Lengths of fewer than "
+        f"{FEWEST} sentences are not drawn.</p>",
         _table(
             ["words", "sentences", *results["architectures"]],
             [[words, str(count), *map(spread, of_each)] for words, count, of_each in buckets],
         ),
-        "<h2>Inputs longer than in training</h2>",
-        "<p>Sentences of the test set one after another in one line, their references likewise. The longest "
-        f"source in training has {results['longest_in_training']} subwords. Points are means over seeds, "
-        "bars reach from the lowest to the highest.</p>",
+        "<h2>Several sentences a line</h2>",
+        "<p>Sentences of the test set one after another in one line, their references likewise: of a kind "
+        "that training did not have, if its lines are single sentences, and some longer than any there (its "
+        f"longest source has {results['longest_in_training']} subwords). Beside a score stands in brackets "
+        "the length of the outputs as a share of the references': where it is far below 1, sentences are "
+        "left out, and BLEU's penalty for that is most of the score.</p>",
         _figure(
             lambda axes: (
                 _draw_scores(axes, results, [j["scores"] for j in joined], [str(j["times"]) for j in joined]),
@@ -247,26 +294,74 @@ def html(results: Results) -> str:
             ),
             f"sacreBLEU of {names} on 1, 2, 4 and 8 sentences a line",
         ),
-        _table(["sentences a line", "lines", "subwords a line", baseline, *compared], _joined_rows(results)),
+        _table(
+            ["sentences a line", "lines", "subwords a line", "longer than in training", baseline, *compared],
+            _joined_rows(results),
+        ),
         "<h2>How it was made</h2>",
         f"<pre>{markup.escape(yaml.safe_dump(machine, sort_keys=False, allow_unicode=True))}</pre>",
         f"<p>The first trainings; the others have other seeds.</p><pre>{markup.escape(commands)}</pre>",
     ]
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{markup.escape(title)}</title>'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{markup.escape(title)}</title>"
         f"<style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
 def table(results: Results) -> str:
-    """The rows for RESULTS.md."""
+    """The rows for RESULTS.md, and below them what they were made with."""
     baseline, *others = results["architectures"]
-    compared = [word for arch in others for word in (f"`{arch}`", "difference", "p")]
+    compared = [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     head = ["", f"`{baseline}`", *compared]
     joined = [
-        [f"{row[0]} sentences a line ({row[1]} lines of {row[2]} subwords)", *row[3:]]
+        [f"{row[0]} sentences a line: {row[1]} of {row[2]} subwords (length ratio)", *row[4:]]
         for row in _joined_rows(results)[1:]
     ]
-    rows = [head, ["---"] * len(head), *_score_rows(results), *joined]
+
+    def plain(title: str, cells: Sequence[str]) -> list[str]:
+        first, *rest = cells
+        return [title, first, *(word for cell in rest for word in (cell, "", ""))]
+
+    metrics = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
+    of_metrics = [plain(name, [spread(values) for values in scores(results, name)]) for name in metrics]
+    lengths = [
+        plain(f"sources of {words} words ({count})", [spread(values) for values in of_each])
+        for words, count, of_each in _by_length(results)
+    ]
+    trainings = [[pair[n]["training"] for pair in results["systems"]] for n in range(1 + len(others))]
+    last = [spread([one["losses"][-1] for one in seeds]) for seeds in trainings]
+    minutes = [spread([one["seconds"][-1] / 60 for one in seeds]) for seeds in trainings]
+    speeds = [spread([one["tokens_per_second"] for one in seeds]) for seeds in trainings]
+    sizes = [f"{system['parameters'] or 0:,}" for system in results["systems"][0]]
+    training = [
+        plain("validation loss at the end", last),
+        plain("minutes of training", minutes),
+        plain("tokens a second", speeds),
+        plain("parameters", sizes),
+    ]
+    rows = [head, ["---"] * len(head), *_score_rows(results), *of_metrics, *lengths, *joined, *training]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([f"`{results['machine']['command']}`", "", *lines, "", *verdict(results)]) + "\n"
+    commits = dict.fromkeys(
+        process["commit"] for seeds in trainings for one in seeds for process in one["processes"]
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in results["machine"]["versions"].items())
+    below = [
+        *verdict(results),
+        f"sacreBLEU's signature is `{results['signature']}`; ± is the standard deviation between seeds.",
+        f"Trained at {', '.join(map(str, commits)) or 'a commit that was not noted'}; {versions}.",
+    ]
+    return "\n".join([f"`{_without_places(results['machine']['command'])}`", "", *lines, "", *below]) + "\n"
+
+
+def _without_places(command: str) -> str:
+    """*command* without the flags that say where things lie on one machine."""
+    words = shlex.split(command)
+    places = {"--data-dir", "--work-dir", "--manifest"}
+    kept = [
+        word
+        for word, before in zip(words, ["", *words], strict=False)
+        if before not in places and word.partition("=")[0] not in places
+    ]
+    return shlex.join(kept)

@@ -1,10 +1,11 @@
-"""Stage 21: join sentences of the test set, 2, 4 and 8 at a time, for inputs longer than any in training."""
+"""Stage 21: join sentences of the test set, 2, 4 and 8 at a time, for inputs of more than one sentence."""
 
 from pathlib import Path
 
 from recipes.pipeline import stage06_binarise
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lines import count_lines
+from recipes.pipeline.stage07_train import LONGEST
 
 NUMBER = 21
 TITLE = "join sentences of the test set"
@@ -45,17 +46,39 @@ def outputs(x: Experiment) -> list[Path]:
     return [*(path for times in TIMES for path in texts(x, times)), *binary]
 
 
+def check(x: Experiment) -> None:
+    """Refuse a test set of which the joined sentences could not be translated.
+
+    Raises:
+        StageError: it has too few lines, or joined ones are too long and no flag makes room for them
+    """
+    lines = x.texts("bpe", ["test"])[0].read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    most, where = max(TIMES), f"stage {NUMBER} ({TITLE}): the test set"
+    if len(lines) < most:
+        raise StageError(f"{where} has {len(lines)} lines, and {most} at least are needed")
+    words = [len(line.split()) for line in lines]
+    longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
+    if longest > LONGEST and "-positions" not in x.settings["fairseq_generate_flags"]:
+        raise StageError(
+            f"{where} has {most} lines of {longest} tokens, more than the {LONGEST} that fairseq takes: set "
+            "--max-source-positions and --max-target-positions in fairseq_generate_flags"
+        )
+
+
 def run(x: Experiment) -> None:
+    if not x.dry_run:
+        check(x)
     folder = x.work / "joined"
     x.command(f"mkdir -p {x.shell(folder)}")
     for name, kind in (("raw", ""), ("bpe", "bpe.")):
         for path in x.texts(name, ["test"]):
-            sentences = 0 if x.dry_run else count_lines(str(path))
+            sentences = count_lines(str(path)) if path.exists() else 0  # not yet there in a dry run
             for times in TIMES:
                 out = folder / f"{times}.{kind}{path.suffix[1:]}"
                 # A rest of fewer sentences is left out.
+                count = sentences // times * times or "LINES"
                 x.command(
-                    f"head -n {sentences // times * times} {x.shell(path)} | paste -d ' ' {'- ' * times}"
+                    f"head -n {count} {x.shell(path)} | paste -d ' ' {'- ' * times}"
                     f"> {x.shell(out)}.tmp && mv {x.shell(out)}.tmp {x.shell(out)}"
                 )
     final, part = data(x), folder / "data-bin.tmp"

@@ -1,6 +1,8 @@
 """Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from recipes.pipeline.experiment import Experiment, StageError, write_whole
 
 def lines(path: Path) -> list[str]:
     """The lines of a text; at nothing else than a newline does one end."""
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
 @dataclass
@@ -34,6 +36,16 @@ class Report:
     SETTINGS = ("source_lang", "target_lang")
     DEPENDS_ON_BPE = True
     __name__ = "stage23_report"  # the name of its script and log
+
+    @property
+    def ALSO(self) -> dict[str, Any]:  # noqa: N802  as in the modules that are stages
+        """What the report depends on besides its inputs: who is compared, in which order, and its code."""
+        code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+        return {
+            "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
+            "recipe": self.recipe,
+            "recipes/compare": hashlib.sha256(code).hexdigest(),
+        }
 
     def inputs(self, x: Experiment) -> list[Path]:
         paths = [x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)]
@@ -68,7 +80,7 @@ class Report:
         if x.dry_run:
             return
         results = self.results(x)
-        write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
+        write_whole(folder / "results.json", json.dumps(_finite(results), indent=1) + "\n")
         write_whole(folder / "results.md", page.table(results))
         write_whole(folder / "report.html", page.html(results))
 
@@ -95,10 +107,11 @@ class Report:
                 [_system(system, scores[n]["systems"][m]) for m, system in enumerate(pair)]
                 for n, pair in enumerate(self.pairs)
             ],
+            "signatures": {m["name"]: m["signature"] for m in scores[0]["systems"][0]["metrics"]},
             "signature": scores[0]["systems"][0]["metrics"][0]["signature"],
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
             "joined": [self._joined(x, times) for times in (1, *stage21_join.TIMES)],
-            "longest_in_training": max(len(line.split()) for line in self._subwords(x, "bpe", "train")),
+            "longest_in_training": self._longest(x),
             "machine": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8")),
         }
 
@@ -117,19 +130,37 @@ class Report:
                 [stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs
             ]
         references = lines(reference)
+        for path in (path for pair in files for path in pair):
+            if len(lines(path)) != len(references):
+                raise StageError(
+                    f"{path} has {len(lines(path))} lines, and {reference} has {len(references)}: remove it, "
+                    "and run the comparison again"
+                )
         found = [[statistics(lines(path), references) for path in pair] for pair in files]
         of_each = list(zip(*found, strict=True))  # architecture, then seed
+        words = [len(line.split()) for line in subwords]
+        longest = self._longest(x)
         return {
             "times": times,
             "lines": len(references),
-            "subwords": sum(len(line.split()) for line in subwords) / len(subwords),
+            "subwords": sum(words) / len(words),
+            "longer_than_in_training": sum(count > longest for count in words),
+            "length_ratio": [[float(s[:, 8].sum() / s[:, 9].sum()) for s in seeds] for seeds in of_each],
             "scores": [[corpus_bleu(rows.sum(axis=0)) for rows in seeds] for seeds in of_each],
             "against_baseline": [paired_bootstrap(of_each[0], seeds) for seeds in of_each[1:]],
+            "by_seed": [
+                [paired_bootstrap([first], [one]) for first, one in zip(of_each[0], seeds, strict=True)]
+                for seeds in of_each[1:]
+            ],
         }
+
+    def _longest(self, x: Experiment) -> int:
+        """Subwords of the longest source in training."""
+        return max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
 
 
 def _refuse_unlike(systems: Sequence[Experiment]) -> None:
-    """Raise a StageError unless what stage 7 noted of data and settings is the same for all *systems*."""
+    """Raise a StageError unless all *systems* had the same data and settings, and were trained as long."""
     noted = [(system.model / "checkpoints" / "begun.json").read_text() for system in systems]
     for system, of in zip(systems, noted, strict=True):
         if of != noted[0]:
@@ -137,6 +168,23 @@ def _refuse_unlike(systems: Sequence[Experiment]) -> None:
                 f"{system.model} and {systems[0].model} were trained on other data or with other settings: "
                 "see checkpoints/begun.json in both"
             )
+    averaged = [[number for number, _ in stage07_train.to_average(system)] for system in systems]
+    for system, numbers in zip(systems, averaged, strict=True):
+        if numbers != averaged[0]:
+            raise StageError(
+                f"{system.model} was trained until {numbers[-1:]} and {systems[0].model} until "
+                f"{averaged[0][-1:]} (epochs or updates; the checkpoints {numbers} and {averaged[0]} are "
+                "averaged): train both as long, or remove the longer one's folder"
+            )
+
+
+def _finite(value: Any) -> Any:
+    """*value* with null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +202,8 @@ def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
         },
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
+        "curve_is_whole": bool(system.settings["save_every_updates"])
+        or training.last_epoch == stage07_train.to_average(system)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
         "command": _last_command(system),
     }

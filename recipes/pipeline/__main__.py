@@ -150,7 +150,7 @@ def at_work(x: Experiment, recipe: str, program: str) -> Iterator[None]:
     """Hold the work folder of *x*; what goes wrong, or a signal, ends the process with one sentence.
 
     Args:
-        program: what was called, as a command from the project's root that *sys.argv* goes on
+        program: what was called, as a command from the project's root
     """
     try:
         if not x.dry_run:
@@ -183,7 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     x = experiment(parser, args, args.arch, args.seed, train_flags)
     chosen = [stage for stage in STAGES if args.stage <= stage.NUMBER <= args.stop_stage]
-    with at_work(x, args.recipe, f"bash recipes/{args.recipe}/run.sh"):
+    called = f"bash recipes/{args.recipe}/run.sh {shlex.join(sys.argv[2:])}".strip()
+    with at_work(x, args.recipe, called):
         if not x.dry_run:
             x.refuse_stale_inputs(chosen[0])
             if stage07_train in chosen:
@@ -224,8 +225,7 @@ def _keep(x: Experiment, program: str, folder: Path) -> None:
     """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
     dump = {"sort_keys": False, "allow_unicode": True}
     write_whole(folder / "settings.yaml", yaml.safe_dump(x.settings, **dump))
-    command = f"{program} {shlex.join(sys.argv[2:])}".strip()
-    write_whole(folder / "run.yaml", yaml.safe_dump({"command": command, **describe()}, **dump))
+    write_whole(folder / "run.yaml", yaml.safe_dump({"command": program, **describe()}, **dump))
 
 
 def _stop(number: int, _frame: object) -> None:

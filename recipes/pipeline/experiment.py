@@ -1,9 +1,9 @@
 """One experiment in its folder: where things lie, what ran, and what can be skipped.
 
 A stage is a module with a NUMBER, a TITLE, the names of the SETTINGS that change its outputs, PER_MODEL
-(whether these depend on architecture and seed), and three functions of an Experiment: inputs(), outputs()
-and run(). After a stage has run, its stamp records its settings, inputs and outputs; while these are the
-same, it is skipped.
+(whether these depend on architecture and seed), maybe ALSO (more that changes them, as a dictionary), and
+three functions of an Experiment: inputs(), outputs() and run(). After a stage has run, its stamp records its
+settings, inputs and outputs; while these are the same, it is skipped.
 """
 
 import hashlib
@@ -222,7 +222,7 @@ class Experiment:
         wanted: dict[str, Any] = {name: self.settings.get(name) for name in stage.SETTINGS}
         if getattr(stage, "DEPENDS_ON_BPE", False):
             wanted["--bpe"] = self.bpe
-        return {**wanted, **self._digests(stage.inputs(self))}
+        return {**wanted, **getattr(stage, "ALSO", {}), **self._digests(stage.inputs(self))}
 
     def _digests(self, paths: Iterable[Path]) -> dict[str, str]:
         """What stands for the contents of files, by names that stay the same where the folder is moved."""

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from recipes.pipeline import stage06_binarise
 from recipes.pipeline.experiment import Experiment, StageError, write_whole
+from recipes.pipeline.machine import describe
 
 NUMBER = 7
 TITLE = "train"
@@ -214,6 +215,8 @@ def run(x: Experiment) -> None:
         wanted = json.dumps(learnt_from, indent=1)
         _go_on_or_begin(x, checkpoints, wanted)
         write_whole(checkpoints / "begun.json", wanted)
+        with history(x).open("a") as file:  # a crash may have left half a line
+            file.write("\n" + json.dumps({"process": describe()}) + "\n")
     total = s["max_updates"] or s["max_epochs"]
     unit = "update" if s["max_updates"] else "epoch"
     # Not drawn before the command is printed; in a log file, a line every half minute.
@@ -254,7 +257,10 @@ _BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 
 
 def history(x: Experiment) -> Path:
-    """Where fairseq's lines of JSON about whole epochs are kept, beside the checkpoints that they tell of."""
+    """Where fairseq's lines of JSON about whole epochs are kept, beside the checkpoints that they tell of.
+
+    Before those of every process that trained stands one about it: commit, versions, hardware.
+    """
     return x.model / "checkpoints" / "history.jsonl"
 
 

@@ -1,22 +1,27 @@
 """recipes/compare: two architectures from several seeds, and the report of how they differ."""
 
+import cmath
 import html.parser
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
+from matplotlib.figure import Figure
 
-from recipes.compare import page
+from recipes.compare import page, stage23_report
 from recipes.compare.__main__ import main
 from recipes.compare.bootstrap import corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
+from recipes.pipeline.experiment import StageError, _digest
 
 from ..commands import ENVIRONMENT, ROOT
 from .test_pipeline import SMALL
@@ -125,6 +130,9 @@ def test_the_page_needs_nothing_but_itself(compared, results):
         assert arch in found.text
     assert results["signature"] in found.text and "fairseq-train" in found.text
     assert page.verdict(results)[0] in found.text
+    trainings = [system["training"] for pair in results["systems"] for system in pair]
+    assert all(len(training["processes"]) == 1 for training in trainings)
+    assert str(trainings[0]["processes"][0]["commit"]) in found.text
 
 
 def test_a_browser_shows_the_page_and_its_plots(compared, tmp_path):
@@ -140,16 +148,17 @@ def test_a_browser_shows_the_page_and_its_plots(compared, tmp_path):
     path.write_text((compared[0] / "compare" / "report.html").read_text() + probe)
     flags = (
         "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --window-size=1280,900 --virtual-time-budget=5000"
+        "--disable-component-update --disable-sync --virtual-time-budget=5000"
     )
     own = f"--user-data-dir={tmp_path / 'profile'}"
-    command = [browser, *flags.split(), own, "--dump-dom", path.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
-    assert title is not None, shown[:1000]
-    told = json.loads(title.group(1))
-    assert len(told["sizes"]) == 3 and min(told["sizes"]) > 100_000 and not told["wide"]
-    assert told["tables"] > 50
+    for size in ("1280,900", "500,900"):
+        command = [browser, *flags.split(), own, f"--window-size={size}", "--dump-dom", path.as_uri()]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
+        assert title is not None, shown[:1000]
+        told = json.loads(title.group(1))
+        assert len(told["sizes"]) == 3 and min(told["sizes"]) > 100_000 and not told["wide"], size
+        assert told["tables"] > 50
 
 
 def test_the_table_for_results_has_every_seed_and_the_verdict(compared, results):
@@ -157,7 +166,8 @@ def test_the_table_for_results_has_every_seed_and_the_verdict(compared, results)
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert {len(row) for row in rows} == {5}
     assert [row[0] for row in rows[2:5]] == ["| seed 1", "| seed 2", "| all seeds"]
-    assert page.verdict(results)[0] in text and "recipes.compare demo" in text
+    assert page.verdict(results)[0] in text and "recipes.compare demo --set" in text
+    assert str(compared[0]) not in text and "--work-dir" not in text
 
 
 def test_systems_of_other_settings_are_not_compared(compared, tmp_path):
@@ -170,11 +180,66 @@ def test_systems_of_other_settings_are_not_compared(compared, tmp_path):
         compare(work, "--seeds", "2")
 
 
+def test_systems_that_were_not_trained_as_long_are_not_compared(compared, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(compared[0], work)
+    checkpoints = work / "transformer_rope.seed1" / "checkpoints"
+    (checkpoints / "checkpoint2.pt").rename(checkpoints / "checkpoint5.pt")
+    x = [
+        SimpleNamespace(
+            model=work / f"{arch}.seed1", settings={"save_every_updates": 0, "average_checkpoints": 1}
+        )
+        for arch in ARCHS
+    ]
+    with pytest.raises(
+        StageError, match=r"transformer_rope.seed1 was trained until \[5\] and .* until \[2\]"
+    ):
+        stage23_report._refuse_unlike(x)
+
+
+def test_another_order_is_another_report(compared, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(compared[0], work)
+    printed = compare(work, "--seeds", "2", "--archs", *reversed(ARCHS))
+    assert "stage 7: train: done before, skipped" in printed
+    found = json.loads((work / "compare" / "results.json").read_text())
+    before = json.loads((compared[0] / "compare" / "results.json").read_text())
+    ours, theirs = (r["joined"][0]["against_baseline"][0]["difference"] for r in (found, before))
+    assert ours == pytest.approx(-theirs) and found["architectures"] == [*reversed(ARCHS)]
+
+
+def test_translations_that_lack_lines_are_told(compared, tmp_path):
+    work = tmp_path / "work"
+    shutil.copytree(compared[0], work)
+    path = work / "transformer.seed1" / "joined" / "2.de"
+    path.write_text(path.read_text().partition("\n")[2])
+    stamp = work / "transformer.seed1" / "stamps" / "22.json"
+    made = json.loads(stamp.read_text())
+    made["made"]["transformer.seed1/joined/2.de"] = _digest(path)
+    stamp.write_text(json.dumps(made))
+    with pytest.raises(AssertionError, match=r"joined/2.de has 7 lines, and .*joined/2.de has 8: remove it"):
+        compare(work, "--seeds", "2")
+
+
+def test_a_test_set_too_small_to_join_is_told_before_the_training(tmp_path):
+    with pytest.raises(AssertionError, match="the test set has 5 lines, and 8 at least") as refused:
+        compare(tmp_path, "--seeds", "1", "--set", "corpus_heldout=5")
+    assert "fairseq-train" not in str(refused.value)
+
+
+def test_an_unknown_architecture_is_told_before_the_training(tmp_path):
+    with pytest.raises(AssertionError, match="--archs transfomer_rope: fairseq has no such arch") as refused:
+        compare(tmp_path, "--archs", "transformer", "transfomer_rope")
+    assert "stage 1" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [
         (["--seeds", "0"], "--seeds 0: must be 1 or more"),
-        (["--archs", "transformer"], "--archs transformer: must be two or more, all different"),
+        (["--archs", "transformer"], "--archs transformer: must be 2 to 4, all different"),
+        (["--archs", *"abcde"], "--archs a b c d e: must be 2 to 4"),
+        (["--", "--seed", "7"], "--seed among the flags for fairseq-train"),
         (["--archs", "transformer", "transformer"], "all different"),
         (["--archs", "transformer", "no-such"], "--arch no-such: must be a name"),
         (["--set", "width=no"], "--set width=no: must be of type int"),
@@ -261,7 +326,7 @@ def history(tmp_path, *told):
 
 
 def valid(updates, loss):
-    return {"valid_loss": str(loss), "valid_num_updates": str(updates)}
+    return {"valid_loss": str(loss), "valid_num_updates": str(updates), "epoch": updates // 10}
 
 
 def train(updates, wall, speed=100):
@@ -275,16 +340,188 @@ def test_of_what_was_trained_twice_the_later_counts(tmp_path):
         *(valid(10, 8.0), train(10, 60, 90), valid(20, 7.5), train(20, 120, 110)),
         '{"valid_loss": "7.1", "valid_num',  # killed here
         "\n",
-        *(valid(20, 7.4), train(20, 150, 100), valid(30, 7.0), train(30, 210, 300)),
+        {"process": {"commit": "b"}},
+        "5\n",
+        *(valid(20, 7.4), train(20, 40, 100), valid(30, 7.0), train(30, 110, 300)),
     )
     found = read_history(path)
     assert found.updates == [10, 20, 30] and found.losses == [8.0, 7.4, 7.0]
-    assert found.seconds == [60, 150, 210] and found.tokens_per_second == 100
+    assert found.seconds == [60, 100, 170] and found.tokens_per_second == 100
+    assert found.last_epoch == 3 and found.processes == [{"commit": "b"}]
+
+
+def test_seconds_go_on_in_the_next_process_even_if_its_first_epoch_took_longer(tmp_path):
+    process = {"process": {}}
+    path = history(tmp_path, process, valid(10, 8.0), train(10, 60), process, valid(20, 7.0), train(20, 90))
+    assert read_history(path).seconds == [60, 150]
+
+
+@pytest.mark.parametrize(
+    "told, lacks", [([], "validation"), ([train(10, 60)], "validation"), ([valid(10, 8.0)], "whole epoch")]
+)
+def test_a_history_without_a_curve_is_told(tmp_path, told, lacks):
+    with pytest.raises(StageError, match=f"history.jsonl: tells of no {lacks}"):
+        read_history(history(tmp_path, *told))
+
+
+# -- page.py ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known():
+    """Results of two seeds made by hand: the second system is better in the first and worse in the second."""
+
+    def system(arch, seed, score, losses):
+        training = {
+            "updates": [10, 20], "seconds": [60.0, 120.0], "losses": losses, "last_epoch": 2,
+            "tokens_per_second": 1000.0 * seed, "processes": [{"commit": f"c{seed}"}],
+        }  # fmt: skip
+        by_length = [
+            {"words": "0-10", "sentences": 30, "score": score + 1},
+            {"words": "11-20", "sentences": 3, "score": score - 1},
+        ]
+        return {
+            "architecture": arch, "seed": seed, "parameters": 1234567, "command": f"fairseq-train {arch} <&>",
+            "metrics": {"sacreBLEU": {"score": score}, "TER": {"score": 100 - score}},
+            "by_length": by_length, "training": training, "curve_is_whole": seed == 1,
+        }  # fmt: skip
+
+    def against(difference, low, high, p_value):
+        return {"difference": difference, "low": low, "high": high, "p_value": p_value}
+
+    def joined(times, base, other):
+        return {
+            "times": times, "lines": 60 // times, "subwords": 11.0 * times, "scores": [base, other],
+            "longer_than_in_training": times - 1, "length_ratio": [[0.5, 0.7], [0.8, 1.0]],
+            "against_baseline": [against(0.5, -0.25, 1.25, 0.125)],
+            "by_seed": [[against(2.0, 1.5, 2.5, 1 / 1001), against(-1.0, -1.75, 0.125, 0.25)]],
+        }  # fmt: skip
+
+    return {
+        "recipe": "known", "architectures": ["base", "<other>"], "seeds": [1, 2], "settings": {},
+        "systems": [
+            [system("base", 1, 30.0, [5.0, 4.0]), system("<other>", 1, 32.0, [4.5, 3.5])],
+            [system("base", 2, 31.0, [5.0, 4.2]), system("<other>", 2, 30.0, [None, 3.7])],
+        ],
+        "signatures": {"sacreBLEU": "s", "TER": "t"}, "signature": "s",
+        "bootstrap": {"resamples": 1000, "seed": 1},
+        "joined": [joined(1, [30.0, 31.0], [32.0, 30.0]), joined(2, [20.0, 22.0], [10.0, 11.0])],
+        "longest_in_training": 55,
+        "machine": {
+            "command": "python -m recipes.compare known --work-dir /a/b --seeds 2 --data-dir=/c",
+            "versions": {"torch": "2.13.0"},
+        },
+    }  # fmt: skip
+
+
+def test_the_page_says_what_the_results_are(known):
+    text = page.html(known)
+    cells = [
+        [re.sub("<.*?>", "", cell) for cell in re.findall("<t[hd]>.*?</t[hd]>", row)]
+        for row in re.findall("<tr>.*?</tr>", text)
+    ]
+    rows = {row[0]: row[1:] for row in cells}
+    assert rows["seed 1"] == ["30.00", "32.00", "+2.00 (+1.50 to +2.50)", "≤ 0.001"]
+    assert rows["seed 2"] == ["31.00", "30.00", "-1.00 (-1.75 to +0.12)", "0.250"]
+    assert rows["all seeds"] == ["30.50 ± 0.71", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125"]
+    assert rows["TER (t)"] == ["69.50 ± 0.71", "69.00 ± 1.41"]
+    assert rows["0-10"] == ["30", "31.50 ± 0.71", "32.00 ± 1.41"]
+    assert rows["11-20"] == ["3", "29.50 ± 0.71", "30.00 ± 1.41"]
+    assert rows["2"] == [
+        *("30", "22", "1", "21.00 ± 1.41 (0.60)", "10.50 ± 0.71 (0.90)"),
+        *("+0.50 (-0.25 to +1.25)", "0.125"),
+    ]
+    assert rows["base, seed 1"] == ["1,234,567", "20", "2.0", "1,000", "5.000, 4.000", "c1"]
+    gap = "20 (the end of the curve is lost)"
+    assert rows["&lt;other&gt;, seed 2"] == ["1,234,567", gap, "2.0", "2,000", "nan, 3.700", "c2"]
+    assert "<other>" not in text and "<&>" not in text and "fairseq-train base &lt;&amp;&gt;" in text
+    assert "longest source has 55 subwords" in text
+
+
+def test_the_verdict_tells_seeds_from_sentences(known):
+    assert page.verdict(known) == [
+        "<other> scores +0.50 sacreBLEU against base, the mean of 2 seeds (+2.00, -1.00; standard deviation "
+        "2.12). With these trainings, and sentences drawn anew from the test set, 95% of the differences are "
+        "-0.25 to +1.25 (p 0.125)."
+    ]
+
+
+def test_the_table_says_what_the_results_are(known):
+    text = page.table(known)
+    rows = {
+        row.split(" | ")[0]: row.strip(" |").split(" | ")[1:] for row in text.splitlines() if row[:1] == "|"
+    }
+    assert rows["| all seeds"] == ["30.50 ± 0.71", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125"]
+    assert rows["| validation loss at the end"][:2] == ["4.10 ± 0.14", "3.60 ± 0.14"]
+    assert rows["| 2 sentences a line: 30 of 22 subwords (length ratio)"][0] == "21.00 ± 1.41 (0.60)"
+    assert "`python -m recipes.compare known --seeds 2`" in text and "/a/b" not in text and "/c" not in text
+    assert "Trained at c1, c2; torch 2.13.0." in text
+
+
+def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "_figure", lambda draw, describe, count=1: drawn.append((draw, count)) or "")
+    page.html(known)
+    figure = Figure()
+    axes = [[figure.add_subplot() for _ in range(count)] for _, count in drawn]
+    for (draw, _), each in zip(drawn, axes, strict=True):
+        draw(*each)
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes[0][0].get_lines()]
+    assert ([10, 20], [5.0, 4.0]) in lines and ([10, 20], [4.5, 3.5]) in lines and len(lines) == 4
+    assert ([1.0, 2.0], [5.0, 4.2]) in [
+        (list(one.get_xdata()), list(one.get_ydata())) for one in axes[0][1].lines
+    ]
+    assert [label.get_text() for label in axes[1][0].get_xticklabels()] == ["0-10\n(30)"]
+    means = [list(one.lines[0].get_ydata()) for one in axes[2][0].containers]
+    assert means == [[30.5, 21.0], [31.0, 10.5]]
+    for seeds, bars in zip(([[30, 31], [20, 22]], [[30, 32], [10, 11]]), axes[2][0].containers, strict=True):
+        ends = [sorted(point[1] for point in segment) for segment in bars.lines[2][0].get_segments()]
+        assert ends == [pytest.approx(sorted(of)) for of in seeds]
 
 
 def test_validations_within_an_epoch_get_their_share_of_its_time(tmp_path):
     path = history(tmp_path, valid(5, 9.0), valid(10, 8.0), train(20, 100), valid(30, 7.0), train(40, 300))
     assert read_history(path).seconds == [25, 50, 200]
+
+
+# -- docs/decay.py -----------------------------------------------------------------------------------
+
+
+def decay(*flags):
+    return subprocess.run(
+        [sys.executable, "docs/decay.py", *map(str, flags)],
+        cwd=ROOT, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_decay_is_drawn_from_the_papers_sums(tmp_path):
+    done = decay("--output", tmp_path / "decay.png")
+    assert done.returncode == 0 and (tmp_path / "decay.png").read_bytes()[:4] == b"\x89PNG", done.stderr
+    spec = importlib.util.spec_from_file_location("decay", ROOT / "docs" / "decay.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.bound(8, 100.0, farthest=20)
+    for distance in range(21):
+        angles = [distance * 100.0 ** (-2 * i / 8) for i in range(4)]
+        sums = [sum(cmath.exp(1j * angle) for angle in angles[: j + 1]) for j in range(4)]
+        assert found[distance].item() == pytest.approx(sum(map(abs, sums)) / 4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--base", "1"], "--base 1.0: must be a number above 1"),
+        (["--base", "nan"], "--base nan: must be a number above 1"),
+        (
+            ["--output", "none/decay.png"],
+            "--output none/decay.png: must be a .png, .svg or .pdf file in a folder",
+        ),
+        (["--output", "decay.txt"], "--output decay.txt: must be a .png, .svg or .pdf file in a folder"),
+    ],
+)
+def test_flags_of_the_decay_are_checked(flags, said):
+    done = decay(*flags)
+    assert done.returncode == 2 and said in done.stderr
 
 
 # -- what makes the comparison fair ------------------------------------------------------------------
