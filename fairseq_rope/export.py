@@ -8,6 +8,7 @@ and translates badly.
 
 import argparse
 import copy
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from .errors import InputError, ending_in_one_sentence
-from .translate import SETTINGS, Text
+from .translate import SETTINGS, Text, Translator
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -265,36 +266,34 @@ def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float
     return [list(result.log_probs) for result in results]
 
 
-def agreeing(translator: Any, model: "nn.Module", task: Any, pairs: Pairs) -> int:
-    """How many sources of *pairs* both models translate into the same words, beam 4, length penalty 0.6."""
+def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
+    """How many sources of *pairs* :mod:`.translate` finds the same words for as fairseq's search."""
     import torch
-    from fairseq.data import data_utils
     from fairseq.sequence_generator import SequenceGenerator
 
-    names, target = words(task.source_dictionary), task.target_dictionary
-    length = max(len(source) for source, _ in pairs) + 1
-    results = translator.translate_batch(
-        [[names[word] for word in source] for source, _ in pairs],
-        beam_size=4,
-        length_penalty=0.6,
-        suppress_sequences=[["<blank>"]],
-        max_input_length=0,
-        max_decoding_length=length + MAX_LEN_B,
-        max_batch_size=1024,
-        batch_type="tokens",
+    translator, names = Translator(folder), words(task.source_dictionary)
+    of_target, s = words(task.target_dictionary), translator.settings
+    generator = SequenceGenerator(
+        [model],
+        task.target_dictionary,
+        beam_size=s["beam"],
+        len_penalty=s["lenpen"],
+        max_len_a=1,
+        max_len_b=s["max_len_b"],
     )
-    sources = [torch.tensor([*source, task.source_dictionary.eos()]) for source, _ in pairs]
-    generator = SequenceGenerator([model], target, beam_size=4, len_penalty=0.6, max_len_b=length + MAX_LEN_B)
     agree = 0
-    for begin in range(0, len(sources), 16):
-        batch = sources[begin : begin + 16]
-        tokens = data_utils.collate_tokens(batch, task.source_dictionary.pad(), left_pad=True)
-        lengths = torch.tensor([len(source) for source in batch])
+    # In batches of one length: fairseq has one limit for all of a batch.
+    for _, batch in itertools.groupby(sorted((source for source, _ in pairs), key=len), key=len):
+        sources = list(batch)
+        tokens = torch.tensor([[*source, task.source_dictionary.eos()] for source in sources])
+        lengths = torch.full((len(sources),), tokens.size(1))
         with torch.no_grad():
-            found = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
-        for hypotheses, result in zip(found, results[begin:]):
-            by_fairseq = [words(target)[word] for word in hypotheses[0]["tokens"][:-1].tolist()]
-            agree += by_fairseq == result.hypotheses[0]
+            by_fairseq = generator.generate(
+                [model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
+            )
+        found = translator.search([[names[word] for word in source] for source in sources])
+        for nbest, best in zip(by_fairseq, found):
+            agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
     return agree
 
 
@@ -340,7 +339,7 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
         f"({bound:g} is allowed)"
     )
     if real:
-        said += f"\n{called}: {agreeing(translator, model, task, real)} of {len(real)} sentences of the "
+        said += f"\n{called}: {agreeing(folder, model, task, real)} of {len(real)} sentences of the "
         said += "validation set are translated into the same words"
     return said
 

@@ -175,13 +175,12 @@ class Translator:
             first: the number of the first line, for messages
             done: called with the number of lines that a batch had, when it has been translated
         """
-        s = self.settings
         sources = []
         refused = None
         for number, line in enumerate(lines, start=first):
             source = self._text.tokens(line)
             said = f"line {number} has {len(source)} tokens"
-            allowed = s["positions"]["source"]
+            allowed = self.settings["positions"]["source"]
             if allowed is not None and len(source) >= allowed:
                 said += f", and with the end of the sentence this model has positions for {allowed}"
                 refused = TranslateError(f"{said}: divide it")
@@ -189,7 +188,21 @@ class Translator:
             if len(source) >= LONG:
                 print(f"fairseq_rope.translate: {said}, more than models are trained on", file=sys.stderr)
             sources.append(source)
-        translated = [""] * len(sources)
+        for words in self.search(sources, beam, lenpen, done):
+            yield self._text.plain(words)
+        if refused:
+            raise refused
+
+    def search(
+        self,
+        sources: Sequence[List[str]],
+        beam: Optional[int] = None,
+        lenpen: Optional[float] = None,
+        done: Callable[[int], object] = lambda count: None,
+    ) -> List[List[str]]:
+        """The best hypothesis for each of *sources*, both in words of the vocabularies; see :meth:`chunk`."""
+        s = self.settings
+        best: List[List[str]] = [[]] * len(sources)
         beam = s["beam"] if beam is None else beam
         lenpen = s["lenpen"] if lenpen is None else lenpen
 
@@ -197,7 +210,7 @@ class Translator:
             # As fairseq reckons it, with the end of the sentence.
             return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"]["target"] or sys.maxsize)
 
-        def search(batch: Sequence[int]) -> List[Any]:
+        def results_of(batch: Sequence[int]) -> List[Any]:
             return self._model.translate_batch(
                 [sources[n] for n in batch],
                 beam_size=beam,
@@ -214,18 +227,16 @@ class Translator:
         order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
         share = sum(len(source) + 1 for source in sources) // self._cores  # so that few lines go to all cores
         batches = in_batches(order, sources, min(self._tokens, share))
-        searches = [(batch, search(batch)) for batch in batches]
+        searches = [(batch, results_of(batch)) for batch in batches]
         done(len(sources) - len(order))
         for batch, results in searches:
             for n, found in zip(batch, results):
                 result = found.result()
-                if any(len(tokens) > limit(n) for tokens in result.hypotheses):  # one that would not end
-                    result = search([n])[0].result()
-                translated[n] = self._text.plain(self._best(sources[n], result, lenpen, limit(n)))
+                if any(len(words) > limit(n) for words in result.hypotheses):  # one that would not end
+                    result = results_of([n])[0].result()
+                best[n] = self._best(sources[n], result, lenpen, limit(n))
             done(len(batch))
-        yield from translated
-        if refused:
-            raise refused
+        return best
 
     def _best(self, source: List[str], result: Any, lenpen: float, limit: int) -> List[str]:
         """The hypothesis that fairseq (sequence_generator.py) would rank first.

@@ -404,8 +404,7 @@ def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_
     )
     with torch.no_grad():
         model.decoder.layers[0].fc2.weight.neg_()
-    translator = ctranslate2.Translator(str(tmp_path / "model"))
-    assert export.agreeing(translator, model.eval(), task, export.validating(task)) < 20
+    assert export.agreeing(str(tmp_path / "model"), model.eval(), task, export.validating(task)) < 20
 
 
 def test_text_that_will_be_divided_otherwise_is_told(trained, data_bin, tmp_path, capsys):
