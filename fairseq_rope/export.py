@@ -206,8 +206,7 @@ Pairs = List[Tuple[List[int], List[int]]]
 
 
 def drawn(task: Any, count: int = SAMPLES, longest: int = 2 * SAMPLES) -> Pairs:
-    """Pairs of sentences to score, as numbers in the dictionaries, without end: words at random, 1 to
-    *longest* of them.
+    """Pairs of sentences to score: 1 to *longest* words at random, as numbers, without end.
 
     The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
     """
@@ -232,10 +231,11 @@ def validating(task: Any, count: int = SAMPLES) -> Pairs:
 
     if not isinstance(task, TranslationTask):
         return []
-    try:
-        task.load_dataset("valid")
-    except FileNotFoundError:
-        return []
+    if "valid" not in task.datasets:
+        try:
+            task.load_dataset("valid")
+        except FileNotFoundError:
+            return []
     data = task.dataset("valid")
     chosen = range(0, len(data), max(1, len(data) // count))
     pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen if data.tgt is not None]
@@ -324,7 +324,7 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
     differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, found)]
     sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, found)]
     if quantization:
-        measured, what = sum(map(statistics.mean, differences)) / len(differences), "on average"
+        measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
     else:
         measured, what = max(sentences), "at most"
     bound = BOUNDS[quantization]

@@ -1,6 +1,6 @@
 """The report as one page that needs nothing else, and as rows of a table.
 
-Its numbers are those of results.json (stage23_report.py).
+Its numbers are those of results.json (stage23_report.py), where null stands for what is no number.
 """
 
 import base64
@@ -101,11 +101,10 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
         for n, pair in enumerate(results["systems"]):
             training, label = pair[number]["training"], arch if n == 0 else None
             style = {"color": COLOURS[number], "label": label, "alpha": 0.8, "linewidth": 1.2}
-            losses = [math.nan if loss is None else loss for loss in training["losses"]]
-            by_updates.plot(training["updates"], losses, **style)
-            by_time.plot([s / 60 for s in training["seconds"]], losses, **style)
+            by_updates.plot(training["updates"], training["losses"], **style)
+            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **style)
     all_losses = [loss for pair in results["systems"] for one in pair for loss in one["training"]["losses"]]
-    lowest = min((loss for loss in all_losses if loss is not None and math.isfinite(loss)), default=0.0)
+    lowest = min(filter(math.isfinite, all_losses), default=0.0)  # not all, if one came to nothing
     for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
@@ -198,7 +197,7 @@ def _training_rows(results: Results) -> list[list[str]]:
     for pair in results["systems"]:
         for system in pair:
             training = system["training"]
-            last = ", ".join("nan" if loss is None else f"{loss:.3f}" for loss in training["losses"][-5:])
+            last = ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])
             commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
             gap = "" if system["curve_is_whole"] else " (the end of the curve is lost)"
             rows.append(

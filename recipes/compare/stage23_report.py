@@ -97,6 +97,7 @@ class Report:
             StageError: the systems were not trained in the same way
         """
         scores = [json.loads(self._score(pair).read_text()) for pair in self.pairs]
+        longest = max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
         _refuse_unlike([system for pair in self.pairs for system in pair])
         return {
             "recipe": self.recipe,
@@ -110,16 +111,20 @@ class Report:
             "signatures": {m["name"]: m["signature"] for m in scores[0]["systems"][0]["metrics"]},
             "signature": scores[0]["systems"][0]["metrics"][0]["signature"],
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
-            "joined": [self._joined(x, times) for times in (1, *stage21_join.TIMES)],
-            "longest_in_training": self._longest(x),
+            "joined": [self._joined(x, times, longest) for times in (1, *stage21_join.TIMES)],
+            "longest_in_training": longest,
             "machine": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8")),
         }
 
     def _subwords(self, x: Experiment, folder: str, name: str) -> list[str]:
         return lines(x.work / folder / f"{name}.{x.source}")
 
-    def _joined(self, x: Experiment, times: int) -> dict[str, Any]:
-        """The test set, *times* sentences a line: how long its sources are, and how all systems do."""
+    def _joined(self, x: Experiment, times: int, longest: int) -> dict[str, Any]:
+        """The test set, *times* sentences a line: how long its sources are, and how all systems do.
+
+        Args:
+            longest: subwords of the longest source in training
+        """
         if times == 1:
             reference, subwords = x.work / "raw" / f"test.{x.target}", self._subwords(x, "bpe", "test")
             files = [[stage09_translate.outputs(system)[1] for system in pair] for pair in self.pairs]
@@ -139,7 +144,6 @@ class Report:
         found = [[statistics(lines(path), references) for path in pair] for pair in files]
         of_each = list(zip(*found, strict=True))  # architecture, then seed
         words = [len(line.split()) for line in subwords]
-        longest = self._longest(x)
         return {
             "times": times,
             "lines": len(references),
@@ -153,10 +157,6 @@ class Report:
                 for seeds in of_each[1:]
             ],
         }
-
-    def _longest(self, x: Experiment) -> int:
-        """Subwords of the longest source in training."""
-        return max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
 
 
 def _refuse_unlike(systems: Sequence[Experiment]) -> None:

@@ -4,6 +4,7 @@ import cmath
 import html.parser
 import importlib.util
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -95,10 +96,23 @@ def test_joined_sentences_are_those_of_the_test_set_and_translated_in_order(comp
             if times > 1:
                 assert lines(work / "joined" / f"{times}.{lang}") == expected
         references = expected
+        means = [np.mean(scores) for scores in joined["scores"]]
+        assert joined["against_baseline"][0]["difference"] == pytest.approx(means[1] - means[0])
+        by_seed = [found["difference"] for found in joined["by_seed"][0]]
+        assert by_seed == pytest.approx(np.subtract(*reversed(joined["scores"])))
+        name = ("joined", f"{times}.bpe.en") if times > 1 else ("bpe", "test.en")
+        training = max(len(line.split()) for line in lines(work / "bpe" / "train.en"))
+        sizes = [len(line.split()) for line in lines(work.joinpath(*name))]
+        assert results["longest_in_training"] == training
+        assert joined["longer_than_in_training"] == len([size for size in sizes if size > training])
+        assert joined["subwords"] == pytest.approx(np.mean(sizes))
         for arch, scores in zip(ARCHS, joined["scores"], strict=True):
             folder = work / f"{arch}.seed2"
             file = folder / "joined" / f"{times}.de" if times > 1 else folder / "hypotheses.de"
-            assert scores[1] == pytest.approx(sacrebleu.corpus_bleu(lines(file), [references]).score)
+            expected = sacrebleu.corpus_bleu(lines(file), [references])
+            assert scores[1] == pytest.approx(expected.score)
+            ratio = joined["length_ratio"][ARCHS.index(arch)][1]
+            assert ratio == pytest.approx(expected.sys_len / expected.ref_len)
             if times > 1:  # the line that fairseq-generate gives a source is that of its number
                 printed = (folder / "joined" / f"{times}.generate.txt").read_text()
                 sources = dict(re.findall(r"^S-(\d+)\t(.*)$", printed, re.MULTILINE))
@@ -401,7 +415,7 @@ def known():
         "recipe": "known", "architectures": ["base", "<other>"], "seeds": [1, 2], "settings": {},
         "systems": [
             [system("base", 1, 30.0, [5.0, 4.0]), system("<other>", 1, 32.0, [4.5, 3.5])],
-            [system("base", 2, 31.0, [5.0, 4.2]), system("<other>", 2, 30.0, [None, 3.7])],
+            [system("base", 2, 31.0, [5.0, 4.2]), system("<other>", 2, 30.0, [math.nan, 3.7])],
         ],
         "signatures": {"sacreBLEU": "s", "TER": "t"}, "signature": "s",
         "bootstrap": {"resamples": 1000, "seed": 1},
