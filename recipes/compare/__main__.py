@@ -23,7 +23,7 @@ except ModuleNotFoundError as missing:  # now, and not after the trainings
     )
 from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import TO_SCORE, add_flags, at_work, experiment, parse
-from recipes.pipeline.experiment import ROOT, StageError
+from recipes.pipeline.experiment import ROOT, Experiment, StageError
 
 # The joining before the training: what cannot be translated is told first.
 ORDER = (*TO_SCORE[:6], stage21_join, *TO_SCORE[6:], stage22_translate_joined)
@@ -56,16 +56,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
     if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
         parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
-    if "--seed" in shlex.split(train_flags):
-        parser.error("--seed among the flags for fairseq-train: the seeds are 1 to --seeds")
     seeds = range(1, args.seeds + 1)
     pairs = [[experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
     x = pairs[0][0]
     words = sys.argv[1:] if argv is None else argv
     with at_work(x, args.recipe, f"python -m recipes.compare {shlex.join(words)}"):
         if not x.dry_run:
-            stage07_train.check_devices(x)
-            _check_architectures(args.archs)
+            for system in pairs[0]:
+                _check_flags(system)
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for number, system in enumerate(pair):
@@ -81,18 +79,18 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(report.summary(x), flush=True)
 
 
-def _check_architectures(archs: Sequence[str]) -> None:
-    """Raise a StageError for the first of *archs* that fairseq does not know; in a process of its own."""
+def _check_flags(x: Experiment) -> None:
+    """Raise a StageError unless fairseq-train, in a process of its own, can read the flags for *x*."""
     code = (
-        "import sys, fairseq_rope.presets; from fairseq.models import ARCH_MODEL_REGISTRY as known; "
-        "print(*(arch for arch in sys.argv[1:] if arch not in known))"
+        "import sys, fairseq_rope.presets; from fairseq import models, options; arch = sys.argv.pop(1); "
+        "arch in models.ARCH_MODEL_REGISTRY or sys.exit('fairseq has no such architecture'); "
+        "options.parse_args_and_arch(options.get_training_parser(), sys.argv[1:])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *archs], cwd=ROOT, capture_output=True, text=True)
-    unknown = done.stdout.split()
-    if unknown or done.returncode:
-        raise StageError(
-            f"--archs {unknown[0]}: fairseq has no such architecture" if unknown else done.stderr.strip()
-        )
+    flags = shlex.split(stage07_train.command(x, *stage07_train.devices_and_precision(x)))[1:]
+    command = [sys.executable, "-c", code, x.arch, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise StageError(f"--archs {x.arch}: {done.stderr.strip().splitlines()[-1]}")
 
 
 if __name__ == "__main__":

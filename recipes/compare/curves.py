@@ -19,7 +19,8 @@ class Training:
             of processes that were interrupted, up to their last whole epoch
         tokens_per_second: target tokens, the median over the epochs
         last_epoch: the last one that there is a validation of
-        processes: what trained, in its order: commit, versions, hardware
+        processes: what trained, in its order: commit, versions, hardware, batches, command. One that ended
+            before its first validation is left out
     """
 
     updates: list[int]
@@ -40,7 +41,8 @@ def read_history(path: Path) -> Training:
     """
     validations: dict[int, tuple[float, int]] = {}  # updates: loss, epoch
     epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
-    processes = []
+    processes: list[dict[str, Any]] = []
+    running: list[dict[str, Any]] = []  # the process that the lines below it are of, until there are some
     before = wall = 0.0  # what earlier processes took, and this one
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -50,9 +52,10 @@ def read_history(path: Path) -> Training:
         if not isinstance(told, dict):
             continue
         if "process" in told:
-            processes.append(told["process"])
+            running = [told["process"]]
             wall = float("inf")
-        elif "valid_loss" in told:
+            continue
+        if "valid_loss" in told:
             updates = int(told["valid_num_updates"])
             _forget(validations, updates)
             validations[updates] = float(told["valid_loss"]), int(told["epoch"])
@@ -64,6 +67,10 @@ def read_history(path: Path) -> Training:
                 before = epochs[max(epochs)][0] if epochs else 0.0
             wall = float(told["train_wall"])
             epochs[updates] = before + wall, float(told["train_wps"])
+        else:
+            continue
+        processes += running
+        running = []
     if not validations or not epochs:
         raise StageError(f"{path}: tells of no {'whole epoch' if validations else 'validation'}; train anew")
     times = [(0, 0.0), *((n, seconds) for n, (seconds, _) in sorted(epochs.items()))]

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Results = dict[str, Any]
+NOTED = ("commit", "versions", "hardware", "batches")  # of every process that trained
 FEWEST = 20  # sentences of a bucket that is drawn
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by the colour-blind, too
 
@@ -39,9 +40,9 @@ def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, as text; of one value, that value."""
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
+    """Mean and standard deviation, as text; of one value, or of some that are no numbers, these values."""
+    if len(values) == 1 or not all(map(math.isfinite, values)):
+        return ", ".join(f"{value:.2f}" for value in values)
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
@@ -74,7 +75,29 @@ def verdict(results: Results) -> list[str]:
             f"trainings, and sentences drawn anew from the test set, 95% of the differences are "
             f"{found['low']:+.2f} to {found['high']:+.2f} (p {chance(results, found['p_value'])})."
         )
-    return said
+    return said + unlike(results)
+
+
+def processes(results: Results) -> list[dict[str, Any]]:
+    """What trained: of all systems all processes."""
+    return [one for pair in results["systems"] for system in pair for one in system["training"]["processes"]]
+
+
+def unlike(results: Results) -> list[str]:
+    """A sentence if the trainings were not all made by the same code, versions, hardware and batches."""
+    differ = [
+        f"{name} ({'; '.join(kinds)})"
+        for name in NOTED
+        if len(kinds := dict.fromkeys(_plain(one.get(name, "not noted")) for one in processes(results))) > 1
+    ]
+    return [f"Not all trainings were made alike. They differ in {', '.join(differ)}."] if differ else []
+
+
+def _plain(value: Any) -> str:
+    """*value*, of a process, as words."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -203,7 +226,7 @@ def _training_rows(results: Results) -> list[list[str]]:
             rows.append(
                 [
                     f"{system['architecture']}, seed {system['seed']}",
-                    f"{system['parameters']:,}" if system["parameters"] else "not in the log",
+                    _parameters(system),
                     f"{training['updates'][-1]}{gap}",
                     f"{training['seconds'][-1] / 60:.1f}",
                     f"{training['tokens_per_second']:,.0f}",
@@ -212,6 +235,10 @@ def _training_rows(results: Results) -> list[list[str]]:
                 ]
             )
     return rows
+
+
+def _parameters(system: dict[str, Any]) -> str:
+    return f"{system['parameters']:,}" if system["parameters"] else "not in the log"
 
 
 # -- the whole -------------------------------------------------------------------------------------
@@ -226,19 +253,20 @@ def html(results: Results) -> str:
     drawn = [bucket for bucket in buckets if bucket[1] >= FEWEST] or buckets
     joined = results["joined"]
     title = f"{names} on {results['recipe']}"
-    machine = {**results["machine"], "settings": results["settings"]}
-    commands = "\n\n".join(system["command"] for system in results["systems"][0])
+    signature = results["signatures"]["sacreBLEU"]
+    made = {"command": results["command"], "settings": results["settings"]}
+    trained = [system["training"]["processes"][-1:] for system in results["systems"][0]]
     parts = [
         f"<h1>{markup.escape(title)}</h1>",
         *(f"<p><strong>{markup.escape(sentence)}</strong></p>" for sentence in verdict(results)),
         "<h2>Scores</h2>",
         _table(["", baseline, *compared], _score_rows(results)),
-        f"<p>sacreBLEU, cased and detokenised: {markup.escape(results['signature'])}. ± is the standard "
-        "deviation between seeds. Intervals and p are those of a paired bootstrap: sentences are drawn, with "
-        f"the translations of all seeds of the row, {results['bootstrap']['resamples']} times; the interval "
-        "holds 95% of the differences that were drawn, and p is how often chance alone gives one as large. "
-        "That is about sentences, with these trainings, and not about what other seeds would give: for that "
-        "there are the differences from seed to seed.</p>",
+        f"<p>sacreBLEU, cased and detokenised: {markup.escape(signature)}. ± is the "
+        "standard deviation between seeds. Intervals and p are those of a paired bootstrap: sentences are "
+        f"drawn, with the translations of all seeds of the row, {results['bootstrap']['resamples']} times; "
+        "the interval holds 95% of the differences that were drawn, and p is how often chance alone gives "
+        "one as large. That is about sentences, with these trainings, and not about what other seeds would "
+        "give: for that there are the differences from seed to seed.</p>",
         "<h2>Other metrics</h2>",
         _table(
             ["", *results["architectures"]],
@@ -264,8 +292,9 @@ def html(results: Results) -> str:
         ),
         "<p>Minutes are those that fairseq-train ran, validation included, and what else the machine did "
         "meanwhile shows in them; of an interrupted run, up to its last whole epoch. The loss is "
-        "label-smoothed. All systems have the same data, settings and number of updates, and those of a "
-        "seed the same batches; weights are drawn in the same order.</p>",
+        "label-smoothed. All systems have the same data, settings and number of updates; those of a seed "
+        "have the same batches, unless the top of this page says that they differ in these; weights are "
+        "drawn in the same order.</p>",
         "<h2>By the length of the source</h2>",
         _figure(
             lambda axes: (
@@ -298,8 +327,9 @@ def html(results: Results) -> str:
             _joined_rows(results),
         ),
         "<h2>How it was made</h2>",
-        f"<pre>{markup.escape(yaml.safe_dump(machine, sort_keys=False, allow_unicode=True))}</pre>",
-        f"<p>The first trainings; the others have other seeds.</p><pre>{markup.escape(commands)}</pre>",
+        f"<pre>{markup.escape(_yaml(made))}</pre>",
+        "<p>What trained the first seed, last; the others have other seeds.</p>",
+        *(f"<pre>{markup.escape(_yaml(one))}</pre>" for of_system in trained for one in of_system),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -309,13 +339,21 @@ def html(results: Results) -> str:
     )
 
 
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10**6)
+
+
 def table(results: Results) -> str:
     """The rows for RESULTS.md, and below them what they were made with."""
     baseline, *others = results["architectures"]
     compared = [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     head = ["", f"`{baseline}`", *compared]
     joined = [
-        [f"{row[0]} sentences a line: {row[1]} of {row[2]} subwords (length ratio)", *row[4:]]
+        [
+            f"{row[0]} sentences a line: {row[1]} of {row[2]} subwords, {row[3]} of them longer than any "
+            f"in training, {results['longest_in_training']} (length ratio)",
+            *row[4:],
+        ]
         for row in _joined_rows(results)[1:]
     ]
 
@@ -333,8 +371,10 @@ def table(results: Results) -> str:
     last = [spread([one["losses"][-1] for one in seeds]) for seeds in trainings]
     minutes = [spread([one["seconds"][-1] / 60 for one in seeds]) for seeds in trainings]
     speeds = [spread([one["tokens_per_second"] for one in seeds]) for seeds in trainings]
-    sizes = [f"{system['parameters'] or 0:,}" for system in results["systems"][0]]
+    sizes = [_parameters(system) for system in results["systems"][0]]
+    updates = [f"{seeds[0]['updates'][-1]:,}" for seeds in trainings]  # as many in all, or it is refused
     training = [
+        plain("updates", updates),
         plain("validation loss at the end", last),
         plain("minutes of training", minutes),
         plain("tokens a second", speeds),
@@ -342,16 +382,17 @@ def table(results: Results) -> str:
     ]
     rows = [head, ["---"] * len(head), *_score_rows(results), *of_metrics, *lengths, *joined, *training]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    commits = dict.fromkeys(
-        process["commit"] for seeds in trainings for one in seeds for process in one["processes"]
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in results["machine"]["versions"].items())
+    first = next(iter(processes(results)), {})
+    trained = "; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED)
     below = [
         *verdict(results),
-        f"sacreBLEU's signature is `{results['signature']}`; ± is the standard deviation between seeds.",
-        f"Trained at {', '.join(map(str, commits)) or 'a commit that was not noted'}; {versions}.",
+        f"sacreBLEU's signature is `{results['signatures']['sacreBLEU']}`; ± is the standard deviation "
+        "between seeds; intervals and p are of a paired bootstrap over sentences, "
+        f"{results['bootstrap']['resamples']} resamples, seed {results['bootstrap']['seed']}. The loss is "
+        "label-smoothed, in bits a token.",
+        f"Trained with {trained}.",
     ]
-    return "\n".join([f"`{_without_places(results['machine']['command'])}`", "", *lines, "", *below]) + "\n"
+    return "\n".join([f"`{_without_places(results['command'])}`", "", *lines, "", *below]) + "\n"
 
 
 def _without_places(command: str) -> str:

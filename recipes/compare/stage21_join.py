@@ -5,7 +5,7 @@ from pathlib import Path
 from recipes.pipeline import stage06_binarise
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lines import count_lines
-from recipes.pipeline.stage07_train import LONGEST
+from recipes.pipeline.stage07_train import LONGEST, has_room
 
 NUMBER = 21
 TITLE = "join sentences of the test set"
@@ -46,23 +46,29 @@ def outputs(x: Experiment) -> list[Path]:
     return [*(path for times in TIMES for path in texts(x, times)), *binary]
 
 
+def lines(path: Path) -> list[str]:
+    """The lines of a text; at nothing else than a newline does one end."""
+    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+
+
 def check(x: Experiment) -> None:
     """Refuse a test set of which the joined sentences could not be translated.
 
     Raises:
         StageError: it has too few lines, or joined ones are too long and no flag makes room for them
     """
-    lines = x.texts("bpe", ["test"])[0].read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     most, where = max(TIMES), f"stage {NUMBER} ({TITLE}): the test set"
-    if len(lines) < most:
-        raise StageError(f"{where} has {len(lines)} lines, and {most} at least are needed")
-    words = [len(line.split()) for line in lines]
-    longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
-    if longest > LONGEST and "-positions" not in x.settings["fairseq_generate_flags"]:
-        raise StageError(
-            f"{where} has {most} lines of {longest} tokens, more than the {LONGEST} that fairseq takes: set "
-            "--max-source-positions and --max-target-positions in fairseq_generate_flags"
-        )
+    for path in x.texts("bpe", ["test"]):
+        words = [len(line.split()) for line in lines(path)]
+        if len(words) < most:
+            raise StageError(f"{where} has {len(words)} lines, and {most} at least are needed")
+        longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
+        if longest > LONGEST and not has_room(x):
+            raise StageError(
+                f"{where} has {most} lines of {longest} tokens ({path}), more than the {LONGEST} that "
+                "fairseq takes: set --max-source-positions and --max-target-positions in "
+                "fairseq_train_flags and fairseq_generate_flags"
+            )
 
 
 def run(x: Experiment) -> None:

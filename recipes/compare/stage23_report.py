@@ -14,13 +14,9 @@ import yaml
 from recipes.compare import page, stage21_join, stage22_translate_joined
 from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
-from recipes.pipeline import stage07_train, stage09_translate
+from recipes.compare.stage21_join import lines
+from recipes.pipeline import stage07_train, stage09_translate, stage10_score
 from recipes.pipeline.experiment import Experiment, StageError, write_whole
-
-
-def lines(path: Path) -> list[str]:
-    """The lines of a text; at nothing else than a newline does one end."""
-    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
 
 
 @dataclass
@@ -52,33 +48,17 @@ class Report:
         paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.outputs(x)]
         for system in (system for pair in self.pairs for system in pair):
             paths += [stage09_translate.outputs(system)[1], stage07_train.history(system)]
+            paths += stage10_score.outputs(system)
             paths += stage22_translate_joined.outputs(system)
         return paths
 
     def outputs(self, x: Experiment) -> list[Path]:
-        names = ["report.html", "results.md", "results.json"]
-        names += [self._score(pair).name for pair in self.pairs]
-        return [x.work / "compare" / name for name in names]
-
-    def _score(self, pair: Sequence[Experiment]) -> Path:
-        return pair[0].work / "compare" / f"seed{pair[0].seed}.json"
+        return [x.work / "compare" / name for name in ("report.html", "results.md", "results.json")]
 
     def run(self, x: Experiment) -> None:
-        folder = x.work / "compare"
-        x.command(f"mkdir -p {x.shell(folder)}")
-        source, reference = self.inputs(x)[:2]
-        for pair in self.pairs:
-            score = self._score(pair)
-            part = score.with_name(score.name + ".tmp")
-            hypotheses = " ".join(x.shell(stage09_translate.outputs(system)[1]) for system in pair)
-            x.command(
-                f"python -m fairseq_rope.score --sys {hypotheses} "
-                f"--names {' '.join(system.arch for system in pair)} --ref {x.shell(reference)} "
-                f"--src {x.shell(source)} --target-lang {x.target} --json > {x.shell(part)} "
-                f"&& mv {x.shell(part)} {x.shell(score)}"
-            )
         if x.dry_run:
             return
+        folder = x.work / "compare"
         results = self.results(x)
         write_whole(folder / "results.json", json.dumps(_finite(results), indent=1) + "\n")
         write_whole(folder / "results.md", page.table(results))
@@ -96,24 +76,21 @@ class Report:
         Raises:
             StageError: the systems were not trained in the same way
         """
-        scores = [json.loads(self._score(pair).read_text()) for pair in self.pairs]
-        longest = max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
         _refuse_unlike([system for pair in self.pairs for system in pair])
+        systems = [[_system(system) for system in pair] for pair in self.pairs]
+        signatures = {name: metric["signature"] for name, metric in systems[0][0]["metrics"].items()}
+        longest = max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
         return {
             "recipe": self.recipe,
             "architectures": [system.arch for system in self.pairs[0]],
             "seeds": [pair[0].seed for pair in self.pairs],
             "settings": x.settings,
-            "systems": [
-                [_system(system, scores[n]["systems"][m]) for m, system in enumerate(pair)]
-                for n, pair in enumerate(self.pairs)
-            ],
-            "signatures": {m["name"]: m["signature"] for m in scores[0]["systems"][0]["metrics"]},
-            "signature": scores[0]["systems"][0]["metrics"][0]["signature"],
+            "systems": systems,
+            "signatures": signatures,
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
             "joined": [self._joined(x, times, longest) for times in (1, *stage21_join.TIMES)],
             "longest_in_training": longest,
-            "machine": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8")),
+            "command": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8"))["command"],
         }
 
     def _subwords(self, x: Experiment, folder: str, name: str) -> list[str]:
@@ -187,8 +164,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
-    """What there is to know of one system; *score* is what ``fairseq_rope.score`` found of it."""
+def _system(system: Experiment) -> dict[str, Any]:
+    """What there is to know of one system."""
+    score = json.loads(stage10_score.outputs(system)[0].read_text(encoding="utf-8"))["systems"][0]
     training = read_history(stage07_train.history(system))
     log = system.log(stage07_train).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
@@ -197,7 +175,7 @@ def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
         "architecture": system.arch,
         "seed": system.seed,
         "metrics": {
-            metric["name"]: {"score": metric["score"], "p_value": metric["p_value"]}
+            metric["name"]: {"score": metric["score"], "signature": metric["signature"]}
             for metric in score["metrics"]
         },
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
@@ -205,11 +183,4 @@ def _system(system: Experiment, score: dict[str, Any]) -> dict[str, Any]:
         "curve_is_whole": bool(system.settings["save_every_updates"])
         or training.last_epoch == stage07_train.to_average(system)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
-        "command": _last_command(system),
     }
-
-
-def _last_command(system: Experiment) -> str:
-    script = system.model / "commands" / "stage07_train.sh"
-    found = [line for line in script.read_text(encoding="utf-8").splitlines() if "fairseq-train" in line]
-    return found[-1] if found else ""

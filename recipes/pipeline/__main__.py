@@ -44,6 +44,7 @@ STAGES = (
     stage11_export,
 )
 TO_SCORE = STAGES[:10]  # what runs unless more is asked for
+OURS = ("--arch", "--seed", "--save-dir")  # flags of fairseq-train by which folders are named, and -a
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -124,6 +125,9 @@ def experiment(
     if settings.get("corpus_generator") and (args.data_dir or args.manifest):
         parser.error(f"--data-dir, --manifest: {args.recipe} writes its corpus itself, and reads no files")
     settings["fairseq_train_flags"] = f"{settings['fairseq_train_flags']} {train_flags}".strip()
+    for word in shlex.split(settings["fairseq_train_flags"]):
+        if word.partition("=")[0] in OURS or word.startswith("-a"):
+            parser.error(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
     work = (args.work_dir or folder / "work").resolve()
     if ":" in str(work):
         parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")

@@ -65,9 +65,17 @@ def check_checkpoints(x: Experiment) -> None:
     """Refuse to end with others to average than the last ones, one for each epoch or interval.
 
     Raises:
-        StageError: one is missing; removed by hand, or trained with another save_every_updates
+        StageError: one is missing; removed by hand, or trained with another save_every_updates; or the last
+            is beyond the limit, of a training that was longer
     """
     found, s = [number for number, _ in to_average(x)], x.settings
+    limit = "max_updates" if s["save_every_updates"] else "max_epochs"
+    if s[limit] and found and found[-1] > s[limit]:
+        raise StageError(
+            f"stage {NUMBER} ({TITLE}): {x.model / 'checkpoints'} is of a training of {found[-1]} "
+            f"{limit[4:]} already, beyond {limit}={s[limit]}: set {limit}={found[-1]}, or remove that folder "
+            "to train anew"
+        )
     every = s["save_every_updates"] or 1
     wanted = [found[-1] - every * n for n in reversed(range(s["average_checkpoints"]))] if found else []
     if found != wanted or not found:
@@ -163,6 +171,11 @@ def command(x: Experiment, gpus: int, precision: str) -> str:
 LONGEST = 1024  # tokens, with the end of the sentence, that fairseq takes unless told
 
 
+def has_room(x: Experiment) -> bool:
+    """Whether more than LONGEST tokens can be translated: model and search both have to be told so."""
+    return all("-positions" in x.settings[f"fairseq_{program}_flags"] for program in ("train", "generate"))
+
+
 def check_lengths(x: Experiment, max_tokens: int) -> None:
     """Refuse a sentence too long for a batch, or to validate or translate, before anything is trained.
 
@@ -174,12 +187,10 @@ def check_lengths(x: Experiment, max_tokens: int) -> None:
     Raises:
         StageError: there is one, and no flag makes room for it
     """
-    flags = {name: x.settings["fairseq_train_flags"] for name in ("train", "valid")}
-    flags["test"] = x.settings["fairseq_generate_flags"]
     for path in x.texts("bpe"):
         if not path.exists():  # removed for its room, once there was binary data
             continue
-        roomy = "-positions" in flags[path.stem]
+        roomy = has_room(x) if path.stem == "test" else "-positions" in x.settings["fairseq_train_flags"]
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 tokens = len(line.split()) + 1
@@ -215,8 +226,18 @@ def run(x: Experiment) -> None:
         wanted = json.dumps(learnt_from, indent=1)
         _go_on_or_begin(x, checkpoints, wanted)
         write_whole(checkpoints / "begun.json", wanted)
+        process = {
+            **describe(),
+            "batches": {
+                "device": where,
+                "precision": precision,
+                "max_tokens": max_tokens,
+                "update_freq": update_freq,
+            },
+            "command": command(x, gpus, precision),
+        }
         with history(x).open("a") as file:  # a crash may have left half a line
-            file.write("\n" + json.dumps({"process": describe()}) + "\n")
+            file.write("\n" + json.dumps({"process": process}) + "\n")
     total = s["max_updates"] or s["max_epochs"]
     unit = "update" if s["max_updates"] else "epoch"
     # Not drawn before the command is printed; in a log file, a line every half minute.
@@ -259,7 +280,8 @@ _BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 def history(x: Experiment) -> Path:
     """Where fairseq's lines of JSON about whole epochs are kept, beside the checkpoints that they tell of.
 
-    Before those of every process that trained stands one about it: commit, versions, hardware.
+    Before those of every process that trained stands one about it: commit, versions, hardware, batches,
+    command.
     """
     return x.model / "checkpoints" / "history.jsonl"
 

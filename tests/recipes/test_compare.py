@@ -18,11 +18,11 @@ import sacrebleu
 import torch
 from matplotlib.figure import Figure
 
-from recipes.compare import page, stage23_report
+from recipes.compare import page, stage21_join, stage23_report
 from recipes.compare.__main__ import main
 from recipes.compare.bootstrap import corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
-from recipes.pipeline.experiment import StageError, _digest
+from recipes.pipeline.experiment import Experiment, StageError, _digest
 
 from ..commands import ENVIRONMENT, ROOT
 from .test_pipeline import SMALL
@@ -142,11 +142,17 @@ def test_the_page_needs_nothing_but_itself(compared, results):
     assert all(load.startswith("data:image/png;base64,") for load in found.loads)
     for arch in ARCHS:
         assert arch in found.text
-    assert results["signature"] in found.text and "fairseq-train" in found.text
+    assert results["signatures"]["sacreBLEU"] in found.text and "fairseq-train" in found.text
     assert page.verdict(results)[0] in found.text
     trainings = [system["training"] for pair in results["systems"] for system in pair]
     assert all(len(training["processes"]) == 1 for training in trainings)
-    assert str(trainings[0]["processes"][0]["commit"]) in found.text
+    for arch, training in zip(ARCHS, trainings, strict=False):
+        process = training["processes"][0]
+        assert process["commit"] in found.text and process["command"] in found.text
+        assert f"--arch {arch} " in process["command"]
+        tokens, frequency = process["batches"]["max_tokens"], process["batches"]["update_freq"]
+        assert f"--max-tokens {tokens} --update-freq {frequency} " in process["command"]
+    assert not page.unlike(results)
 
 
 def test_a_browser_shows_the_page_and_its_plots(compared, tmp_path):
@@ -241,10 +247,33 @@ def test_a_test_set_too_small_to_join_is_told_before_the_training(tmp_path):
     assert "fairseq-train" not in str(refused.value)
 
 
-def test_an_unknown_architecture_is_told_before_the_training(tmp_path):
-    with pytest.raises(AssertionError, match="--archs transfomer_rope: fairseq has no such arch") as refused:
-        compare(tmp_path, "--archs", "transformer", "transfomer_rope")
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--archs", "transformer", "transfomer_rope"], "--archs transfomer_rope: fairseq has no such arch"),
+        (["--archs", "transformer", "lstm"], "--archs lstm: .*unrecognized arguments: .*-ffn-embed-dim"),
+        (["--", "--no-such-flag"], "--archs transformer: .*unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_what_fairseq_cannot_train_is_told_before_all_stages(tmp_path, flags, said):
+    with pytest.raises(AssertionError, match=said) as refused:
+        compare(tmp_path, *flags)
     assert "stage 1" not in str(refused.value)
+
+
+def test_room_for_joined_sentences_has_to_be_in_the_model_and_in_the_search(tmp_path):
+    (tmp_path / "bpe").mkdir()
+    x = Experiment({"source_lang": "en", "target_lang": "de"}, tmp_path, "transformer", 1)
+    (tmp_path / "bpe" / "test.en").write_text("a\n" * 8)
+    (tmp_path / "bpe" / "test.de").write_text("a " * 1100 + "\n" + "a\n" * 7)
+    roomy = "--max-source-positions 4096 --max-target-positions 4096"
+    for train, generate in (("", ""), ("", roomy), (roomy, "")):
+        x.settings.update(fairseq_train_flags=train, fairseq_generate_flags=generate)
+        with pytest.raises(StageError, match=r"8 lines of 1108 tokens \(.*test.de\), more than the 1024"):
+            stage21_join.check(x)
+    x.settings.update(fairseq_train_flags=roomy)
+    x.settings.update(fairseq_generate_flags=roomy)
+    stage21_join.check(x)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +283,11 @@ def test_an_unknown_architecture_is_told_before_the_training(tmp_path):
         (["--archs", "transformer"], "--archs transformer: must be 2 to 4, all different"),
         (["--archs", *"abcde"], "--archs a b c d e: must be 2 to 4"),
         (["--", "--seed", "7"], "--seed among the flags for fairseq-train"),
+        (["--", "--seed=7"], "--seed=7 among the flags for fairseq-train"),
+        (["--set", "fairseq_train_flags=--fp16 --seed=7"], "--seed=7 among the flags for fairseq-train"),
+        (["--", "--arch", "transformer"], "--arch among the flags for fairseq-train"),
+        (["--", "-a", "transformer"], "-a among the flags for fairseq-train"),
+        (["--", "--save-dir", "x"], "--save-dir among the flags for fairseq-train"),
         (["--archs", "transformer", "transformer"], "all different"),
         (["--archs", "transformer", "no-such"], "--arch no-such: must be a name"),
         (["--set", "width=no"], "--set width=no: must be of type int"),
@@ -356,12 +390,14 @@ def test_of_what_was_trained_twice_the_later_counts(tmp_path):
         "\n",
         {"process": {"commit": "b"}},
         "5\n",
+        {"process": {"commit": "c"}},
         *(valid(20, 7.4), train(20, 40, 100), valid(30, 7.0), train(30, 110, 300)),
+        {"process": {"commit": "d"}},
     )
     found = read_history(path)
     assert found.updates == [10, 20, 30] and found.losses == [8.0, 7.4, 7.0]
     assert found.seconds == [60, 100, 170] and found.tokens_per_second == 100
-    assert found.last_epoch == 3 and found.processes == [{"commit": "b"}]
+    assert found.last_epoch == 3 and found.processes == [{"commit": "c"}]
 
 
 def test_seconds_go_on_in_the_next_process_even_if_its_first_epoch_took_longer(tmp_path):
@@ -388,14 +424,20 @@ def known():
     def system(arch, seed, score, losses):
         training = {
             "updates": [10, 20], "seconds": [60.0, 120.0], "losses": losses, "last_epoch": 2,
-            "tokens_per_second": 1000.0 * seed, "processes": [{"commit": f"c{seed}"}],
+            "tokens_per_second": 1000.0 * seed,
+            "processes": [
+                {
+                    "commit": f"c{seed}", "versions": {"torch": "2.13.0"}, "hardware": {"gpus": []},
+                    "batches": {"max_tokens": 64}, "command": f"fairseq-train {arch} <&>",
+                }
+            ],
         }  # fmt: skip
         by_length = [
             {"words": "0-10", "sentences": 30, "score": score + 1},
             {"words": "11-20", "sentences": 3, "score": score - 1},
         ]
         return {
-            "architecture": arch, "seed": seed, "parameters": 1234567, "command": f"fairseq-train {arch} <&>",
+            "architecture": arch, "seed": seed, "parameters": 1234567,
             "metrics": {"sacreBLEU": {"score": score}, "TER": {"score": 100 - score}},
             "by_length": by_length, "training": training, "curve_is_whole": seed == 1,
         }  # fmt: skip
@@ -417,14 +459,11 @@ def known():
             [system("base", 1, 30.0, [5.0, 4.0]), system("<other>", 1, 32.0, [4.5, 3.5])],
             [system("base", 2, 31.0, [5.0, 4.2]), system("<other>", 2, 30.0, [math.nan, 3.7])],
         ],
-        "signatures": {"sacreBLEU": "s", "TER": "t"}, "signature": "s",
+        "signatures": {"sacreBLEU": "s", "TER": "t"},
         "bootstrap": {"resamples": 1000, "seed": 1},
         "joined": [joined(1, [30.0, 31.0], [32.0, 30.0]), joined(2, [20.0, 22.0], [10.0, 11.0])],
         "longest_in_training": 55,
-        "machine": {
-            "command": "python -m recipes.compare known --work-dir /a/b --seeds 2 --data-dir=/c",
-            "versions": {"torch": "2.13.0"},
-        },
+        "command": "python -m recipes.compare known --work-dir /a/b --seeds 2 --data-dir=/c",
     }  # fmt: skip
 
 
@@ -456,8 +495,31 @@ def test_the_verdict_tells_seeds_from_sentences(known):
     assert page.verdict(known) == [
         "<other> scores +0.50 sacreBLEU against base, the mean of 2 seeds (+2.00, -1.00; standard deviation "
         "2.12). With these trainings, and sentences drawn anew from the test set, 95% of the differences are "
-        "-0.25 to +1.25 (p 0.125)."
+        "-0.25 to +1.25 (p 0.125).",
+        "Not all trainings were made alike. They differ in commit (c1; c2).",
     ]
+
+
+def test_what_the_trainings_differ_in_is_said(known):
+    trained = [system["training"]["processes"] for pair in known["systems"] for system in pair]
+    for of_system in trained:
+        of_system[0]["commit"] = "c1"
+    assert page.unlike(known) == []
+    trained[3][0]["batches"] = {"max_tokens": 32}
+    trained[1].append({**trained[1][0], "hardware": {"gpus": ["H200"]}})
+    assert page.unlike(known) == [
+        "Not all trainings were made alike. They differ in hardware (gpus none; gpus H200), "
+        "batches (max_tokens 64; max_tokens 32)."
+    ]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_written_as_it_is(known, value):
+    known["systems"][0][1]["training"]["losses"][-1] = value
+    known["systems"][0][0]["parameters"] = None
+    text = page.table(known)
+    assert f"| {value:.2f}, 3.70 |" in text and "not in the log" in text
+    assert f"4.500, {value:.3f}" in page.html(known)
 
 
 def test_the_table_says_what_the_results_are(known):
@@ -467,9 +529,11 @@ def test_the_table_says_what_the_results_are(known):
     }
     assert rows["| all seeds"] == ["30.50 ± 0.71", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125"]
     assert rows["| validation loss at the end"][:2] == ["4.10 ± 0.14", "3.60 ± 0.14"]
-    assert rows["| 2 sentences a line: 30 of 22 subwords (length ratio)"][0] == "21.00 ± 1.41 (0.60)"
+    (joined,) = (row for row in rows if row.startswith("| 2 sentences a line: 30 of 22 subwords, 1 of them"))
+    assert rows[joined][0] == "21.00 ± 1.41 (0.60)" and "than any in training, 55 (length" in joined
+    assert rows["| updates"][0] == "20" and rows["| parameters"][0] == "1,234,567"
     assert "`python -m recipes.compare known --seeds 2`" in text and "/a/b" not in text and "/c" not in text
-    assert "Trained at c1, c2; torch 2.13.0." in text
+    assert "Trained with commit: c1; versions: torch 2.13.0; hardware: gpus none; batches: max" in text
 
 
 def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):

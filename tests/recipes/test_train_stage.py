@@ -173,6 +173,30 @@ def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, th
             stage07_train.check_checkpoints(x)
 
 
+@pytest.mark.parametrize(
+    "overrides, last, said",
+    [
+        (
+            ["save_every_updates=0", "max_epochs=3"],
+            "checkpoint4.pt",
+            "of a training of 4 epochs already, beyond max_epochs=3",
+        ),
+        (["save_every_updates=0", "max_epochs=4"], "checkpoint4.pt", None),
+        (["save_every_updates=5", "max_updates=12"], "checkpoint_2_15.pt", "set max_updates=15, or remove"),
+        (["save_every_updates=5", "max_updates=15"], "checkpoint_2_15.pt", None),
+    ],
+)
+def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, overrides, last, said):
+    x = experiment(tmp=tmp_path, overrides=["average_checkpoints=1", *overrides])
+    (x.model / "checkpoints").mkdir(parents=True)
+    (x.model / "checkpoints" / last).touch()
+    if said is None:
+        stage07_train.check_checkpoints(x)
+    else:
+        with pytest.raises(StageError, match=said):
+            stage07_train.check_checkpoints(x)
+
+
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
     rows = [line.split("\t") for line in (ROOT / "recipes/wmt14_en_de/manifest.tsv").read_text().splitlines()]
     known = {
