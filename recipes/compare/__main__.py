@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     with at_work(x, args.recipe, f"python -m recipes.compare {shlex.join(words)}"):
         if not x.dry_run:
-            for system in pairs[0]:
-                _check_flags(system)
+            _check_flags(pairs[0])
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for number, system in enumerate(pair):
@@ -79,18 +78,22 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(report.summary(x), flush=True)
 
 
-def _check_flags(x: Experiment) -> None:
-    """Raise a StageError unless fairseq-train, in a process of its own, can read the flags for *x*."""
+def _check_flags(systems: Sequence[Experiment]) -> None:
+    """Raise a StageError unless fairseq-train, in a process of its own, can read the flags for *systems*."""
     code = (
-        "import sys, fairseq_rope.presets; from fairseq import models, options; arch = sys.argv.pop(1); "
-        "arch in models.ARCH_MODEL_REGISTRY or sys.exit('fairseq has no such architecture'); "
-        "options.parse_args_and_arch(options.get_training_parser(), sys.argv[1:])"
+        "import shlex, sys, fairseq_rope.presets; from fairseq import models, options\n"
+        "for arch, command in zip(sys.argv[1::2], sys.argv[2::2]):\n"
+        "    print(arch, flush=True)\n"
+        "    arch in models.ARCH_MODEL_REGISTRY or sys.exit('fairseq has no such architecture')\n"
+        "    options.parse_args_and_arch(options.get_training_parser(), shlex.split(command)[1:])"
     )
-    flags = shlex.split(stage07_train.command(x, *stage07_train.devices_and_precision(x)))[1:]
-    command = [sys.executable, "-c", code, x.arch, *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    words = [sys.executable, "-c", code]
+    for x in systems:
+        words += [x.arch, stage07_train.command(x, *stage07_train.devices_and_precision(x))]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise StageError(f"--archs {x.arch}: {done.stderr.strip().splitlines()[-1]}")
+        arch = done.stdout.split()[-1:] or [systems[0].arch]
+        raise StageError(f"--archs {arch[0]}: {done.stderr.strip().splitlines()[-1]}")
 
 
 if __name__ == "__main__":

@@ -256,6 +256,8 @@ def html(results: Results) -> str:
     signature = results["signatures"]["sacreBLEU"]
     made = {"command": results["command"], "settings": results["settings"]}
     trained = [system["training"]["processes"][-1:] for system in results["systems"][0]]
+    commands = "\n\n".join(one["command"] for of_system in trained for one in of_system)
+    noted = {key: trained[0][0].get(key) for key in NOTED} if trained[0] else "not noted"
     parts = [
         f"<h1>{markup.escape(title)}</h1>",
         *(f"<p><strong>{markup.escape(sentence)}</strong></p>" for sentence in verdict(results)),
@@ -328,8 +330,8 @@ def html(results: Results) -> str:
         ),
         "<h2>How it was made</h2>",
         f"<pre>{markup.escape(_yaml(made))}</pre>",
-        "<p>What trained the first seed, last; the others have other seeds.</p>",
-        *(f"<pre>{markup.escape(_yaml(one))}</pre>" for of_system in trained for one in of_system),
+        "<p>What trained the first system, and the commands of the first seed; others have their own.</p>",
+        f"<pre>{markup.escape(_yaml(noted))}</pre><pre>{markup.escape(commands)}</pre>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
