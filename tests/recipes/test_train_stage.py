@@ -133,10 +133,14 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     (tmp_path / "bpe").mkdir()
     for path in experiment(tmp=tmp_path).texts("bpe"):
         path.write_text("a b\n" + "a " * (1024 if path.name in ("train.en", "test.en") else 1023) + "\n")
-    with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
-        stage07_train.check_lengths(experiment(tmp=tmp_path), 4096)
-    longer = "fairseq_generate_flags=--max-source-positions 2000 --max-target-positions 2000"
-    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[longer]), 4096)
+    train, generate = (
+        f"fairseq_{program}_flags=--max-source-positions 2000 --max-target-positions 2000"
+        for program in ("train", "generate")
+    )
+    for overrides in ([], [train], [generate]):  # the model's limit and the search's both hold
+        with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
+            stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
+    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
     with pytest.raises(
         StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"
     ):
