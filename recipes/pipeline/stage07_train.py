@@ -219,6 +219,7 @@ def run(x: Experiment) -> None:
         f"({s['tokens_per_update']} were asked for)"
     )
     checkpoints = x.model / "checkpoints"
+    train = command(x, gpus, precision)
     if not x.dry_run:
         check_lengths(x, max_tokens)
         of = x.fingerprint(sys.modules[__name__])
@@ -234,7 +235,7 @@ def run(x: Experiment) -> None:
                 "max_tokens": max_tokens,
                 "update_freq": update_freq,
             },
-            "command": command(x, gpus, precision),
+            "command": train,
         }
         with history(x).open("a") as file:  # a crash may have left half a line
             file.write("\n" + json.dumps({"process": process}) + "\n")
@@ -245,7 +246,7 @@ def run(x: Experiment) -> None:
     with tqdm(
         total=total, bar_format=_BAR, unit=unit, mininterval=every, delay=0.1, disable=x.dry_run
     ) as bar:
-        x.command(command(x, gpus, precision), on_line=lambda line: _follow(bar, history(x), line))
+        x.command(train, on_line=lambda line: _follow(bar, history(x), line))
     if not x.dry_run:
         check_checkpoints(x)
 
