@@ -29,12 +29,12 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
 
     Raises:
         AverageError: names or shapes of the weights differ between two checkpoints
-        fairseq_rope.compat.CheckpointError: a file is not a whole fairseq checkpoint
+        fairseq_rope.patches.loading.CheckpointError: a file is not a whole fairseq checkpoint
         OSError: a file cannot be read
     """
     import torch
 
-    from .compat import load_checkpoint
+    from .patches.loading import load_checkpoint
 
     state: Dict[str, Any] = {}
     sums: Dict[str, Tensor] = {}
@@ -122,7 +122,7 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
     Raises:
         AverageError: a name holds no value, or there are fewer than *count*
     """
-    from .compat import load_checkpoint
+    from .patches.loading import load_checkpoint
 
     flag = "--num-best-checkpoints"
     pattern = r"checkpoint[._]best_.*?(-?\d+\.?\d*)\.pt"
@@ -207,7 +207,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq_rope.average"):
-        from .compat import save_whole
+        from .patches.saving import save_whole
 
         refuse_output(args.output)
         paths = _choose(args)

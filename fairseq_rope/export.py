@@ -456,7 +456,7 @@ def export(args: argparse.Namespace) -> str:
     from fairseq import checkpoint_utils
     from fairseq.tasks.translation import TranslationTask
 
-    from . import __version__, compat, criterion, faults, presets  # noqa: F401
+    from . import __version__, plugin  # noqa: F401
 
     output = os.path.realpath(args.output)
     refuse_other_folders(output, args)

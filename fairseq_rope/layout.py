@@ -47,7 +47,7 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     out: its moments lie in the old order.
 
     Args:
-        state: as ``fairseq_rope.compat.load_checkpoint`` gives it
+        state: as ``fairseq_rope.patches.loading.load_checkpoint`` gives it
         layout: "interleaved" or "half"
 
     Raises:
@@ -148,7 +148,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     with ending_in_one_sentence("fairseq_rope.layout"):
         args = build_parser().parse_args(argv)
-        from .compat import load_checkpoint, save_whole
+        from .patches.loading import load_checkpoint
+        from .patches.saving import save_whole
 
         refuse_output(args.output)
         state = load_checkpoint(args.path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_rope.average import main
-from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.patches.loading import load_checkpoint
 
 
 def save(folder, name, weights, **more):
@@ -180,11 +180,11 @@ def test_a_disk_that_refuses_the_write_is_one_sentence_and_leaves_nothing_behind
 def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatch):
     import gc
 
-    from fairseq_rope import compat
+    from fairseq_rope.patches import loading
 
     for number in range(1, 7):
         save(tmp_path, f"checkpoint{number}.pt", {"w": torch.ones(1000, 100)})
-    loaded, real = [], compat.load_checkpoint
+    loaded, real = [], loading.load_checkpoint
 
     def counting(path):
         gc.collect()
@@ -192,7 +192,7 @@ def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatc
         loaded.append(held)
         return real(path)
 
-    monkeypatch.setattr(compat, "load_checkpoint", counting)
+    monkeypatch.setattr(loading, "load_checkpoint", counting)
     average(tmp_path, "--num-epoch-checkpoints", "6")
     assert loaded == [0, 1, 1, 1, 1, 1]  # before each load: nothing, then the sum alone
 

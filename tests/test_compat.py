@@ -1,4 +1,4 @@
-"""fairseq_rope/compat.py: fairseq's checkpoints load, and nothing in them runs."""
+"""fairseq_rope/patches: fairseq's checkpoints load, and nothing in them runs."""
 
 import argparse
 import os
@@ -16,13 +16,14 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 
-from fairseq_rope import compat
-from fairseq_rope.compat import CheckpointError, load_checkpoint
+from fairseq_rope.patches import loading
+from fairseq_rope.patches import options as read_options
+from fairseq_rope.patches.loading import CheckpointError, load_checkpoint
 
 from .commands import PLUGIN, call
 
 needs_allow_list = pytest.mark.skipif(
-    not compat._CAN_ALLOW_LIST, reason="torch < 2.6 cannot allow-list classes by name"
+    not loading.CAN_ALLOW_LIST, reason="torch < 2.6 cannot allow-list classes by name"
 )
 
 
@@ -126,7 +127,7 @@ def test_no_module_of_fairseq_evaluates_what_a_checkpoint_says():
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
         evaluates = re.search(r"(?<![\w.])eval\(", path.read_text(encoding="utf-8"))
         if evaluates and not name.startswith(("fairseq.examples.", "fairseq.model_parallel.")):
-            assert vars(import_module(name)).get("eval") is compat._literal, name
+            assert vars(import_module(name)).get("eval") is read_options.literal, name
 
 
 def test_a_checkpoint_of_another_architecture_runs_nothing_either(data_bin, trained, tmp_path):
@@ -150,7 +151,7 @@ def test_options_are_read_as_fairseq_reads_them():
     assert utils.eval_str_list(None) is None
     assert utils.eval_str_dict("{'name': 'x'}") == {"name": "x"}
     for text in ("[(512, 3)] * 20", "[(512, 10, 5)] + [(512, 3, 2)] * 4", "(0.9, 0.98)", "-1", "True"):
-        assert compat._literal(text) == eval(text)
+        assert read_options.literal(text) == eval(text)
     # A boolean is no text to eval: fairseq takes the default then.
     assert [utils.eval_bool(x) for x in ("True", "0", True, None)] == [True, False, False, False]
 

@@ -17,7 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import preprocess
 
 from fairseq_rope.attention import RotaryMultiheadAttention
-from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
 
 from .commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.patches.loading import load_checkpoint
 
 from .commands import BIN, ENVIRONMENT, PLUGIN, outputs, run_program, training, valid_losses
 

@@ -1,4 +1,4 @@
-"""Training that is killed, and commands given the wrong file: fairseq_rope/faults.py and compat.py."""
+"""Training that is killed, and commands given the wrong file: fairseq_rope/patches."""
 
 import errno
 import hashlib
@@ -18,8 +18,14 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope.average import main as average
-from fairseq_rope.compat import _CAN_ALLOW_LIST, CheckpointError, load_checkpoint
-from fairseq_rope.faults import sentence_for, why_weights_do_not_fit
+from fairseq_rope.patches.ending import sentence_for
+from fairseq_rope.patches.loading import (
+    CAN_ALLOW_LIST,
+    CheckpointError,
+    load_checkpoint,
+    why_weights_do_not_fit,
+)
+from fairseq_rope.patches.saving import naming_the_file
 from fairseq_rope.transformer import TransformerRopeModel
 
 from .commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training
@@ -228,15 +234,15 @@ BROKEN = {
     foreign: r"is not a fairseq checkpoint: it has no entry 'model' with weights",
     foreign_with_a_model: r"is not a fairseq checkpoint: it has no entry '",
     # where no class can be refused, a text is a pickle that went wrong
-    text_file: r"was not loaded, and nothing in it was run: " if _CAN_ALLOW_LIST else r"is not a whole",
+    text_file: r"was not loaded, and nothing in it was run: " if CAN_ALLOW_LIST else r"is not a whole",
     hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
     damaged_in_the_middle: r"is not a whole checkpoint: its part \S+ is damaged",
-    changed(cfg=None): r"is not a fairseq checkpoint: it does not say of which model it is",
+    changed(cfg=None): r"is not a fairseq checkpoint: it has no options of its model",
     changed(cfg={"a": 1}): r"is not a fairseq checkpoint: ",
     changed(cfg=[1]): r"is not a fairseq checkpoint: ",
     changed(optimizer_history=7): r"is not a fairseq checkpoint: ",
     changed(model={3: torch.ones(2)}): r"is not a fairseq checkpoint: its weight 3 is no tensor",
-    folder_in_its_place: r"(Is a directory|checkpoint_last.pt is a folder|must be a checkpoint that exists)",
+    folder_in_its_place: r"(Is a directory|is a folder, and must be a file)",
 }
 
 
@@ -246,7 +252,7 @@ def generate(data, path, *more):
 
 @pytest.mark.parametrize("fault", list(BROKEN), ids=lambda fault: fault.__name__)
 def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault):
-    if fault is hostile and not _CAN_ALLOW_LIST:
+    if fault is hostile and not CAN_ALLOW_LIST:
         pytest.skip("torch < 2.6 cannot allow-list classes by name")
     path = tmp_path / "checkpoint_last.pt"
     fault(trained / "checkpoint_last.pt", path)
@@ -284,9 +290,18 @@ def test_an_unreadable_checkpoint_is_named(trained):
 def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
     missing = tmp_path / "no.pt"
     assert refusal(*generate(data_bin, missing)) == f"Model file not found: {missing}"
-    for flag in ("--restore-file", "--finetune-from-model"):
-        sentence = refusal(*training(data_bin, tmp_path / "new", flag, missing))
-        assert sentence == f"{flag} {missing}: must be a checkpoint that exists"
+    sentence = refusal(*training(data_bin, tmp_path / "new", "--finetune-from-model", missing))
+    assert sentence == f"--finetune-from-model {missing} does not exist"
+
+
+def test_training_starts_from_the_beginning_and_says_so_if_the_restore_file_is_missing(data_bin, tmp_path):
+    missing = tmp_path / "new" / "checkpoint_best.pt"
+    options = ["--max-epoch", 1, "--restore-file", missing]
+    log = train(data_bin, tmp_path / "new", *options)
+    assert f"--restore-file {missing} does not exist: training starts from the beginning" in log
+    # the next start of the same command finds the file
+    assert "does not exist" not in train(data_bin, tmp_path / "new", *options, "--max-epoch", 2)
+    assert (tmp_path / "new" / "checkpoint2.pt").exists()
 
 
 def test_a_dictionary_that_does_not_fit_is_said(trained, other_dictionary, tmp_path):
@@ -359,13 +374,14 @@ def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
     train(data_bin, tmp_path / "half", "--rope-layout", "half", "--no-epoch-checkpoints")
     path = tmp_path / "half" / "checkpoint_last.pt"
     resumed = refusal(*training(data_bin, tmp_path / "half", "--max-epoch", 2))
-    cure = "leave it so, or turn it first: python -m fairseq_rope.layout"
+    cure = "use the same value, or convert the checkpoint first: python -m fairseq_rope.layout"
     assert resumed == f"{path} was trained with --rope-layout half, not interleaved; {cure}"
     tuned = training(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-epoch", 1)
     assert refusal(*tuned) == resumed
     same = ["--rope-layout", "half"]
     other_base = training(data_bin, tmp_path / "half", "--max-epoch", 2, *same, "--rope-base", 500)
-    assert refusal(*other_base) == f"{path} was trained with --rope-base 10000.0, not 500.0; leave it so"
+    reason = "was trained with --rope-base 10000.0, not 500.0; use the same value"
+    assert refusal(*other_base) == f"{path} {reason}"
     # a longer context can be learnt with another base
     train(data_bin, tmp_path / "new", "--finetune-from-model", path, *same, "--rope-base", 500)
 
@@ -381,7 +397,7 @@ def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_is_not_tried_again_behind_its_own_beginning(tmp_path, monkeypatch):
+def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, monkeypatch):
     tries = []
 
     def save(obj, file):
@@ -389,11 +405,21 @@ def test_a_write_that_fails_is_not_tried_again_behind_its_own_beginning(tmp_path
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr("fairseq_rope.patches.saving.PAUSE", 0)
     path = tmp_path / "checkpoint1.pt"
     with pytest.raises(OSError, match="could not be written whole .No space left on device") as refused:
         checkpoint_utils.torch_persistent_save({}, str(path))
-    assert refused.value.filename == str(path) and len(tries) == 1
+    assert refused.value.filename == str(path) and len(tries) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/checkpoint1.pt", "gone/checkpoint1.pt"])
+def test_a_failed_write_is_named_where_free_space_is_unknown(path):
+    with pytest.raises(OSError) as refused:
+        with naming_the_file(path, f"{path}.tmp"):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+    assert (refused.value.filename, refused.value.errno) == (path, errno.EDQUOT)
+    assert refused.value.strerror == "could not be written whole (Disk quota exceeded)"
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope import layout
-from fairseq_rope.compat import load_checkpoint
+from fairseq_rope.patches.loading import load_checkpoint
 
 from .commands import PLUGIN, call, outputs, scores, train
 

@@ -414,7 +414,7 @@ def test_a_stage_loads_neither_torch_nor_fairseq(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "fairseq_rope.errors" in loaded and not {"torch", "fairseq", "fairseq_rope.compat"} & loaded
+    assert "fairseq_rope.errors" in loaded and not {"torch", "fairseq", "fairseq_rope.patches"} & loaded
 
 
 # -- disks -------------------------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+"""How fairseq's programs end at an error that its message explains: with one sentence, no traceback."""
+
+import errno
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import Optional, Type
+
+import fairseq
+
+from ..errors import InputError
+
+
+def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Optional[str]:
+    """Return one sentence for an *error* that its message explains, and None for one that needs a traceback.
+
+    Explained are errors that this package or fairseq raises on purpose, and files that the operating system
+    does not give or take.
+    """
+    if isinstance(error, InputError):
+        return str(error)
+    place = traceback.extract_tb(trace)[-1] if trace else None
+    packages = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(fairseq.__file__))
+    raised = (
+        place is not None and place.filename.startswith(packages) and (place.line or "").startswith("raise ")
+    )
+    if isinstance(error, OSError):
+        if error.filename and error.strerror:
+            return f"{error.filename}: {error.strerror}"
+        known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        return str(error) if known or raised else None
+    if type(error) in (Exception, ValueError) and raised and "\n" not in str(error):
+        return str(error)
+    return None
+
+
+def excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+    """Print the sentence for *error* if there is one, else the traceback."""
+    sentence = sentence_for(error, trace)
+    if sentence is None:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(f"{os.path.basename(sys.argv[0])}: error: {sentence}", file=sys.stderr)

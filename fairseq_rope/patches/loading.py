@@ -1,0 +1,360 @@
+"""Reading checkpoints: without running code, and with one sentence for a file that cannot be used.
+
+``load_checkpoint`` is for the tools. The other functions replace those of ``fairseq.checkpoint_utils``;
+the table in ``patches/__init__.py`` says why.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import pickle
+import re
+import types
+import zipfile
+from argparse import Namespace
+from contextvars import ContextVar
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import DictConfig
+
+from ..errors import InputError
+
+logger = logging.getLogger(__name__)
+
+Languages = Tuple[Optional[str], Optional[str]]  # source, target
+UNKNOWN: Languages = (None, None)
+ROTATION = ("rope_layout", "rope_base", "rope_fraction")
+
+_load_checkpoint = checkpoint_utils.load_checkpoint
+_load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
+_load_model_ensemble_and_task = checkpoint_utils.load_model_ensemble_and_task
+
+
+class CheckpointError(InputError):
+    """A checkpoint cannot be used; the message names the file and says why."""
+
+
+# -- reading a file ------------------------------------------------------------------------------------
+
+
+def checkpoint_classes() -> List[Any]:
+    """Return the classes that fairseq's checkpoints hold beside tensors, numbers, strings and containers.
+
+    Building an object of these classes runs no code of the checkpoint.
+    """
+    from fairseq.data import Dictionary
+    from fairseq.distributed import utils as distributed_utils
+    from fairseq.logging import meters
+    from omegaconf import base, dictconfig, listconfig, nodes
+
+    # cfg.model and cfg.task of models that are configured by flags (fairseq/dataclass/utils.py), and the
+    # dictionaries in the state of audio, NLU and HuBERT tasks (state.add_factory in fairseq/tasks)
+    classes: List[Any] = [Namespace, Dictionary]
+    # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state. NumPy 2 renamed
+    # the module of the functions that build them.
+    for build in (np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]):
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            classes.append((build, f"{module}.{build.__name__}"))
+    classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
+    # the stand-in for tensors in a state that is broadcast to other processes
+    classes.append(distributed_utils._TensorPlaceholder)
+    # cfg as an OmegaConf object, in checkpoints of fairseq 0.10 and 0.11
+    classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
+    classes += [nodes.AnyNode, (Any, "typing.Any"), list, dict, int, collections.defaultdict]
+    # extra_state["train_meters"], in checkpoints of fairseq up to 0.8
+    old_meters = (meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter)
+    classes += [(meter, f"fairseq.meters.{meter.__name__}") for meter in old_meters]
+    return classes
+
+
+# torch < 2.4 has no list of harmless classes; torch < 2.6 cannot list a class under its old name.
+CAN_ALLOW_LIST = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+
+
+def allow_checkpoint_classes() -> None:
+    """Tell torch which classes ``torch.load(…, weights_only=True)`` may build."""
+    if CAN_ALLOW_LIST:
+        torch.serialization.add_safe_globals(checkpoint_classes())
+
+
+def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what ``torch.load`` returns of a fairseq checkpoint, and run no code of the file.
+
+    torch < 2.6 loads as fairseq asks, so it runs code. A file that is no checkpoint is refused all the same.
+
+    Raises:
+        CheckpointError: the file is cut short or damaged, is no checkpoint of fairseq's, holds a class that
+            is not allowed, or describes a task that would run a command
+        OSError: the file cannot be read
+    """
+    name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "checkpoint")
+    if CAN_ALLOW_LIST:
+        kwargs["weights_only"] = True
+    try:
+        _refuse_damage(file, name)
+        state = torch.load(file, *args, **kwargs)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle can raise any exception
+        if isinstance(error, OSError) and error.filename:
+            raise
+        if not (CAN_ALLOW_LIST and isinstance(error, pickle.UnpicklingError)):
+            reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+            raise CheckpointError(f"{name} is not a whole checkpoint: {reason}") from None
+        unsafe_class = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it holds {unsafe_class.group(1)}" if unsafe_class else "it is damaged, or holds something"
+        reason = f"{what} that fairseq's checkpoints do not"
+        raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
+    for weight_name, weight in state["model"].items():
+        # torch.nn.Module.get_extra_state may return any object.
+        if not isinstance(weight_name, str) or not (
+            isinstance(weight, torch.Tensor) or weight_name.endswith("_extra_state")
+        ):
+            raise CheckpointError(
+                f"{name} is not a fairseq checkpoint: its weight {weight_name} is no tensor"
+            )
+    refuse_commands(part_of(state, "task"), name)
+    reading = _reading.get()
+    if reading is not None:
+        reading.trained_languages = languages_of(part_of(state, "task"))
+    return state
+
+
+def _refuse_damage(file: Any, name: Any) -> None:
+    """Raise a CheckpointError if the checksum of a part of a zip file is wrong; torch does not compare them.
+
+    Checkpoints of torch < 1.6 are no zip files and have no checksums.
+    """
+    damaged = None
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    if hasattr(file, "seek"):
+        file.seek(0)
+    if damaged is not None:
+        raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
+
+
+def refuse_commands(task: Any, name: Any) -> None:
+    """Raise a CheckpointError if the *task* of a checkpoint would make fairseq run a shell command.
+
+    ``fairseq/data/fasta_dataset.py`` gives the path of the data to a shell, and the languages are part of
+    that path.
+    """
+    if option(task, "dataset_impl") == "fasta":
+        raise CheckpointError(
+            f"{name} was not loaded: its task says --dataset-impl fasta, and fairseq gives the names of such "
+            "files to a shell"
+        )
+    languages = [option(task, flag) for flag in ("source_lang", "target_lang", "langs", "lang_pairs")]
+    for value in languages:
+        for language in re.split("[,-]", value) if isinstance(value, str) else (value or ()):
+            if isinstance(language, str) and not re.fullmatch(r"[\w-]*", language):
+                raise CheckpointError(
+                    f"{name} was not loaded: its task has the language {language!r}, and a language may have "
+                    "letters, digits, '_' and '-' only"
+                )
+
+
+def load_checkpoint(path: str) -> Dict[str, Any]:
+    """Return the state that fairseq saved in *path*, unchanged, with all tensors on the CPU.
+
+    Raises:
+        CheckpointError, OSError: as ``safe_load``
+    """
+    allow_checkpoint_classes()
+    return safe_load(path, map_location="cpu")
+
+
+class TorchWithSafeLoad(types.ModuleType):
+    """``torch`` as ``fairseq.checkpoint_utils`` sees it, with ``safe_load`` as its ``load``."""
+
+    load = staticmethod(safe_load)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+# -- the options in a checkpoint -----------------------------------------------------------------------
+
+
+def option(options: Any, name: str) -> Any:
+    """Return an option of a namespace, a configuration or a dict, and None if it has none."""
+    return options.get(name) if hasattr(options, "get") else getattr(options, name, None)
+
+
+def part_of(state: Mapping[str, Any], part: str) -> Any:
+    """Return cfg.model or cfg.task of a checkpoint; for old checkpoints its args, which hold both."""
+    cfg = state.get("cfg")
+    if not cfg:
+        return state.get("args")
+    # OmegaConf 2.0 raises an error if get() finds nothing.
+    return cfg.get(part) if isinstance(cfg, (dict, DictConfig)) and part in cfg else None
+
+
+def languages_of(options: Any) -> Languages:
+    """Return the source and target language of a task's *options*."""
+    return option(options, "source_lang"), option(options, "target_lang")
+
+
+# -- does the checkpoint fit the command? --------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Reading:
+    """What one call of fairseq reads, and what the checkpoint has to agree with.
+
+    Attributes:
+        path: the file that is read
+        languages: those of the data
+        rotation: the options of the rotation that the training uses
+        trained_languages: those that the file was trained with, before any override
+    """
+
+    path: str = "the checkpoint"
+    languages: Languages = UNKNOWN
+    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trained_languages: Languages = UNKNOWN
+
+
+# Each thread has its own value.
+_reading: ContextVar[Optional[Reading]] = ContextVar("fairseq_rope_reading", default=None)
+
+
+@contextlib.contextmanager
+def _reading_for(reading: Reading) -> Iterator[None]:
+    """Check each checkpoint that is read inside; name the file and the reason if weights do not fit."""
+    token = _reading.set(reading)
+    try:
+        yield
+    except Exception as error:
+        for cause in (error, error.__context__):  # the trainer's own message gives no reason
+            if isinstance(cause, RuntimeError) and "Error(s) in loading state_dict" in str(cause):
+                why = why_weights_do_not_fit(str(cause))
+                raise CheckpointError(f"{reading.path} does not fit: {why}") from None
+        raise
+    finally:
+        _reading.reset(token)
+
+
+def refuse_other_direction(path: str, trained: Languages, data: Languages) -> None:
+    """Raise a CheckpointError if the data have the model's source language as target and vice versa.
+
+    With a joined dictionary all weights fit, and the output would be a copy of the input.
+    """
+    if None not in trained and trained[0] != trained[1] and data == trained[::-1]:
+        raise CheckpointError(
+            f"{path} was trained from {trained[0]} to {trained[1]}, and the data are from {data[0]} to "
+            f"{data[1]}: give data of its direction, or --source-lang {trained[0]} --target-lang {trained[1]}"
+        )
+
+
+def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) -> None:
+    """Raise a CheckpointError if the model in *path* was trained with another rotation.
+
+    All weights fit, but the model would compute something else.
+    """
+    for name, value in rotation.items():
+        trained_value = option(trained, name)
+        if trained_value is not None and value is not None and trained_value != value:
+            flag = "--" + name.replace("_", "-")
+            convert = ""
+            if name == "rope_layout":
+                convert = ", or convert the checkpoint first: python -m fairseq_rope.layout"
+            raise CheckpointError(
+                f"{path} was trained with {flag} {trained_value}, not {value}; use the same value{convert}"
+            )
+
+
+def why_weights_do_not_fit(message: str) -> str:
+    """Return the first reason in the RuntimeError of ``torch.nn.Module.load_state_dict``."""
+    size = re.search(
+        r"size mismatch for (\S+): copying a param with shape torch.Size\((.*?)\) from checkpoint, "
+        r"the shape in current model is torch.Size\((.*?)\)\.",
+        message,
+    )
+    if size is None:
+        names = re.search(r'(Missing|Unexpected) key\(s\) in state_dict: "([^"]+)"', message)
+        if names is None:
+            return message.replace("\n", " ")
+        lacks = "it lacks" if names.group(1) == "Missing" else "only it has"
+        return f"{lacks} {names.group(2)}; --arch or options of the model are not those it was trained with"
+    name, in_file, in_model = size.groups()
+    same_width = in_file.split(",")[1:] == in_model.split(",")[1:]
+    if ("embed_tokens" in name or "output_projection" in name) and same_width:
+        cause = "the dictionaries (dict.*.txt in the data folder) are not those it was trained with"
+    else:
+        cause = "--arch or the sizes of the model are not those it was trained with"
+    return f"{name} has the shape {in_file} in it and {in_model} here; {cause}"
+
+
+# -- what replaces functions of fairseq.checkpoint_utils -----------------------------------------------
+
+
+@functools.wraps(_load_checkpoint_to_cpu)
+def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
+    reading = _reading.get()
+    if reading is None:
+        with _reading_for(Reading()):
+            return load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
+    reading.path = path
+    try:
+        state = _load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq upgrades another layout
+        lacks = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: {lacks}") from None
+    for part in ("model", "task"):
+        if part_of(state, part) is None:
+            raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no options of its {part}")
+    data, overrides = reading.languages, languages_of(arg_overrides or {})
+    # Languages in --model-overrides, when the data have their own languages, are the user's decision.
+    if data == UNKNOWN:  # fairseq-validate and from_pretrained give the languages of the data as overrides
+        data, overrides = overrides, UNKNOWN
+    refuse_other_direction(path, reading.trained_languages if overrides == UNKNOWN else overrides, data)
+    refuse_other_rotation(path, part_of(state, "model"), reading.rotation)
+    return state
+
+
+@functools.wraps(_load_checkpoint)
+def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    languages = languages_of(getattr(trainer.task, "cfg", None) or getattr(trainer.task, "args", None))
+    if hasattr(trainer.cfg.task, "source_lang"):
+        # Without --source-lang, the task read the languages from file names; the checkpoint must have them.
+        trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
+    last = path = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
+    if os.path.isdir(last):
+        raise InputError(f"--save-dir {cfg.save_dir}: checkpoint_last.pt is a folder, and must be a file")
+    finetunes = cfg.finetune_from_model is not None and not os.path.exists(last)
+    if cfg.restore_file != "checkpoint_last.pt":
+        path = cfg.restore_file.replace(".pt", f"{trainer.checkpoint_suffix}.pt")
+        if os.path.isdir(path):
+            raise InputError(f"--restore-file {path}: is a folder, and must be a file")
+        if not checkpoint_utils.PathManager.exists(path):
+            logger.warning(f"--restore-file {path} does not exist: training starts from the beginning")
+    elif finetunes:
+        path = cfg.finetune_from_model
+        if os.path.isdir(path):
+            raise InputError(f"--finetune-from-model {path}: is a folder, and must be a file")
+    # A model that starts a new training may learn the other direction, or another base.
+    starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
+    names = ROTATION[:1] if starts_anew else ROTATION
+    rotation = {name: option(trainer.cfg.model, name) for name in names}
+    with _reading_for(Reading(path, UNKNOWN if starts_anew else languages, rotation)):
+        return _load_checkpoint(cfg, trainer, **kwargs)
+
+
+@functools.wraps(_load_model_ensemble_and_task)
+def load_model_ensemble_and_task(
+    filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    data = languages_of(getattr(task, "cfg", None) or getattr(task, "args", None))
+    with _reading_for(Reading(languages=data)):
+        return _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)

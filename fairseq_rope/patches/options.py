@@ -1,0 +1,83 @@
+"""Options that fairseq evaluates as Python: read as literals and arithmetic, so that none can run code."""
+
+import ast
+import linecache
+import operator
+import re
+import sys
+from typing import Any, Callable, Dict, Type
+
+OPERATORS: Dict[Type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+LARGEST_POWER = 64  # both of the exponent and of the base's number of bits
+LONGEST = 100_000  # entries of a list, tuple or string that an option may repeat to
+
+
+def literal(x: str, *_: Any) -> Any:
+    """Return what ``eval`` returns of a literal, or of + - * / // ** on literals.
+
+    This is ``eval`` as fairseq's modules see it. The names in an expression are not looked up, no function is
+    called, and powers and repetitions have a bound.
+
+    Raises:
+        TypeError: *x* is not a string, as ``eval`` raises
+        ValueError: *x* is another expression; the message has its text, and the option where that is known
+    """
+    if not isinstance(x, str):
+        raise TypeError(f"{x!r} is not a string")
+    try:
+        return _value(ast.parse(x.strip(), mode="eval").body)
+    except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError) as error:
+        raise ValueError(
+            f"{_option_being_read()}{x!r}: must be a literal, or + - * / // ** on literals ({error})"
+        ) from None
+
+
+def _value(node: ast.AST) -> Any:
+    """Return the value of an expression.
+
+    Raises:
+        ValueError: it is neither a literal nor allowed arithmetic, or it is too large
+    """
+    if isinstance(node, (ast.Tuple, ast.List)):
+        entries = [_value(entry) for entry in node.elts]
+        return tuple(entries) if isinstance(node, ast.Tuple) else entries
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        operand = _value(node.operand)
+        return -operand if isinstance(node.op, ast.USub) else +operand
+    if not (isinstance(node, ast.BinOp) and type(node.op) in OPERATORS):
+        return ast.literal_eval(node)
+    left, right = _value(node.left), _value(node.right)
+    if isinstance(node.op, ast.Pow):
+        bits = left.bit_length() if isinstance(left, int) else 0
+        if abs(right) > LARGEST_POWER or bits > LARGEST_POWER:
+            raise ValueError(f"the power is too large, with an exponent above {LARGEST_POWER}")
+    if isinstance(node.op, ast.Mult):
+        for sequence, times in ((left, right), (right, left)):
+            if hasattr(sequence, "__len__") and len(sequence) * times > LONGEST:
+                raise ValueError(f"it would have more than {LONGEST} entries")
+    return OPERATORS[type(node.op)](left, right)
+
+
+def _option_being_read() -> str:
+    """Return "--option " of fairseq's line that calls ``eval``, and "" if that line does not say.
+
+    fairseq/models/fconv.py, for example, calls ``eval(args.encoder_layers)``; the callers of
+    ``eval_str_list`` give it the option.
+    """
+    frame = sys._getframe(2)
+    for _ in range(2):
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        name = re.search(r"eval\w*\(\s*(?:self\.)?(?:args|cfg|config)\.(\w+)", line)
+        if name:
+            return f"--{name.group(1).replace('_', '-')} "
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""

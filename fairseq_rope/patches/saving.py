@@ -1,0 +1,152 @@
+"""Writing checkpoints: a file appears whole or not at all, and a failure names the file and the reason.
+
+``save_whole`` is for the tools. The other functions replace those of ``fairseq.checkpoint_utils``; the table
+in ``patches/__init__.py`` says why.
+"""
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import re
+import shutil
+import time
+import traceback
+from typing import Any, Dict, Iterator, Optional
+
+import torch
+from fairseq import checkpoint_utils
+
+_torch_persistent_save = checkpoint_utils.torch_persistent_save
+_save_checkpoint = checkpoint_utils.save_checkpoint
+
+TRIES = 3  # and the seconds between them, as in fairseq
+PAUSE = 2.5
+
+
+def save_whole(state: Dict[str, Any], path: str) -> None:
+    """Write *state* with ``torch.save`` under a temporary name beside *path*, then rename it.
+
+    Raises:
+        OSError: the file cannot be written; a file that was at *path* is unchanged
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"  # two processes that write at once do not mix
+    with naming_the_file(path, temporary):
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def naming_the_file(path: str, temporary: str) -> Iterator[None]:
+    """While *temporary* is written, to be renamed to *path*: remove it if that fails, and name *path*.
+
+    Raises:
+        OSError: *path* was not written; its ``strerror`` gives the reason, and the free disk space if known.
+            torch reports a failed write as a RuntimeError about positions in a file.
+    """
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        code = _errno_of_failed_write(error)
+        if code is None:
+            raise
+        try:
+            free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free // 2**20
+        except OSError:  # the folder is gone, or is not on a disk of this machine
+            reason = f"could not be written whole ({os.strerror(code)})"
+        else:
+            if code == errno.EIO and free == 0:
+                code = errno.ENOSPC
+            reason = f"could not be written whole ({os.strerror(code)}; {free} MiB left on its disk)"
+        raise OSError(code, reason, path) from error
+
+
+def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
+    """Return the errno of the failed write that led to *error*, and None if it has another cause."""
+    if isinstance(error, OSError):
+        return error.errno
+    # torch's writer, in C++, gives no errno.
+    if isinstance(error, RuntimeError) and re.search(
+        "PytorchStreamWriter|inline_container|basic_ios", str(error)
+    ):
+        return _errno_of_failed_write(error.__context__) or errno.EIO
+    return None
+
+
+# -- what replaces functions of fairseq.checkpoint_utils -----------------------------------------------
+
+
+class WholeFiles:
+    """fairseq's ``PathManager``, whose copies and renames leave a whole file or none under the new name."""
+
+    def __init__(self, path_manager: Any) -> None:
+        self._path_manager = path_manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._path_manager, name)
+
+    def rename(self, src: str, dst: str) -> Any:
+        """Rename *src*, after its data have reached the disk: otherwise a power cut can leave it empty."""
+        with open(src, "rb") as file:
+            os.fsync(file.fileno())
+        return self._path_manager.rename(src, dst)
+
+    def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        """Copy by way of a temporary file. If *dst_path* is a link, the file that it names is replaced."""
+        if not (overwrite and self._path_manager.supports_rename(dst_path)):
+            return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
+        final = os.path.realpath(dst_path)
+        temporary = final + ".tmp"  # fairseq's suffix; the next copy overwrites it
+        with naming_the_file(dst_path, temporary):
+            shutil.copyfile(src_path, temporary)
+            self.rename(temporary, final)
+        return True
+
+
+@functools.wraps(_torch_persistent_save)
+def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) -> None:
+    with naming_the_file(filename, filename + ".tmp"):
+        _torch_persistent_save(obj, filename, async_write=async_write)
+
+
+def _save_with_retries(obj: Any, f: Any) -> None:
+    """``torch.save`` with fairseq's retries, each of which begins again at the start of the file."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return torch.save(obj, f)
+        except Exception:
+            if attempt == TRIES or not f.seekable():
+                logging.getLogger(checkpoint_utils.__name__).error(traceback.format_exc())
+                raise
+            time.sleep(PAUSE)
+            f.seek(0)
+            f.truncate()
+
+
+class _MidEpoch:
+    """An epoch iterator that reports that its epoch has not ended."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def end_of_epoch(self) -> bool:
+        return False
+
+
+@functools.wraps(_save_checkpoint)
+def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+    every = cfg.save_interval_updates
+    if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
+        writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
+        if not writes_epoch:
+            epoch_itr = _MidEpoch(epoch_itr)
+    return _save_checkpoint(cfg, trainer, epoch_itr, val_loss)

@@ -1,0 +1,483 @@
+"""fairseq_rope/patches: what works with fairseq alone does the same with each patch in place.
+
+"fairseq alone" is a second copy of ``fairseq.checkpoint_utils``, loaded from its file, or the function that a
+replacement wraps.
+"""
+
+import builtins
+import contextlib
+import functools
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.file_io import PathManager
+from fairseq.options import get_training_parser, parse_args_and_arch
+
+from fairseq_rope import patches
+from fairseq_rope.patches import loading, options, saving
+from fairseq_rope.patches.loading import CheckpointError, load_checkpoint
+
+from .commands import ENVIRONMENT, ROOT, call
+
+LIMITS = ({"max_tokens": 400}, {"max_sentences": 16})
+
+
+@functools.lru_cache
+def fairseq_alone():
+    """A copy of fairseq.checkpoint_utils without replacements."""
+    spec = importlib.util.spec_from_file_location("checkpoint_utils_alone", checkpoint_utils.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def equal(one, other):
+    """Whether two states of a checkpoint are the same, tensors compared by value."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+# -- the same with and without each patch --------------------------------------------------------------
+
+
+def loading_gives_the_same_state(request, folder):
+    path = request.getfixturevalue("trained") / "checkpoint_last.pt"
+    with open(path, "rb") as file:
+        state = checkpoint_utils.torch.load(file, map_location="cpu")
+    assert equal(state, torch.load(path, map_location="cpu", weights_only=False))
+
+
+def upgrading_gives_the_same_state(request, folder):
+    path = str(request.getfixturevalue("trained") / "checkpoint_last.pt")
+    for overrides in (None, {"dropout": 0.3, "data": "elsewhere"}):
+        state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
+        assert equal(state, fairseq_alone().load_checkpoint_to_cpu(path, overrides))
+
+
+def an_ensemble_has_the_same_weights(request, folder):
+    paths = [str(request.getfixturevalue("trained") / "checkpoint_last.pt")]
+    overrides = {"data": str(request.getfixturevalue("data_bin"))}
+    (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task(paths, overrides)
+    (theirs,), _, _ = fairseq_alone().load_model_ensemble_and_task(paths, overrides)
+    assert equal(ours.state_dict(), theirs.state_dict())
+
+
+def resuming_reads_the_same(request, folder):
+    """load_checkpoint gives the trainer the same file and flags, and returns the same."""
+    given = []
+
+    def trainer(module):
+        extra = {"train_iterator": {"epoch": 3}, "best": 2.5}
+        return SimpleNamespace(
+            checkpoint_suffix="",
+            cfg=Namespace(model=Namespace(), task=Namespace()),
+            task=SimpleNamespace(cfg=Namespace(source_lang="en", target_lang="de")),
+            load_checkpoint=lambda *args, **kwargs: given.append((module, args, kwargs)) or dict(extra),
+            get_train_iterator=lambda **kwargs: SimpleNamespace(epoch=3, load_state_dict=lambda state: None),
+            lr_step=lambda epoch: None,
+        )
+
+    (folder / "pretrained.pt").touch()
+    for changes in (
+        {},
+        {"restore_file": str(folder / "missing.pt")},
+        {"restore_file": str(folder / "pretrained.pt"), "reset_optimizer": True},
+        {"finetune_from_model": str(folder / "pretrained.pt")},
+    ):
+        cfg = Namespace(
+            save_dir=str(folder), restore_file="checkpoint_last.pt", finetune_from_model=None,
+            reset_optimizer=False, reset_lr_scheduler=False, reset_meters=False, reset_dataloader=False,
+            optimizer_overrides="{}", continue_once=None,
+        )  # fmt: skip
+        vars(cfg).update(changes)
+        given.clear()
+        extra = [module.load_checkpoint(cfg, trainer(module))[0] for module in BOTH()]
+        assert extra[0] == extra[1] and given[0][1:] == given[1][1:], changes
+
+
+def BOTH():
+    return checkpoint_utils, fairseq_alone()
+
+
+def expressions_have_the_same_value(request, folder):
+    for text in (
+        "1/32", "5e-4/2", "2**-3", "7 // 2", "3 - 1", "-(2 + 3)", "10**5", "[1/2, 3]", "(0.9, 1 - 0.02)",
+        "[(512, 10, 5)] + [(512, 3, 2)] * 4", "{'name': 'x'}", "True", "None", "'a' * 3", "{1, 2}", "1e-8",
+    ):  # fmt: skip
+        assert options.literal(text) == builtins.eval(text), text
+    assert utils.eval_str_list("1/32") == [1 / 32]
+
+
+def copies_and_renames_are_the_same(request, folder):
+    for name, manager in (("ours", checkpoint_utils.PathManager), ("theirs", PathManager)):
+        (folder / name).mkdir()
+        (folder / name / "disk").mkdir()
+        source, target, link = (folder / name / file for file in ("1.pt", "last.pt", "link.pt"))
+        source.write_bytes(b"new" * 1000)
+        (folder / name / "disk" / "big.pt").write_bytes(b"old")
+        link.symlink_to(Path("disk") / "big.pt")
+        for copy in (target, target, link):
+            assert manager.copy(str(source), str(copy), overwrite=True)
+        manager.rename(str(source), str(folder / name / "renamed.pt"))
+    described = [
+        sorted(
+            (str(path.relative_to(top)), path.is_symlink(), path.is_file() and path.read_bytes())
+            for path in top.rglob("*")
+        )
+        for top in (folder / "ours", folder / "theirs")
+    ]
+    assert described[0] == described[1]
+    assert ("link.pt", True, b"new" * 1000) in described[0]
+
+
+def a_saved_state_is_the_same(request, folder):
+    state = {"model": {"w": torch.arange(3.0)}, "args": Namespace(x=1)}
+    loaded = []
+    for name, module in zip(("ours", "theirs"), BOTH(), strict=True):
+        path = folder / f"{name}.pt"
+        module.torch_persistent_save(state, str(path))
+        loaded.append(torch.load(path))
+    assert equal(*loaded) and sorted(os.listdir(folder)) == ["ours.pt", "theirs.pt"]
+
+
+def a_second_try_succeeds(request, folder):
+    """A write that fails once. fairseq leaves its beginning in the file; ours starts again."""
+    real, tries = torch.save, []
+
+    def save(obj, file):
+        tries.append(file.write(b"half of it"))
+        if len(tries) == 1:
+            raise OSError("Stale file handle")
+        real(obj, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        patch.setattr(saving, "PAUSE", 0)
+        checkpoint_utils.torch_persistent_save({"model": {}}, str(folder / "1.pt"))
+        assert len(tries) == 2
+    assert (folder / "1.pt").read_bytes().count(b"half of it") == 1
+
+
+def the_same_checkpoints_are_written(request, folder):
+    """All combinations of flags; the difference is the checkpoint that fairseq leaves out."""
+    number = 0
+    for epoch, updates, ends in ((1, 10, True), (2, 20, True), (2, 15, False), (2, 17, True)):
+        for no_epoch in (False, True):
+            for interval, every in ((1, 0), (2, 0), (1, 5), (2, 5)):
+                written = []
+                for module in BOTH():
+                    number += 1
+                    cfg = checkpointing(folder / str(number), no_epoch, interval, every)
+                    iterator = mock.Mock(epoch=epoch, **{"end_of_epoch.return_value": ends})
+                    module.save_checkpoint(cfg, SavingTrainer(updates), iterator, None)
+                    written.append(set(os.listdir(cfg.save_dir)))
+                left_out = every and updates % every == 0 and ends and (no_epoch or epoch % interval)
+                extra = {f"checkpoint_{epoch}_{updates}.pt"} if left_out else set()
+                assert written[0] == written[1] | extra, (epoch, updates, ends, no_epoch, interval, every)
+
+
+def checkpointing(folder, no_epoch, interval, every):
+    return Namespace(
+        save_dir=str(folder), no_save=False, no_epoch_checkpoints=no_epoch, save_interval=interval,
+        save_interval_updates=every, keep_best_checkpoints=0, no_last_checkpoints=False,
+        maximize_best_checkpoint_metric=False, write_checkpoints_asynchronously=False,
+        keep_interval_updates=0, keep_last_epochs=0, keep_interval_updates_pattern=-1,
+    )  # fmt: skip
+
+
+class SavingTrainer:
+    data_parallel_rank, should_save_checkpoint_on_current_rank = 0, True
+    always_call_state_dict_during_save_checkpoint, checkpoint_suffix, task = False, "", None
+
+    def __init__(self, updates):
+        self.get_num_updates = lambda: updates
+
+    def consolidate_optimizer(self):
+        pass
+
+    def save_checkpoint(self, filename, extra_state):
+        Path(filename).write_bytes(b"checkpoint")
+        return filename
+
+
+def batches_are_the_same(request, folder):
+    """Any iterable of numbers; the difference is the last batch, which fairseq drops."""
+    draw = np.random.RandomState(1)
+    for count in (8, 20, 100):
+        order, sizes = draw.permutation(count), np.arange(count) % 30 + 1
+        kinds = (np.asarray, list, iter, lambda numbers: dict.fromkeys(numbers).keys())
+        for kind, limits, multiple in itertools.product(kinds, LIMITS, (1, 8)):
+            alone, ours = (
+                list(
+                    map(
+                        list,
+                        compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limits),
+                    )
+                )
+                for compose in (data_utils.batch_by_size.__wrapped__, data_utils.batch_by_size)
+            )
+            assert ours[: len(alone)] == alone and len(ours) - len(alone) <= 1
+            assert sum(ours, []) == order.tolist()
+
+
+def a_training_from_the_beginning_takes_the_same_batches(request, folder):
+    ours = tasks.FairseqTask.get_batch_iterator
+    of_start = {}
+    for name, get_iterator in (("ours", ours), ("fairseq's", ours.__wrapped__)):
+        for first in (1, 3):
+            task = translation_task(request.getfixturevalue("data_bin"))
+            task.load_dataset("train")
+            iterator = get_iterator(task, task.dataset("train"), max_tokens=200, seed=5, epoch=first)
+            of_start[name, first] = []
+            while iterator.next_epoch_idx < 5:
+                batches = list(iterator.next_epoch_itr(shuffle=True))
+                of_start[name, first].append([batch["id"].tolist() for batch in batches])
+    assert of_start["ours", 1] == of_start["fairseq's", 1]
+    assert of_start["ours", 3] == of_start["ours", 1][2:]
+    assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is mended: the patch can go"
+
+
+def translation_task(data, source="en", target="de"):
+    flags = [str(data), "--arch", "transformer_tiny", "-s", source, "-t", target]
+    return tasks.setup_task(parse_args_and_arch(get_training_parser(), flags))
+
+
+SAME = {
+    "fairseq.checkpoint_utils.torch": loading_gives_the_same_state,
+    "fairseq.*.eval": expressions_have_the_same_value,
+    "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,
+    "fairseq.checkpoint_utils._torch_persistent_save": a_second_try_succeeds,
+    "fairseq.checkpoint_utils.torch_persistent_save": a_saved_state_is_the_same,
+    "fairseq.checkpoint_utils.save_checkpoint": the_same_checkpoints_are_written,
+    "fairseq.tasks.FairseqTask.get_batch_iterator": a_training_from_the_beginning_takes_the_same_batches,
+    "fairseq.data.data_utils.batch_by_size": batches_are_the_same,
+    "fairseq.checkpoint_utils.load_checkpoint_to_cpu": upgrading_gives_the_same_state,
+    "fairseq.checkpoint_utils.load_checkpoint": resuming_reads_the_same,
+    "fairseq.checkpoint_utils.load_model_ensemble_and_task": an_ensemble_has_the_same_weights,
+}
+
+
+@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.target)
+def test_what_works_with_fairseq_alone_does_the_same_with_the_patch(patch, request, tmp_path):
+    SAME[patch.target](request, tmp_path)
+
+
+def test_each_patch_is_in_place_once_and_says_why():
+    targets = [patch.target for patch in patches.PATCHES]
+    assert len(set(targets)) == len(targets)
+    patches.apply()  # a second time
+    for patch in patches.PATCHES:
+        assert patch.prevents in (
+            "code execution", "lost data", "wrong results", "a crash", "an unreadable error",
+        )  # fmt: skip
+        assert patch.reason.endswith(".") and patch.until
+        places = patches.owners(patch.target)
+        assert places
+        for owner, name in places:
+            assert vars(owner)[name] is patch.replacement
+        # no patch of a patch: what a replacement wraps is fairseq's own
+        wrapped = getattr(patch.replacement, "__wrapped__", None)
+        if wrapped is not None:
+            assert "fairseq_rope" not in wrapped.__code__.co_filename
+
+
+# -- code in a checkpoint ------------------------------------------------------------------------------
+
+
+def fasta_model(trained, data_bin, folder, **task):
+    """A checkpoint whose task reads FASTA files, beside a folder of such files."""
+    data = folder / "data"
+    data.mkdir()
+    for dictionary in data_bin.glob("dict.*.txt"):
+        (data / dictionary.name).write_bytes(dictionary.read_bytes())
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    options_of_task = state["cfg"]["task"]
+    (options_of_task if isinstance(options_of_task, dict) else vars(options_of_task)).update(task)
+    torch.save(state, folder / "model.pt")
+    return folder / "model.pt", data
+
+
+@pytest.mark.parametrize(
+    "task, reason",
+    [
+        ({"dataset_impl": "fasta"}, "its task says --dataset-impl fasta"),
+        ({"source_lang": "en$(touch was_run)"}, "its task has the language 'en$(touch was_run)'"),
+        ({"target_lang": "de;touch was_run"}, "its task has the language 'de;touch was_run'"),
+        ({"lang_pairs": "en-de,`touch was_run`-de"}, "its task has the language '`touch was_run`'"),
+    ],
+)
+def test_a_checkpoint_whose_task_would_run_a_command_is_refused(trained, data_bin, tmp_path, task, reason):
+    path, data = fasta_model(trained, data_bin, tmp_path, **task)
+    readers = (
+        lambda: load_checkpoint(str(path)),
+        lambda: checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data)}),
+        lambda: call("fairseq-generate", data, "-s", "en", "-t", "de", "--path", path, "--cpu"),
+    )
+    for read in readers:
+        with pytest.raises(CheckpointError) as refused:
+            read()
+        assert str(refused.value).startswith(f"{path} was not loaded: {reason}")
+
+
+def test_the_shell_command_of_such_a_checkpoint_runs_with_fairseq_alone(tmp_path, monkeypatch):
+    from fairseq.data.fasta_dataset import FastaDataset
+
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(Exception):
+        FastaDataset("train.en$(touch was_run)")
+    assert (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("language", ["en", "zh_CN", "pt-BR", "zh-Hans", "中文", None])
+def test_ordinary_languages_are_read(tmp_path, language):
+    loading.refuse_commands(Namespace(source_lang=language, dataset_impl="mmap"), "model.pt")
+
+
+# -- what checkpoints hold -----------------------------------------------------------------------------
+
+
+def test_dictionaries_in_the_state_of_a_task_are_read(tmp_path):
+    dictionary = Dictionary()
+    dictionary.add_symbol("word", n=7)
+    state = {
+        "model": {"w": torch.ones(2), "layer._extra_state": {"calibrated": True, "scale": 0.5}},
+        "task_state": {"target_dictionary": dictionary, "dictionaries": [dictionary], "labels": {"a": "1"}},
+    }
+    torch.save(state, tmp_path / "audio.pt")
+    read = load_checkpoint(str(tmp_path / "audio.pt"))
+    assert read["task_state"]["target_dictionary"].indices == dictionary.indices
+    assert read["task_state"]["dictionaries"][0].count == dictionary.count
+    assert read["model"]["layer._extra_state"] == {"calibrated": True, "scale": 0.5}
+
+
+def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, data_bin, tmp_path):
+    """One thread loads for en-de, which fits; the other for de-en, which is refused, every time."""
+    path, outcomes = str(trained / "checkpoint_last.pt"), {"en": [], "de": []}
+    start = threading.Barrier(2)
+
+    def load(source, target):
+        task = translation_task(data_bin, source, target)
+        for _ in range(10):
+            start.wait()
+            try:
+                checkpoint_utils.load_model_ensemble([path], task=task)
+                outcomes[source].append("loaded")
+            except CheckpointError as error:
+                outcomes[source].append(str(error).split(":")[0])
+
+    threads = [threading.Thread(target=load, args=pair) for pair in (("en", "de"), ("de", "en"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = f"{path} was trained from en to de, and the data are from de to en"
+    assert outcomes == {"en": ["loaded"] * 10, "de": [refused] * 10}
+
+
+# -- options that fairseq evaluates --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("__import__('os').getcwd()", "Call"),
+        ("9**9**9", "the power is too large"),
+        ("(10**15)**60", "result|too large"),
+        ("2**1000", "the power is too large"),
+        ("[0] * 10**9", "more than 100000 entries"),
+        ("10**9 * 'a'", "more than 100000 entries"),
+        ("1/0", "division by zero"),
+        ("[1] + 2", "can only concatenate"),
+        ("args.x", "Attribute"),
+        ("1 +", "invalid syntax"),
+        ("'a' % 3", "BinOp"),
+    ],
+)
+def test_an_expression_that_is_refused_is_shown_with_the_reason(text, reason):
+    if text == "(10**15)**60":
+        assert options.literal(text) == builtins.eval(text)  # 900 digits are harmless
+        return
+    with pytest.raises(ValueError) as refused:
+        options.literal(text)
+    message = str(refused.value)
+    assert message.startswith(f"{text!r}: must be a literal, or + - * / // ** on literals (")
+    assert reason in message and "malformed node" not in message.split("(")[0]
+
+
+def test_the_option_of_a_refused_expression_is_named(build):
+    with pytest.raises(ValueError, match=r"^--encoder-layers 'args': must be a literal"):
+        build("fconv", encoder_layers="args")
+    with pytest.raises(ValueError, match=r"^--adaptive-softmax-cutoff 'cutoff\(\)': must be a literal"):
+        build("transformer_tiny", adaptive_softmax_cutoff="cutoff()")
+
+
+# -- importing -----------------------------------------------------------------------------------------
+
+
+def in_a_process(code, *, cwd=None, path=()):
+    """Run Python *code* in a new process, with *path* before everything else; returns what it printed."""
+    search = os.pathsep.join([*map(str, path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env={**ENVIRONMENT, "PYTHONPATH": search},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+REGISTERED = """
+import argparse, sys
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq import checkpoint_utils
+print("transformer_rope_tiny" in ARCH_MODEL_REGISTRY, type(checkpoint_utils.torch).__name__)
+"""
+USER_DIR = """
+import argparse, fairseq.utils, os
+import fairseq_rope
+fairseq.utils.import_user_module(argparse.Namespace(user_dir=os.path.dirname(fairseq_rope.__file__)))
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import fairseq, fairseq_rope",
+        "import fairseq_rope" + USER_DIR,
+        "import fairseq_rope.rotary, fairseq_rope.attention" + USER_DIR,
+        "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
+        "import fairseq_rope.transformer\n"
+        "try: fairseq_rope.transformer.TransformerRopeModel.from_pretrained('no-folder', 'no.pt')\n"
+        "except Exception: pass",
+    ],
+    ids=["fairseq first", "plugin first", "modules first", "another program", "from_pretrained"],
+)
+def test_the_plugin_registers_in_either_order(first):
+    assert in_a_process(first + REGISTERED) == "True TorchWithSafeLoad"
+
+
+def test_importing_the_package_loads_neither_torch_nor_fairseq():
+    assert in_a_process("import sys, fairseq_rope; print({'torch', 'fairseq'} & set(sys.modules))") == "set()"
+
+
+def test_the_translator_imports_beside_a_folder_named_fairseq(tmp_path):
+    (tmp_path / "fairseq").mkdir()
+    code = "import sys; sys.path.insert(0, ''); from fairseq_rope.translate import Translator; print('there')"
+    assert in_a_process(code, cwd=tmp_path) == "there"
