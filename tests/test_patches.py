@@ -337,13 +337,23 @@ def test_a_checkpoint_whose_task_would_run_a_command_is_refused(trained, data_bi
         assert str(refused.value).startswith(f"{path} was not loaded: {reason}")
 
 
-def test_the_shell_command_of_such_a_checkpoint_runs_with_fairseq_alone(tmp_path, monkeypatch):
-    from fairseq.data.fasta_dataset import FastaDataset
-
+def test_the_command_of_such_a_checkpoint_runs_if_it_is_not_refused(trained, data_bin, tmp_path, monkeypatch):
+    source = "en$(touch was_run)"
+    path, data = fasta_model(trained, data_bin, tmp_path, dataset_impl="fasta", source_lang=source)
+    (data / f"dict.{source}.txt").write_bytes((data / "dict.en.txt").read_bytes())
+    for suffix in ("fasta", "idx", "bin"):  # fairseq looks for the last two, and reads the first
+        (data / f"valid.{source}-de.{source}.{suffix}").write_text(">1\nA\n")
     monkeypatch.chdir(tmp_path)
-    with contextlib.suppress(Exception):
-        FastaDataset("train.en$(touch was_run)")
-    assert (tmp_path / "was_run").exists()
+
+    def read_sample_sentences():
+        with contextlib.suppress(CheckpointError, ValueError, TypeError):
+            _, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data)})
+            task.load_dataset("valid")
+        return (tmp_path / "was_run").exists()
+
+    assert not read_sample_sentences()
+    monkeypatch.setattr(loading, "refuse_commands", lambda task, name: None)
+    assert read_sample_sentences()
 
 
 @pytest.mark.parametrize("language", ["en", "zh_CN", "pt-BR", "zh-Hans", "中文", None])

@@ -1,0 +1,80 @@
+"""A pytest plugin for fairseq's own tests, used by test_fairseq_suite.py as ``pytest -p fairseq_with``.
+
+FAIRSEQ_WITH says what fairseq is tested with:
+
+- ``nothing``: fairseq alone. Its checkpoints load, as torch >= 2.6 is told that a namespace is harmless.
+- ``plugin``: the plugin is loaded from the copy in the current folder, and fairseq's models are tested.
+- ``transformer_rope``: the plugin is loaded, and its model takes the place of fairseq's transformer.
+- ``transformer``: what the last one is compared with. In both of these, the reproducibility tests, which
+  train a convolutional model, train a transformer; and models of width 8 have 2 heads, because heads of one
+  dimension have nothing to rotate.
+"""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import fairseq.models.transformer
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.utils import import_user_module
+
+MODE = os.environ["FAIRSEQ_WITH"]
+if MODE in ("plugin", "transformer_rope"):
+    import_user_module(Namespace(user_dir="fairseq_rope"))
+elif hasattr(torch.serialization, "add_safe_globals"):
+    torch.serialization.add_safe_globals([Namespace])
+
+
+def put_in_place_of(old: str, new: str) -> None:
+    """Let ``--arch OLD`` build what ``--arch NEW`` builds."""
+    for registry in (ARCH_MODEL_REGISTRY, ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY):
+        registry[old] = registry[new]
+
+
+def with_heads_that_can_rotate(architecture: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+    def narrow(args: Namespace) -> None:
+        for side in ("encoder", "decoder"):
+            if getattr(args, f"{side}_embed_dim", None) == 8:
+                setattr(args, f"{side}_attention_heads", 2)
+        architecture(args)
+
+    return narrow
+
+
+if MODE == "transformer_rope":
+    from fairseq_rope.attention import RotaryMultiheadAttention
+    from fairseq_rope.rotary import RotaryEmbedding
+    from fairseq_rope.transformer import TransformerRopeModel
+
+    class AttentionAsFairseqBuildsIt(RotaryMultiheadAttention):
+        """Rotary attention with the constructor of fairseq's MultiheadAttention."""
+
+        def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **_: object) -> None:
+            super().__init__(embed_dim, num_heads, RotaryEmbedding(embed_dim // num_heads), dropout)
+
+    for _old in list(ARCH_MODEL_REGISTRY):
+        _new = _old.replace("transformer", "transformer_rope")
+        if _new != _old and _new in ARCH_MODEL_REGISTRY:
+            put_in_place_of(_old, _new)
+    MODEL_REGISTRY["transformer"] = TransformerRopeModel
+    fairseq.models.transformer.TransformerModel = TransformerRopeModel
+if MODE in ("transformer_rope", "transformer"):
+    put_in_place_of("fconv_iwslt_de_en", "transformer_tiny")
+    for _name, _architecture in list(ARCH_CONFIG_REGISTRY.items()):
+        ARCH_CONFIG_REGISTRY[_name] = with_heads_that_can_rotate(_architecture)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give rotary attention to the tests of attention.
+
+    It replaces the names in the test's module only, because TorchScript looks fairseq's class up in fairseq's
+    module when it compiles cross-attention.
+    """
+    if MODE == "transformer_rope":
+        for name in ("MultiheadAttention", "multihead_attention"):
+            if hasattr(item.module, name):
+                stand_in = SimpleNamespace(MultiheadAttention=AttentionAsFairseqBuildsIt)
+                setattr(item.module, name, getattr(stand_in, name, stand_in))
