@@ -8,7 +8,7 @@ of it into .venv.
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,7 +35,7 @@ setup(
     long_description_content_type="text/markdown",
     author="the fairseq-rope developers",
     license="MIT",
-    packages=["fairseq_rope"],
+    packages=find_packages(include=["fairseq_rope", "fairseq_rope.*"]),
     python_requires=">=3.8",
     # torch and fairseq are left out on purpose: whoever has them has chosen a build (CUDA or CPU,
     # git or package), and no installation of this plugin may replace it.

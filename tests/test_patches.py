@@ -30,7 +30,7 @@ from fairseq_rope import patches
 from fairseq_rope.patches import loading, options, saving
 from fairseq_rope.patches.loading import CheckpointError, load_checkpoint
 
-from .commands import ENVIRONMENT, ROOT, call
+from .commands import ENVIRONMENT, PLUGIN, ROOT, call, run_program
 
 LIMITS = ({"max_tokens": 400}, {"max_sentences": 16})
 
@@ -491,3 +491,9 @@ def test_the_translator_imports_beside_a_folder_named_fairseq(tmp_path):
     (tmp_path / "fairseq").mkdir()
     code = "import sys; sys.path.insert(0, ''); from fairseq_rope.translate import Translator; print('there')"
     assert in_a_process(code, cwd=tmp_path) == "there"
+
+
+def test_the_folder_around_the_plugin_is_refused_with_the_path_of_the_plugin(tmp_path):
+    done = run_program("fairseq-train", "data-bin", "--user-dir", ROOT, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"--user-dir {ROOT}: must be the folder of the plugin, {PLUGIN}"
