@@ -3,13 +3,12 @@
 Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
 """
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
-from torch.nn.modules import module as nn_module
+from torch import Tensor
 
 from .rotary import RotaryEmbedding
 
@@ -127,12 +126,6 @@ class RotaryMultiheadAttention(FusedAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.rotary = rotary
-        self._joined = Kept()  # see joined_projections
-
-    def train(self, mode: bool = True) -> "RotaryMultiheadAttention":
-        """torch's; what was made of the weights is forgotten, which training is about to change."""
-        self._joined.forget()
-        return super().train(mode)
 
     def forward(
         self,
@@ -209,29 +202,22 @@ class RotaryMultiheadAttention(FusedAttention):
     def joined_projections(self) -> Tuple[Tensor, Tensor]:
         """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
 
-        Pairs that rotate together are neighbours in queries and keys, whatever the layout: scores do not
-        change when the dimensions of both are put into another order. Without gradient; kept until a weight
-        changes.
+        A copy without gradient. Pairs that rotate together are neighbours in queries and keys, whatever the
+        layout: scores do not change when the dimensions of both are put into another order.
         """
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-
-        def join() -> Tuple[Tensor, Tensor]:
-            (qw, kw, vw), (qb, kb, vb) = (
-                [getattr(m, name).detach() for m in projections] for name in ("weight", "bias")
-            )
-            weight = torch.cat([self._neighbours(qw.t()).t(), self._neighbours(kw.t()).t(), vw])
-            return weight, torch.cat([self._neighbours(qb), self._neighbours(kb), vb])
-
-        return self._joined.of([p for m in projections for p in (m.weight, m.bias)], join)
+        q, k, v = self.q_proj, self.k_proj, self.v_proj
+        weight = torch.cat([self._neighbours(q.weight), self._neighbours(k.weight), v.weight])
+        bias = torch.cat([self._neighbours(q.bias), self._neighbours(k.bias), v.bias])
+        return weight.detach(), bias.detach()
 
     def _neighbours(self, x: Tensor) -> Tensor:
-        """*x* (…, C), the dimensions of each head ordered so that pairs which rotate are neighbours."""
+        """*x* (C, …), the rows of each head ordered so that pairs which rotate are neighbours."""
         if self.rotary.interleaved:
             return x
-        heads = x.unflatten(-1, (self.num_heads, self.head_dim))
-        turning, rest = heads.split([self.rotary.dim, self.head_dim - self.rotary.dim], dim=-1)
-        pairs = turning.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-        return torch.cat([pairs, rest], dim=-1).flatten(-2)
+        heads = x.unflatten(0, (self.num_heads, self.head_dim))
+        turning, rest = heads.split([self.rotary.dim, self.head_dim - self.rotary.dim], dim=1)
+        pairs = turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return torch.cat([pairs, rest], dim=1).flatten(0, 1)
 
     def in_own_order(self, keys: Tensor) -> Tensor:
         """*keys* (…, D) that :meth:`joined_projections` gave, in the order of dimensions of ``k_proj``."""
@@ -303,53 +289,3 @@ def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:
     """
     is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
     return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, -3e4)
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether *module* does nothing but multiply and add: no quantisation (noise), no hooks."""
-    return type(module) is nn.Linear and module.bias is not None and not hooked(module)
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether something else runs when *module* is called."""
-    return bool(
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or "forward" in vars(module)
-        or nn_module._global_forward_pre_hooks
-        or nn_module._global_forward_hooks
-    )
-
-
-class Kept:
-    """What was made of some weights, while they stay as they are; no copy or pickle takes it along."""
-
-    def __init__(self) -> None:
-        self._kept: Optional[Tuple[List[Any], Any]] = None  # one tuple, for threads that share a model
-
-    def of(self, weights: List[Tensor], make: Callable[[], Any]) -> Any:
-        """What *make* made of *weights*, made again if one of them is another than then."""
-        known = [identity(weight) for weight in weights]
-        kept = self._kept
-        if kept is None or kept[0] != known:
-            self._kept = kept = (known, make())
-        return kept[1]
-
-    def forget(self) -> None:
-        self._kept = None
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return type(self), ()
-
-
-def identity(x: Tensor) -> Any:
-    """What changes when other numbers are put into *x* or in its place.
-
-    That is where it lies, torch's count of its versions, and, since optimizers write past that count
-    (``.data``), some of its numbers. Tensors of torch's inference mode, which count no versions, are never
-    the same.
-    """
-    if x.is_inference():
-        return object()
-    flat = x.detach().reshape(-1)
-    return x.data_ptr(), x._version, flat[:: max(1, flat.numel() // 64)].tolist()

@@ -36,24 +36,31 @@ class Beams:
         sentences: N
         beam: K
         steps: of the decoder's layers, kept here for as long as the search goes on
+        source: by layer, keys and values of cross-attention, each (N, H, S, D)
         source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
+        packed: the weight of the projection onto the vocabulary, packed; None if its module is to be called
         like: a tensor of the type and on the device of keys and values
 
     Attributes:
-        sentences, beam, steps: as given, N being those that go on
+        sentences, beam, steps, packed: as given, N being those that go on
         position: of the token that the step is about
         mask: (N, 1, K, n * K), added to the scores of self-attention
-        source_mask: as given, for the sentences that go on
-        source: by layer, keys and values of cross-attention, each (N, H, S, D)
+        source, source_mask: as given, for the sentences that go on
         rows: (N * K), where each row of the caller's lies here; None while that is where it was
     """
 
     def __init__(
-        self, sentences: int, beam: int, steps: List[Any], source_mask: Optional[Tensor], like: Tensor
+        self,
+        sentences: int,
+        beam: int,
+        steps: List[Any],
+        source: Dict[Any, Tuple[Tensor, ...]],
+        source_mask: Optional[Tensor],
+        packed: Optional[Tensor],
+        like: Tensor,
     ) -> None:
         self.sentences, self.beam, self.position = sentences, beam, -1
-        self.steps, self.source_mask = steps, source_mask
-        self.source: Dict[Any, Tuple[Tensor, Tensor]] = {}
+        self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
         self.rows: Optional[Tensor] = None
         self._slots = list(range(sentences))  # where each sentence of the caller's lies
         self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
@@ -74,7 +81,7 @@ class Beams:
         self.mask = scores[:, None, :, :end]
 
     def arranged(self, x: Tensor) -> Tensor:
-        """*x* (N * K, …), rows in the caller's order, in the order of here."""
+        """*x* (N * K, …), its rows reordered from the caller's order to the order of here."""
         return x if self.rows is None else torch.empty_like(x).index_copy_(0, self.rows, x)
 
     def numbers(self, rotary: RotaryEmbedding, device: torch.device) -> Tensor:
@@ -182,6 +189,38 @@ class Beams:
             self.source[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, rows)
+
+
+class EqualRows(list):
+    """An entry of an encoder's output: *beam* rows, side by side, are equal, those of one sentence.
+
+    It speaks of the tensors that are in *encoder_out* when it is made, and as they are then. To whoever reads
+    the lists of *encoder_out*, it is an empty one, as fairseq's are for what there is not.
+    """
+
+    NAME = "fairseq_rope.equal_rows"
+
+    def __init__(self, encoder_out: Dict[str, List[Tensor]], beam: int) -> None:
+        super().__init__()
+        self.beam = beam
+        self._tensors = [(x, x._version) for x in _contents(encoder_out)]
+
+    @classmethod
+    def of(cls, encoder_out: Dict[str, List[Tensor]]) -> int:
+        """How many rows of each sentence are known to be equal; 1 if nothing is known, or no longer true."""
+        entry = encoder_out.get(cls.NAME)
+        if not isinstance(entry, cls):
+            return 1
+        contents = _contents(encoder_out)
+        same = len(contents) == len(entry._tensors) and all(
+            x is known and known._version == version for x, (known, version) in zip(contents, entry._tensors)
+        )
+        return entry.beam if same else 1
+
+
+def _contents(encoder_out: Dict[str, List[Tensor]]) -> List[Any]:
+    """What the lists of *encoder_out* hold, one after another."""
+    return [x for value in encoder_out.values() for x in (value if isinstance(value, list) else [value])]
 
 
 def whole_sentences(new_order: Tensor, beam: int) -> Optional[List[int]]:

@@ -27,8 +27,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
 from torch import Tensor, nn
 
-from .attention import hooked
 from .decoding import autocasts
+from .overrides import has_methods, hooked, is_plain_linear, methods_of
 from .transformer import RotaryDecoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
@@ -39,6 +39,7 @@ class _FusedLoss(torch.autograd.Function):
     """The summed loss of *features* (N, C) projected by *weight* (V, C).
 
     The gradients are computed with the loss, from the same scores, and kept in float32 until they are scaled.
+    They have no gradient themselves: with ``create_graph=True`` they are refused with a RuntimeError.
 
     Returns:
         the loss; without label smoothing (``nll_loss``); with *count_correct*, how often the target has the
@@ -107,6 +108,13 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
+        # once_differentiable of torch sees only whether *grad* has a gradient, not that the saved ones depend
+        # on features and weight.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "fused_label_smoothed_cross_entropy cannot be differentiated twice (create_graph=True); "
+                "take --criterion label_smoothed_cross_entropy"
+            )
         grads = ctx.saved_tensors
         if grad.device.type != "cpu" or grad.item() != 1.0:
             grads = tuple(of_one * grad for of_one in grads)
@@ -126,7 +134,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
         """The loss summed over the target's tokens, what to divide its gradient by, and what to log."""
-        weight = output_weight(model) if reduce else None
+        weight = output_weight(model) if reduce and has_methods(self, LOSS) else None
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
@@ -155,32 +163,35 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         return loss, sample_size, logging_output
 
 
+# The methods that the fused loss replaces, or relies on.
+LOSS = methods_of(
+    FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_lprobs_and_target", "compute_accuracy"
+)
+PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")
+MODEL = methods_of(TransformerModelBase, *PROBS, "get_targets")
+DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecoderBase, RotaryDecoder)]
+
+
 def output_weight(model: nn.Module) -> Optional[Tensor]:
     """The matrix (V, C) that projects *model*'s features to scores; None if there is more to it than that."""
     if autocasts():
         return None
     while hasattr(model, "module"):  # DistributedDataParallel, and what fairseq wraps around it
-        if "FullySharded" in type(model).__name__ or getattr(model, "find_unused_parameters", False):
+        known = type(model).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
+        if not known or "FullySharded" in type(model).__name__ or hooked(model):
+            return None
+        if getattr(model, "find_unused_parameters", False):
             return None
         model = model.module
-    decoder = getattr(model, "decoder", None)
-    as_in_fairseq = (
-        isinstance(model, TransformerModelBase)
-        and isinstance(decoder, TransformerDecoderBase)
-        and _has_methods_of(model, TransformerModelBase, "forward", "get_normalized_probs", "get_targets")
-        and _has_methods_of(decoder, TransformerDecoderBase, "forward", "get_normalized_probs")
-        and type(decoder).output_layer in (TransformerDecoderBase.output_layer, RotaryDecoder.output_layer)
+    if not has_methods(model, MODEL):
+        return None
+    decoder = model.decoder
+    if not (
+        any(has_methods(decoder, methods) for methods in DECODERS)
         and not (hooked(model) or hooked(decoder))
         and decoder.adaptive_softmax is None
-    )
-    projection = decoder.output_projection if as_in_fairseq else None
-    if type(projection) is not nn.Linear or projection.bias is not None or hooked(projection):
+        and is_plain_linear(decoder.output_projection)
+        and decoder.output_projection.bias is None
+    ):
         return None
-    return projection.weight
-
-
-def _has_methods_of(module: nn.Module, base: type, *names: str) -> bool:
-    """Whether methods of *module* are those of *base*."""
-    return all(
-        name not in vars(module) and getattr(type(module), name) is getattr(base, name) for name in names
-    )
+    return decoder.output_projection.weight

@@ -2,8 +2,9 @@
 
 With few rows, calling modules costs more time than the smaller of their operations. What is bound here
 computes what ``fairseq/modules/transformer_layer.py`` does for one token of each hypothesis, without
-gradients, dropout and weights of attention. A decoder of which that is not enough, for example with
-quantisation noise, ``--retain-dropout`` or ``--print-alignment``, is called as fairseq calls it.
+gradients, dropout and weights of attention. A decoder that needs more, for example with quantisation noise,
+``--retain-dropout`` or ``--print-alignment``, or with methods or hooks of somebody else, is called as fairseq
+calls it. Steps are bound anew for each search, so that a search uses the weights that it finds.
 
 Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
 """
@@ -15,33 +16,51 @@ import torch.nn.functional as F
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from .attention import CrossAttention, Kept, RotaryMultiheadAttention, hooked, is_plain_linear
+from .attention import CrossAttention, RotaryMultiheadAttention
 from .beams import Beams
-from .dropout import ResidualInPlace
+from .dropout import DROPOUT, Dropout, ResidualInPlace
+from .overrides import has_methods, hooked, is_plain, is_plain_linear, methods_of
 from .rotary import RotaryEmbedding
 
-Step = Callable[[Tensor, Tensor, Beams], Tensor]  # (B, C), the encoder's output (S, N, C) -> (B, C)
+Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
+
+# The methods whose work a step does.
+LAYER = {
+    **methods_of(TransformerDecoderLayerBase, "__call__", "forward"),
+    **methods_of(ResidualInPlace, "residual_connection"),
+}
+CALL = ("__call__", "forward")
+ATTENTION = (
+    *(*CALL, "_attend", "_score_mask", "_split_heads", "reorder_incremental_state"),
+    *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
+)
+PARTS = {
+    RotaryMultiheadAttention: methods_of(RotaryMultiheadAttention, *ATTENTION),
+    CrossAttention: methods_of(CrossAttention, *ATTENTION),
+    RotaryEmbedding: methods_of(RotaryEmbedding, *CALL),
+    nn.LayerNorm: methods_of(nn.LayerNorm, *CALL),
+    Dropout: DROPOUT,
+}
 
 
 def bind(layer: nn.Module) -> Optional[Step]:
     """The step of a decoder *layer*; None if it has more to it than can be bound."""
-    if getattr(type(layer), "forward", None) is not TransformerDecoderLayerBase.forward:
-        return None  # a wrapper (FSDP), or a layer of somebody's own
+    if not has_methods(layer, LAYER) or any(hooked(module) for module in layer.modules()):
+        return None  # a wrapper (FSDP), a layer of somebody's own, or one that is watched
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
-    if type(self_attn) is not RotaryMultiheadAttention or type(cross_attn) is not CrossAttention:
+    if not (_is_part(self_attn, RotaryMultiheadAttention) and _is_part(cross_attn, CrossAttention)):
         return None
     linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc1, layer.fc2]
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
     if not (
-        all(map(is_plain_linear, linear_layers))
-        and all(type(norm) is nn.LayerNorm for norm in norms)
+        all(is_plain_linear(module) and module.bias is not None for module in linear_layers)
+        and all(_is_part(norm, nn.LayerNorm) for norm in norms)
+        and _is_part(layer.dropout_module, Dropout)
+        and _is_part(layer.activation_dropout_module, Dropout)
+        and _is_part(self_attn.rotary, RotaryEmbedding)
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
-        and type(layer).residual_connection is ResidualInPlace.residual_connection
-        and type(self_attn.rotary) is RotaryEmbedding
         and self_attn.head_dim % 2 == 0  # pairs of neighbours lie within a head
-        and not any(
-            hooked(m) or m.training or getattr(m, "apply_during_inference", False) for m in layer.modules()
-        )
+        and not any(m.training or getattr(m, "apply_during_inference", False) for m in layer.modules())
         and not (layer.need_attn or layer.onnx_trace)
     ):
         return None
@@ -57,7 +76,7 @@ def bind(layer: nn.Module) -> Optional[Step]:
     activation, pre_norm = layer.activation_fn, layer.normalize_before
     linear, layer_norm, attend = F.linear, torch.layer_norm, F.scaled_dot_product_attention
 
-    def step(x: Tensor, encoder_out: Tensor, beams: Beams) -> Tensor:
+    def step(x: Tensor, beams: Beams) -> Tensor:
         rows, sentences, beam = x.size(0), beams.sentences, beams.beam
 
         y = layer_norm(x, *self_norm) if pre_norm else x
@@ -72,8 +91,6 @@ def bind(layer: nn.Module) -> Optional[Step]:
 
         y = layer_norm(x, *cross_norm) if pre_norm else x
         q = linear(y, *cross_q).view(sentences, beam, cross_heads, cross_dim).transpose(1, 2)
-        if cross_attn not in beams.source:
-            beams.source[cross_attn] = cross_attn.keys_and_values(encoder_out)
         k, v = beams.source[cross_attn]  # each (N, H, S, D)
         y = attend(q, k, v, attn_mask=beams.source_mask)
         x = linear(y.transpose(1, 2).reshape(rows, cross_heads * cross_dim), *cross_out).add_(x)
@@ -100,6 +117,10 @@ def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
     return steps
 
 
+def _is_part(module: Any, cls: type) -> bool:
+    return is_plain(module, cls, PARTS[cls])
+
+
 def _projections(attention: Any) -> List[nn.Module]:
     return [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
 
@@ -122,35 +143,42 @@ def autocasts() -> bool:
         return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()
 
 
-class PackedLinear:
-    """``nn.Linear`` without bias whose weight is packed for oneDNN, as torch's compiler packs it.
+class PackedProjection:
+    """The weight of a projection onto the vocabulary, packed for oneDNN, as torch's compiler packs it.
 
-    The projection onto the vocabulary reads its weight once for a few rows: packed, at about twice the speed
-    (37,000 words, 4 rows). The packed copy is kept until the weight changes.
+    The projection reads its weight once for a few rows: packed, at about twice the speed (37,000 words, 4
+    rows). Packing takes as long as six steps gain, so the packed weight is kept from one search to the next.
+    A copy or pickle of the model leaves it out.
     """
 
     def __init__(self) -> None:
-        self._packed = Kept()
-        self.forget = self._packed.forget
+        self._kept: Optional[Tuple[Tensor, Tensor]] = None  # one tuple, for threads that share a model
 
-    def __call__(self, module: nn.Module, x: Tensor) -> Optional[Tensor]:
-        """What *module* makes of *x*; None where nothing can be packed, and the module has to be called."""
-        weight = getattr(module, "weight", None)
-        if (
-            torch.is_grad_enabled()
-            or type(module) is not nn.Linear
-            or module.bias is not None
-            or hooked(module)
-            or not (weight.device.type == "cpu" and weight.dtype == x.dtype == torch.float32)
-            or weight.is_inference()  # which nothing tells whether it has changed
-            or autocasts()
-            or not torch.backends.mkldnn.is_available()
+    def of(self, module: Any) -> Optional[Tensor]:
+        """The packed weight of *module*; None where it cannot be packed, and *module* has to be called.
+
+        Optimizers and others write to ``.data``, and torch does not count that. So each row of the weight is
+        multiplied by the same random vector, and a changed product tells that the weight has changed. A
+        change that the rounding of this product hides is as small as the rounding of scores.
+        """
+        if not (
+            is_plain_linear(module)
+            and module.bias is None
+            and module.weight.device.type == "cpu"
+            and module.weight.dtype == torch.float32
+            and torch.backends.mkldnn.is_available()
         ):
             return None
-        packed = self._packed.of([weight], lambda: _packed(weight.detach()))
-        if packed is None:
-            return None
-        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        weight = module.weight.detach()
+        factors = torch.rand(weight.size(1), generator=torch.Generator().manual_seed(1)) + 1.0
+        products = torch.mv(weight, factors)
+        kept = self._kept
+        if kept is None or not torch.equal(kept[0], products):
+            packed = _packed(weight)
+            if packed is None:
+                return None
+            self._kept = kept = (products, packed)
+        return kept[1]
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return type(self), ()
@@ -161,3 +189,8 @@ def _packed(weight: Tensor) -> Optional[Tensor]:
         return torch.ops.mkldnn._reorder_linear_weight(weight)
     except (AttributeError, RuntimeError, TypeError):  # not in this build of torch
         return None
+
+
+def project_packed(x: Tensor, packed: Tensor) -> Tensor:
+    """*x* (…, C) by the weight that was *packed*: (…, V)."""
+    return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
-from .attention import hooked
+from .overrides import is_plain, methods_of
 from .rotary import is_compiling
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
@@ -60,6 +60,9 @@ class Dropout(FairseqDropout):
         return x
 
 
+DROPOUT = methods_of(Dropout, "__call__", "forward")
+
+
 class ResidualInPlace:
     """For fairseq's layers: adds the residual into what dropout has just made, which nothing else reads."""
 
@@ -67,7 +70,7 @@ class ResidualInPlace:
         """*x*, what dropout returned, + *residual*, of the same shape."""
         if not torch.jit.is_scripting():
             dropout = self.dropout_module
-            is_new = dropout.training and dropout.p > 0 and not hooked(dropout)
-            if is_new and type(dropout) is Dropout and x.dtype == residual.dtype:
+            is_new = is_plain(dropout, Dropout, DROPOUT) and dropout.training and dropout.p > 0
+            if is_new and x.dtype == residual.dtype:
                 return x.add_(residual)
         return residual + x

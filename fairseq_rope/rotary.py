@@ -173,17 +173,17 @@ class RotaryEmbedding(nn.Module):
         self.base = float(base)
         self.layout = layout
         self.interleaved = layout == "interleaved"
-        self.cos = torch.empty(0)  # (length so far, d_r / 2)
-        self.sin = torch.empty(0)
+        # cos and sin, each (length so far, d_r / 2); one attribute, for threads that share a model
+        self._tables = (torch.empty(0), torch.empty(0))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim} of {self.head_dim}, base={self.base:g}, layout={self.layout}"
 
-    def _grow(self, length: int, device: torch.device) -> None:
+    def _longer_tables(self, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
         size = 256
         while size < length:
             size *= 2  # doubled, so that step-by-step decoding computes tables rarely
-        self.cos, self.sin = rotary_tables(size, self.dim, self.base, device)
+        return rotary_tables(size, self.dim, self.base, device)
 
     def tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
         """The rows of the cos and sin tables for positions *offset* … *offset* + *length* - 1.
@@ -191,15 +191,17 @@ class RotaryEmbedding(nn.Module):
         Returns:
             Two float32 tensors (length, d_r / 2) on *device*.
         """
+        cos, sin = self._tables
         # TorchScript knows == between devices, not !=.
-        if self.cos.size(0) < offset + length or not self.cos.device == device:
+        if cos.size(0) < offset + length or not cos.device == device:
             if torch.jit.is_scripting():
-                self._grow(offset + length, device)
+                cos, sin = self._longer_tables(offset + length, device)
             else:
                 # Tables made under inference_mode could not be used in a later training step.
                 with torch.inference_mode(False):
-                    self._grow(offset + length, device)
-        return self.cos[offset : offset + length], self.sin[offset : offset + length]
+                    cos, sin = self._longer_tables(offset + length, device)
+            self._tables = (cos, sin)
+        return cos[offset : offset + length], sin[offset : offset + length]
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Rotate *x* as positions *offset*, *offset* + 1, ….

@@ -32,10 +32,11 @@ from fairseq.modules.transformer_layer import (
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from .attention import CrossAttention, RotaryMultiheadAttention, hooked, pad_scores
-from .beams import LARGEST, STATE, Beams, whole_sentences
-from .decoding import PackedLinear, bind_all
+from .attention import CrossAttention, RotaryMultiheadAttention, pad_scores
+from .beams import LARGEST, STATE, Beams, EqualRows, whole_sentences
+from .decoding import PackedProjection, bind_all, project_packed
 from .dropout import Dropout, ResidualInPlace
+from .overrides import has_methods, methods_of
 from .rotary import LAYOUTS, RotaryEmbedding
 
 logger = logging.getLogger(__name__)
@@ -146,10 +147,6 @@ def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
     return module
 
 
-# An entry of the encoder's output, a list as long as the beam: its rows are sentences, and not hypotheses.
-ONE_A_SENTENCE = "one_a_sentence"
-
-
 class RotaryEncoder(TransformerEncoderBase):
     """fairseq's encoder of rotary layers, without absolute positions."""
 
@@ -162,7 +159,6 @@ class RotaryEncoder(TransformerEncoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         with_dropout(self, "TransformerEncoder")
-        self.beam_size = 1
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         layer = RotaryEncoderLayer(cfg, return_fc=self.return_fc)
@@ -172,9 +168,13 @@ class RotaryEncoder(TransformerEncoderBase):
     def reorder_encoder_out(
         self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
     ) -> Dict[str, List[Tensor]]:
-        """fairseq's, save that a beam search leaves one copy for each sentence, as its decoder knows."""
+        """fairseq's: row i becomes row new_order[i].
+
+        In a beam search the rows of a sentence are equal. :class:`EqualRows` among the entries says so to the
+        decoder, and to the next call, which returns *encoder_out* itself if each sentence keeps its place.
+        """
         if not torch.jit.is_scripting():
-            return self._reorder_sentences(encoder_out, new_order)
+            return self._reorder_rows(encoder_out, new_order)
         return {
             "encoder_out": [x.index_select(1, new_order) for x in encoder_out["encoder_out"]],
             "encoder_padding_mask": [
@@ -186,27 +186,24 @@ class RotaryEncoder(TransformerEncoderBase):
             "src_lengths": [x.index_select(0, new_order) for x in encoder_out["src_lengths"]],
         }
 
-    def _reorder_sentences(
+    def _reorder_rows(
         self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
     ) -> Dict[str, List[Tensor]]:
-        if not encoder_out["encoder_out"]:
+        if torch.is_grad_enabled() or not encoder_out["encoder_out"]:
             return super().reorder_encoder_out(encoder_out, new_order)
-        (states,) = encoder_out["encoder_out"]
-        sentences = torch.arange(states.size(1), device=new_order.device)
-        if ONE_A_SENTENCE in encoder_out:
-            shared = encoder_out[ONE_A_SENTENCE]
-            kept = whole_sentences(new_order, len(shared))
-            if kept == list(range(sentences.numel())):
-                return encoder_out
-            one_a_row = {name: found for name, found in encoder_out.items() if found is not shared}
-            if kept is None:
-                return super().reorder_encoder_out(one_a_row, new_order // len(shared))
-            reordered = super().reorder_encoder_out(one_a_row, new_order.new_tensor(kept))
-            return {**reordered, ONE_A_SENTENCE: shared}
-        begins_search = torch.equal(new_order, sentences.repeat_interleave(self.beam_size))
-        if 1 < self.beam_size <= LARGEST and begins_search and not torch.is_grad_enabled():
-            return {**encoder_out, ONE_A_SENTENCE: [sentences] * self.beam_size}
-        return super().reorder_encoder_out(encoder_out, new_order)
+        rows, beam = encoder_out["encoder_out"][0].size(1), EqualRows.of(encoder_out)
+        kept = whole_sentences(new_order, beam) if beam > 1 else None
+        if kept == list(range(rows // beam)):
+            return encoder_out
+        if kept is None:  # fairseq's search begins with all rows, so many times
+            beam = new_order.numel() // rows
+            begins = torch.equal(new_order, torch.arange(rows).to(new_order).repeat_interleave(beam))
+            beam = beam if begins else 1
+        with torch.inference_mode(False), torch.no_grad():  # whose tensors do not count their versions
+            reordered = super().reorder_encoder_out(encoder_out, new_order)
+        if 1 < beam <= LARGEST:
+            reordered[EqualRows.NAME] = EqualRows(reordered, beam)
+        return reordered
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
         drop_absolute_positions(state_dict, name)
@@ -227,16 +224,41 @@ class RotaryDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         with_dropout(self, "TransformerDecoder")
         self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
-        self._packed = PackedLinear()
-
-    def train(self, mode: bool = True) -> "RotaryDecoder":
-        """torch's; the packed projection is forgotten, which training is about to change."""
-        self._packed.forget()
-        return super().train(mode)
+        self._packed = PackedProjection()
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = RotaryDecoderLayer(cfg, no_encoder_attn)
         return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+        src_lengths: Optional[Any] = None,
+        return_all_hiddens: bool = False,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """fairseq's; a search projects its features by the packed weight that it began with."""
+        x, extra = self.extract_features(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            incremental_state=incremental_state,
+            full_context_alignment=full_context_alignment,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+        )
+        if features_only:
+            return x, extra
+        if not torch.jit.is_scripting():
+            if incremental_state is not None and STATE in incremental_state:
+                packed = incremental_state[STATE].packed
+                if packed is not None and x.dtype == torch.float32:
+                    return project_packed(x, packed), extra
+        return self.output_layer(x), extra
 
     def extract_features(
         self,
@@ -259,9 +281,7 @@ class RotaryDecoder(TransformerDecoderBase):
                 if not incremental_state and alignment_layer == -1:
                     self._begin_search(prev_output_tokens, encoder_out, incremental_state)
                 if STATE in incremental_state:
-                    return self._step(prev_output_tokens, encoder_out["encoder_out"][0], incremental_state)
-            if encoder_out is not None:
-                encoder_out = _row_by_row(encoder_out)
+                    return self._step(prev_output_tokens, incremental_state[STATE])
         return self.extract_features_scriptable(
             prev_output_tokens,
             encoder_out,
@@ -283,61 +303,56 @@ class RotaryDecoder(TransformerDecoderBase):
         incremental_state: Dict[str, Any],
     ) -> None:
         """Put :class:`Beams` into the empty *incremental_state*, if steps can be taken with them."""
-        (states,) = encoder_out["encoder_out"]  # (S, N, C)
-        beam = len(encoder_out.get(ONE_A_SENTENCE, [states]))
-        plain_embedding = self.quant_noise is None and not hooked(self.embed_tokens)
-        dropout = self.dropout_module
-        plain_embedding = plain_embedding and not (dropout.training or dropout.apply_during_inference)
+        (states,) = encoder_out["encoder_out"]  # (S, N * K, C)
         if (
             torch.is_grad_enabled()
-            or not plain_embedding
-            or prev_output_tokens.size(0) != states.size(1) * beam
+            or not has_methods(self, DECODER)
+            or self.embed_positions is not None
+            or self.layers.training  # which drops layers
+            or prev_output_tokens.size(0) != states.size(1)
         ):
             return
         steps = bind_all(self.layers)
-        if steps is not None:
-            (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
-            mask = pad_scores(is_pad, states) if is_pad is not None and is_pad.any() else None
-            incremental_state[STATE] = Beams(states.size(1), beam, steps, mask, states)
+        if steps is None:
+            return
+        beam = EqualRows.of(encoder_out)
+        states = states[:, ::beam].contiguous()  # (S, N, C)
+        (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
+        mask = pad_scores(is_pad[::beam], states) if is_pad is not None and is_pad.any() else None
+        attentions = [layer.encoder_attn for layer in self.layers]
+        source = {attention: attention.keys_and_values(states) for attention in attentions}
+        packed = self._packed.of(self.output_projection) if self.adaptive_softmax is None else None
+        incremental_state[STATE] = Beams(states.size(1), beam, steps, source, mask, packed, states)
 
     def _step(
-        self, prev_output_tokens: Tensor, encoder_out: Tensor, incremental_state: Dict[str, Any]
+        self, prev_output_tokens: Tensor, beams: Beams
     ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """What :meth:`extract_features` finds for the last of *prev_output_tokens*: (B, 1, C)."""
-        beams = incremental_state[STATE]
-        tokens = beams.arranged(prev_output_tokens[:, -1])
-        beams.begin_step(tokens.eq(self.padding_idx))
+        """What :meth:`extract_features` finds for the last of *prev_output_tokens*: (B, 1, C).
+
+        All but the layers is called as :meth:`extract_features_scriptable` calls it.
+        """
+        tokens = prev_output_tokens[:, -1:].contiguous()
         x = self.embed_scale * self.embed_tokens(tokens)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
-        inner_states = [x]
+        x = self.dropout_module(x)  # (B, 1, C)
+        inner_states = [x.transpose(0, 1)]
+        beams.begin_step(beams.arranged(tokens.squeeze(1).eq(self.padding_idx)))
+        x = beams.arranged(x.squeeze(1))
         for step in beams.steps:
-            x = step(x, encoder_out, beams)
-            inner_states.append(x)
+            x = step(x, beams)
+            inner_states.append((x if beams.rows is None else x.index_select(0, beams.rows)).unsqueeze(0))
+        x = inner_states[-1]  # (1, B, C)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
+        x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        if beams.rows is not None:
-            x = x.index_select(0, beams.rows)
-            inner_states = [state.index_select(0, beams.rows) for state in inner_states]
-        return x.unsqueeze(1), {
-            "attn": [None],
-            "inner_states": [state.unsqueeze(0) for state in inner_states],
-        }
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        """Project (B, T, C) to the vocabulary, (B, T, V), unless the criterion does (adaptive softmax)."""
-        if self.adaptive_softmax is not None:
-            return features
-        if not torch.jit.is_scripting():
-            if features.size(1) == 1:
-                found = self._packed(self.output_projection, features)
-                if found is not None:
-                    return found
-        return self.output_projection(features)
+        return x, {"attn": [None], "inner_states": inner_states}
 
     def reorder_incremental_state(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
@@ -377,17 +392,12 @@ class RotaryDecoder(TransformerDecoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
 
-def _row_by_row(encoder_out: Dict[str, List[Tensor]]) -> Dict[str, List[Tensor]]:
-    """*encoder_out* with a row for each hypothesis, for what does not know of one in common."""
-    if ONE_A_SENTENCE not in encoder_out:
-        return encoder_out
-    beam = len(encoder_out[ONE_A_SENTENCE])
-    (states,), is_pad = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
-    return {
-        **encoder_out,
-        "encoder_out": [states.repeat_interleave(beam, dim=1)],
-        "encoder_padding_mask": [mask.repeat_interleave(beam, dim=0) for mask in is_pad],
-    }
+# The methods that a search replaces, or relies on.
+DECODER = methods_of(
+    RotaryDecoder,
+    *("forward", "extract_features", "extract_features_scriptable", "output_layer"),
+    *("reorder_incremental_state", "reorder_incremental_state_scripting"),
+)
 
 
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
@@ -483,10 +493,6 @@ class TransformerRopeModel(TransformerModel):
         learns_alignments = getattr(getattr(task, "cfg", None), "load_alignments", False)
         model.decoder.alignment_in_training = bool(learns_alignments)
         return model
-
-    def set_beam_size(self, beam_size: int) -> None:
-        """Told by a beam search (``fairseq/sequence_generator.py``) how many hypotheses a sentence has."""
-        self.encoder.beam_size = beam_size
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryEncoder:

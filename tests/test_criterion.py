@@ -5,6 +5,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.models.transformer import TransformerDecoderBase
 
 from fairseq_rope import criterion
 from fairseq_rope.criterion import output_weight
@@ -157,8 +158,13 @@ def test_other_models_get_fairseqs_own_loss(build, task, sample):
         lambda m: setattr(m.decoder, "__class__", type("Own", (type(m.decoder),), {"forward": None})),
         lambda m: setattr(m, "__class__", type("Own", (type(m),), {"forward": None})),
         lambda m: setattr(m, "__class__", type("Own", (type(m),), {"get_normalized_probs": None})),
+        lambda m: setattr(m.decoder, "output_layer", lambda features: 2 * features),
+        lambda m: m.decoder.output_projection.register_full_backward_hook(lambda *_: None),
     ],
-    ids=["hook", "hook before", "targets", "probs", "projection", "decoder", "forward", "probs of a class"],
+    ids=[
+        *("hook", "hook before", "targets", "probs", "projection", "decoder", "forward", "probs of a class"),
+        *("output layer", "hook of gradients"),
+    ],
 )
 def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
     model = build()
@@ -167,13 +173,76 @@ def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
     assert output_weight(model) is None
 
 
+def doubled(method):
+    """*method*, a decoder's or a criterion's, with twice the result (or the first of its results)."""
+
+    def call(*args, **kwargs):
+        result = method(*args, **kwargs)
+        return (2 * result[0], *result[1:]) if isinstance(result, tuple) else 2 * result
+
+    return call
+
+
+def assert_equal_runs(found, expected):
+    """Two results of :func:`run` by the same code."""
+    assert torch.equal(found[0], expected[0]) and found[1:3] == expected[1:3]
+    assert found[3].keys() == expected[3].keys()
+    assert all(torch.equal(found[3][name], grad) for name, grad in expected[3].items())
+
+
+@pytest.mark.parametrize("of", ["instance", "subclass", "class"])
+@pytest.mark.parametrize("name", ["get_normalized_probs_scriptable", "output_layer"])
+def test_probabilities_of_somebodys_own_are_those_of_the_loss(build, task, sample, of, name, monkeypatch):
+    model = build()
+    before = run(FUSED, model, sample, task)
+    decoder = model.decoder
+    if of == "instance":
+        setattr(decoder, name, doubled(getattr(decoder, name)))
+    elif of == "subclass":
+        decoder.__class__ = type("Own", (type(decoder),), {name: doubled(getattr(type(decoder), name))})
+    else:
+        monkeypatch.setattr(TransformerDecoderBase, name, doubled(getattr(TransformerDecoderBase, name)))
+    expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
+    assert_equal_runs(found, expected)
+    assert found[0] != pytest.approx(before[0].item(), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "get_lprobs_and_target", "compute_accuracy"])
+def test_a_criterion_derived_from_ours_computes_what_the_same_one_from_fairseqs_does(
+    build, task, sample, name, monkeypatch
+):
+    model = build()
+    for base in (FAIRSEQS, FUSED):
+        cls = CRITERION_REGISTRY[base]
+        own = type("Own", (cls,), {name: doubled(getattr(cls, name))})
+        monkeypatch.setitem(CRITERION_REGISTRY, f"own_{base}", own)
+    expected, found = (
+        run(f"own_{base}", model, sample, task, report_accuracy=True) for base in (FAIRSEQS, FUSED)
+    )
+    assert_equal_runs(found, expected)
+
+
+def test_a_gradient_of_the_gradient_is_refused(build, task, sample):
+    """Without that, it would be computed as if the gradients of the features were constants."""
+    model, fused = build(), CRITERION_REGISTRY[FUSED](task, sentence_avg=False, label_smoothing=0.1)
+    weight = model.decoder.layers[0].fc1.weight
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice .*label_smoothed_cross_entropy"):
+        torch.autograd.grad(fused(model, sample)[0], weight, create_graph=True)
+    torch.autograd.grad(fused(model, sample)[0], weight)
+
+
 def test_of_wrapped_models_those_whose_every_parameter_is_used_are_fused(build):
-    def wrapped(name, **attributes):
-        return type(name, (torch.nn.Module,), {**attributes, "module": build()})()
+    def wrapped(name, package="torch.nn.parallel", **attributes):
+        attributes = {**attributes, "module": build(), "__module__": package}
+        return type(name, (torch.nn.Module,), attributes)()
 
     assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=False)) is not None
     assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=True)) is None
     assert output_weight(wrapped("FullyShardedDataParallel")) is None
+    assert output_weight(wrapped("Scaled", package="somebodys")) is None, "it may compute anything"
+    hooked = wrapped("DistributedDataParallel")
+    hooked.register_forward_hook(lambda module, given, out: (2 * out[0], out[1]))
+    assert output_weight(hooked) is None
 
 
 def test_of_equal_scores_the_first_counts_as_fairseqs_accuracy_does(build, task, sample):

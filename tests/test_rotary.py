@@ -1,6 +1,7 @@
 """fairseq_rope/rotary.py against the equations of arXiv:2104.09864, written out plainly here."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis
 import pytest
@@ -135,7 +136,7 @@ def test_tables_stay_float32_whatever_the_model_is_cast_to(cast):
     rotary = RotaryEmbedding(8)
     rotary(torch.randn(3, 8))
     module = getattr(torch.nn.Sequential(rotary), cast)()
-    assert module[0].cos.dtype == module[0].sin.dtype == torch.float32
+    assert [table.dtype for table in module[0]._tables] == [torch.float32] * 2
 
 
 def test_tables_are_not_in_the_state_dict_and_grow_in_steps():
@@ -143,9 +144,28 @@ def test_tables_are_not_in_the_state_dict_and_grow_in_steps():
     lengths = set()
     for t in range(1000):
         rotary(torch.randn(1, 8), offset=t)
-        lengths.add(rotary.cos.size(0))
+        lengths.add(rotary._tables[0].size(0))
     assert rotary.state_dict() == {}
     assert len(lengths) <= 4
+
+
+def test_a_thread_that_reads_while_another_makes_tables_gets_cos_and_sin_of_its_positions():
+    x = torch.randn(40, 8)
+    expected = rotate_by_the_paper(x, 300, 10000.0, "interleaved", 8).float()
+    rotated = []
+
+    class Watched(RotaryEmbedding):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if "watched" in vars(self):
+                rotated.append(ThreadPoolExecutor(1).submit(self, x, 300).result(timeout=60))
+
+    rotary = Watched(8)
+    vars(rotary)["watched"] = True
+    rotated.append(rotary(x, 300))
+    assert len(rotated) > 1, "the tables grew"
+    for one in rotated:
+        torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_tables_made_in_inference_mode_serve_training_later():

@@ -2,17 +2,25 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
 import torch
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import PositionalEmbedding
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.search import BeamSearch, DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope import transformer
-from fairseq_rope.attention import CrossAttention
+from fairseq_rope.attention import CrossAttention, RotaryMultiheadAttention
 from fairseq_rope.beams import FIRST_CAPACITY, LARGEST, STATE
-from fairseq_rope.decoding import PackedLinear, bind_all
+from fairseq_rope.decoding import PackedProjection, bind_all, project_packed
+from fairseq_rope.dropout import Dropout, ResidualInPlace
+from fairseq_rope.rotary import RotaryEmbedding
+
+FAIRSEQS_REORDER = TransformerEncoderBase.reorder_encoder_out
 
 
 def batch(task, lengths=(9, 3, 6, 12, 5)):
@@ -26,7 +34,10 @@ def batch(task, lengths=(9, 3, 6, 12, 5)):
 
 
 def search(model, task, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_tokens=None, **options):
-    """The hypotheses that SequenceGenerator finds; *plain*: with no step bound and no sentence shared."""
+    """The hypotheses that SequenceGenerator finds, and whether its decoder took bound steps.
+
+    With *plain*, no step is bound, and rows of the encoder's output are reordered by fairseq's own code.
+    """
     torch.manual_seed(5)
     dictionary = task.target_dictionary
     generator = SequenceGenerator(
@@ -43,7 +54,7 @@ def search(model, task, sample, plain=False, beam_size=4, strategy=BeamSearch, p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer.RotaryDecoder, "_begin_search", begin)
         if plain:
-            patch.setattr(model.encoder, "beam_size", 1)
+            patch.setattr(transformer.RotaryEncoder, "reorder_encoder_out", FAIRSEQS_REORDER)
         found = generator.generate([model], sample, prefix_tokens=prefix_tokens)
     return found, all(begun) and bool(begun)
 
@@ -156,8 +167,7 @@ def test_an_ensemble_with_fairseqs_own_model(build, task):
     found = SequenceGenerator(models, words, beam_size=4).generate(models, sample)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer.RotaryDecoder, "_begin_search", lambda *_: None)
-        patch.setattr(transformer.TransformerRopeModel, "set_beam_size", lambda *_: None)
-        models[0].encoder.beam_size = 1
+        patch.setattr(transformer.RotaryEncoder, "reorder_encoder_out", FAIRSEQS_REORDER)
         expected = SequenceGenerator(models, words, beam_size=4).generate(models, sample)
     assert_same(found, expected)
 
@@ -165,6 +175,108 @@ def test_an_ensemble_with_fairseqs_own_model(build, task):
 def of_its_own(module, **methods):
     """Make *module* one of a subclass, with *methods*."""
     module.__class__ = type("Own", (type(module),), methods)
+
+
+def scaled(method):
+    """*method*, its result (or the first of its results) scaled."""
+
+    def call(*args, **kwargs):
+        result = method(*args, **kwargs)
+        return (1.5 * result[0], *result[1:]) if isinstance(result, tuple) else 1.5 * result
+
+    return call
+
+
+class Doubling(torch.nn.Module):
+    """In the place of dropout."""
+
+    p, apply_during_inference = 0.0, False
+
+    def forward(self, x):
+        return 2 * x
+
+
+def overrides():
+    """By name: a function that changes what a decoder computes, from the model and a monkeypatch."""
+    of_decoder = ("extract_features_scriptable", "extract_features", "forward", "output_layer")
+    for name in of_decoder:
+        yield (
+            f"{name} of a subclass",
+            lambda m, _, name=name: of_its_own(m.decoder, **{name: scaled(getattr(type(m.decoder), name))}),
+        )
+    for path, name in (
+        *(("", name) for name in of_decoder),
+        ("layers.1", "residual_connection"),
+        ("layers.0.self_attn", "forward"),
+        ("layers.0.self_attn.rotary", "forward"),
+        ("layers.1.encoder_attn", "_attend"),
+        ("layers.1.fc2", "forward"),
+        ("layers.1.final_layer_norm", "forward"),
+        ("layers.0.dropout_module", "forward"),
+        ("dropout_module", "forward"),
+        ("output_projection", "forward"),
+    ):
+
+        def of_instance(m, _, path=path, name=name):
+            module = m.decoder.get_submodule(path)
+            setattr(module, name, scaled(getattr(module, name)))
+
+        yield f"{path} {name} of the instance", of_instance
+    for cls, name in (
+        (TransformerDecoderBase, "extract_features_scriptable"),
+        (TransformerDecoderBase, "output_layer"),
+        (TransformerDecoderLayerBase, "forward"),
+        (ResidualInPlace, "residual_connection"),
+        (Dropout, "forward"),
+        (CrossAttention, "forward"),
+        (RotaryMultiheadAttention, "_attend"),
+        (RotaryEmbedding, "forward"),
+        (torch.nn.LayerNorm, "forward"),
+        (torch.nn.Linear, "forward"),
+        (torch.nn.Embedding, "forward"),
+    ):
+        yield (
+            f"{cls.__name__}.{name}",
+            lambda _, patch, cls=cls, name=name: patch.setattr(cls, name, scaled(getattr(cls, name))),
+        )
+    for path in ("dropout_module", "embed_tokens", "layer_norm", "output_projection", "layers.0.fc1"):
+        yield (
+            f"hook of {path}",
+            lambda m, _, path=path: m.decoder.get_submodule(path).register_forward_hook(
+                lambda module, given, out: 2 * out
+            ),
+        )
+    for path in ("", "layers.0"):
+        yield (
+            f"dropout replaced {path}",
+            lambda m, _, path=path: setattr(m.decoder.get_submodule(path), "dropout_module", Doubling()),
+        )
+    yield "positions", lambda m, _: setattr(m.decoder, "embed_positions", PositionalEmbedding(1024, 64, 1))
+
+
+OVERRIDES = dict(overrides())
+
+
+@pytest.mark.parametrize("name", list(OVERRIDES))
+def test_a_search_computes_what_somebody_has_changed_in_the_decoder(build, task, name, monkeypatch):
+    model, sample = fast(build(decoder_normalize_before=True)), batch(task)
+    before, took_them = search(model, task, sample, max_len_b=10)
+    assert took_them
+    OVERRIDES[name](model, monkeypatch)
+    found, _ = search(model, task, sample, max_len_b=10)
+    expected, _ = search(model, task, sample, plain=True, max_len_b=10)
+    assert_same(found, expected)
+    with pytest.raises(AssertionError):
+        assert_same(before, expected)
+
+
+def test_a_decoder_that_reorders_its_state_in_its_own_way_is_searched_plainly(build, task):
+    model, sample, orders = fast(build()), batch(task), []
+    expected, _ = search(model, task, sample, plain=True, max_len_b=10)
+    of_its_own(model.decoder, reorder_incremental_state=lambda self, state, order: orders.append(order))
+    found, took_them = search(model, task, sample, max_len_b=10)
+    assert not took_them and orders
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +373,7 @@ def test_a_decoder_that_is_not_bound_finds_the_same_from_shared_sentences(build,
     expected, _ = search(model, task, sample, max_len_b=15)
     model.decoder.layers[0].register_forward_hook(lambda *_: None)
     found, took_them = search(model, task, sample, max_len_b=15)
-    assert not took_them and model.encoder.beam_size == 4
+    assert not took_them
     assert_same(found, expected)
 
 
@@ -303,18 +415,35 @@ def test_weights_that_an_optimizer_wrote_past_torchs_count_are_used(build, task)
     assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
 
 
-def test_what_was_made_of_weights_is_forgotten_before_they_are_trained(build, task):
+WRITES = {
+    "a row": lambda weight: weight[7].add_(torch.randn_like(weight[7])),
+    "a column": lambda weight: weight[:, 5].mul_(-5.0),
+    "rows exchanged": lambda weight: weight.copy_(weight[torch.randperm(len(weight))].clone()),
+    "columns exchanged": lambda weight: weight.copy_(weight.flip(1)),
+    "an element": lambda weight: weight[9, 3].add_(1.0),
+    "two elements exchanged": lambda weight: weight[9, 2:4].copy_(weight[9, 2:4].flip(0)),
+}
+
+
+@pytest.mark.parametrize("name", list(WRITES))
+@pytest.mark.parametrize(
+    "path", ["output_projection", "layers.1.self_attn.q_proj", "layers.0.self_attn.v_proj"]
+)
+def test_whatever_was_written_to_a_weight_past_torchs_count_is_used(build, task, path, name):
     model, sample = unwatched(build()), batch(task)
-    assert search(model, task, sample, max_len_b=10)[1]
-    model.train()
-    row = model.decoder.output_projection.weight.data[7]  # so few that a sample of them can miss it
-    row.add_(torch.randn_like(row))
-    model.decoder.layers[0].self_attn.k_proj.weight.data[5].mul_(3.0)
-    model.eval()
-    found, _ = search(model, task, sample, max_len_b=10)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PackedLinear, "__call__", lambda *_: None)
-        assert_same(found, search(model, task, sample, plain=True, max_len_b=10)[0])
+    options = {"max_len_b": 10, "beam_size": 8}
+    before, took_them = search(model, task, sample, **options)
+    assert took_them
+    weight = model.decoder.get_submodule(path).weight
+    version = weight._version
+    WRITES[name](weight.data)
+    assert weight._version == version
+    found, took_them = search(model, task, sample, **options)
+    assert took_them
+    expected, _ = search(model, task, sample, plain=True, **options)
+    assert_same(found, expected)
+    with pytest.raises(AssertionError):
+        assert_same(before, expected)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -332,9 +461,14 @@ def test_a_model_that_has_searched_can_be_copied_and_pickled(build, task, copied
 def test_dropout_kept_on_the_embeddings_alone_is_applied(build, task):
     model, sample = build(dropout=0.4), batch(task)
     only = ["TransformerDecoder"]  # fairseq-generate --retain-dropout --retain-dropout-modules …
+    expected, _ = search(unwatched(model), task, sample, max_len_b=10)
     model.make_generation_fast_(need_attn=False, retain_dropout=True, retain_dropout_modules=only)
-    assert bind_all(model.decoder.layers) is not None
-    assert not search(model, task, sample, max_len_b=3)[1]
+    found, took_them = search(model, task, sample, max_len_b=10)
+    assert took_them
+    with pytest.raises(AssertionError):
+        assert_same(found, expected)
+    expected, _ = search(model, task, sample, plain=True, max_len_b=10)  # of the same random numbers
+    assert_same(found, expected)
 
 
 def test_inference_mode(build, task):
@@ -386,18 +520,14 @@ ORDERS = {
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 @pytest.mark.parametrize("name", list(ORDERS))
 def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, task, name, layout, by):
-    """After fairseq's search has told the model a beam, which this one happens to share.
-
-    The truth is the decoder without an incremental state, on all tokens so far.
-    """
+    """The truth is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
     model = fast(build(rope_layout=layout, rope_fraction=0.5))
     encoder, decoder = model.encoder, model.decoder
     sample, eos = batch(task, lengths=(9, 3, 6)), task.target_dictionary.eos()
     rows = torch.arange(3).repeat_interleave(3)
     with torch.no_grad():
         encoded = encoder(**sample["net_input"])
-        of_rows = encoder.reorder_encoder_out(encoded, rows)
-        model.set_beam_size(3)
+        of_rows = FAIRSEQS_REORDER(encoder, encoded, rows)
         shared = encoder.reorder_encoder_out(encoded, rows)
         state: dict = {}
         tokens = torch.full((9, 1), eos)
@@ -417,9 +547,7 @@ def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, task, nam
             else:
                 decoder.reorder_incremental_state_scripting(state, order)
             shared = encoder.reorder_encoder_out(shared, order)
-            model.set_beam_size(1)
-            of_rows = encoder.reorder_encoder_out(of_rows, order)
-            model.set_beam_size(3)
+            of_rows = FAIRSEQS_REORDER(encoder, of_rows, order)
             new = torch.randint(4, 44, (len(order), 1))
             new[0] = task.target_dictionary.pad()
             tokens = torch.cat([tokens[order], new], dim=1)
@@ -431,47 +559,134 @@ def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, task, nam
         torch.testing.assert_close(one[0, not_pad], other[-1, not_pad], rtol=0, atol=2e-5)
 
 
+def assert_same_rows(found, expected):
+    """Two outputs of an encoder: each of fairseq's entries has the same rows."""
+    for name, tensors in expected.items():
+        assert len(found[name]) == len(tensors), name
+        assert all(torch.equal(one, other) for one, other in zip(found[name], tensors, strict=True)), name
+    assert all(len(found[name]) == 0 for name in found.keys() - expected.keys())
+
+
+OTHER_ORDERS = {
+    "beam": [0, 0, 0, 1, 1, 1, 2, 2, 2],
+    "sentences gone": [6, 7, 7, 0, 0, 2],
+    "sentences swapped": [3, 4, 5, 0, 1, 2, 6, 7, 8],
+    "across sentences": [0, 3, 6, 1, 4, 7, 2, 5, 8],
+    "more hypotheses": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8],
+    "fewer hypotheses": [0, 3, 6],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", list(OTHER_ORDERS))
+def test_every_caller_gets_one_row_for_each_hypothesis(build, task, name):
+    model, sample = fast(build()), batch(task, lengths=(9, 3, 6))
+    search(model, task, sample, beam_size=4, max_len_b=3)  # which told the model its beam
+    rows, order = torch.arange(3).repeat_interleave(3), torch.tensor(OTHER_ORDERS[name], dtype=torch.long)
+    with torch.no_grad():
+        encoded = model.encoder(**sample["net_input"])
+        found = model.encoder.reorder_encoder_out(encoded, rows)
+        expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
+        assert found["encoder_out"][0].size(1) == 9
+        for _ in range(2):
+            assert_same_rows(found, expected)
+            if name == "beam":
+                break
+            found = model.encoder.reorder_encoder_out(found, order)
+            expected = FAIRSEQS_REORDER(model.encoder, expected, order)
+            order = order[: len(order) // 3] if name == "beam" else order.new_tensor(range(len(order)))
+
+
+def test_a_beam_that_goes_on_copies_no_rows(build, task):
+    model, rows = fast(build()), torch.arange(5).repeat_interleave(4)
+    with torch.no_grad():
+        encoded = model.encoder.reorder_encoder_out(model.encoder(**batch(task)["net_input"]), rows)
+        reordered = model.encoder.reorder_encoder_out(encoded, torch.tensor([1, 0, 0, 3, *range(4, 20)]))
+    assert reordered["encoder_out"][0] is encoded["encoder_out"][0]
+
+
+CHANGES = {
+    "replaced": lambda out, x: out.update(encoder_out=[x * 1.5]),
+    "in its list": lambda out, x: out["encoder_out"].__setitem__(0, x * 1.5),
+    "in place": lambda out, x: x[:, 1].mul_(1.5),
+    "padding": lambda out, x: out["encoder_padding_mask"][0][2].fill_(False),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rows_that_somebody_has_changed_are_what_the_decoder_reads(build, task, name, mode):
+    """The truth is the decoder without an incremental state, on rows in fairseq's own dictionary."""
+    model, sample = unwatched(build()), batch(task, lengths=(9, 3, 6))
+    rows, order = torch.arange(3).repeat_interleave(3), torch.tensor([1, 1, 0, 3, 5, 5, 8, 7, 7])
+    eos, tokens = task.target_dictionary.eos(), torch.randint(4, 44, (9, 1))
+    with mode():
+        encoded = model.encoder(**sample["net_input"])
+        found = model.encoder.reorder_encoder_out(encoded, rows)
+        expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
+        for out in (found, expected):
+            CHANGES[name](out, out["encoder_out"][0])
+        state: dict = {}
+        step = model.decoder(tokens.new_full((9, 1), eos), encoder_out=found, incremental_state=state)[0]
+        true = model.decoder(tokens.new_full((9, 1), eos), encoder_out=expected)[0]
+        assert STATE in state
+        torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
+        found = model.encoder.reorder_encoder_out(found, order)
+        expected = FAIRSEQS_REORDER(model.encoder, expected, order)
+        assert_same_rows(found, expected)
+        model.decoder.reorder_incremental_state_scripting(state, order)
+        tokens = torch.cat([tokens.new_full((9, 1), eos), tokens], dim=1)
+        step = model.decoder(tokens, encoder_out=found, incremental_state=state)[0]
+        true = model.decoder(tokens, encoder_out=expected)[0][:, -1:]
+        torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
+
+
+def test_threads_that_share_a_model_find_what_one_finds(build, task):
+    model, sample, words = fast(build()), batch(task), task.target_dictionary
+    expected, _ = search(copy.deepcopy(model), task, sample, plain=True, max_len_b=20)
+
+    def find(_):
+        return SequenceGenerator([model], words, beam_size=4, max_len_b=20).generate([model], sample)
+
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(find, range(12)):
+            assert_same(found, expected)
+
+
+def test_generators_of_different_beams_share_a_model(build, task):
+    model, sample, words = fast(build()), batch(task), task.target_dictionary
+    generators = {beam: SequenceGenerator([model], words, beam_size=beam, max_len_b=10) for beam in (5, 1, 2)}
+    for beam, generator in generators.items():
+        found = generator.generate([model], sample)
+        assert_same(found, search(model, task, sample, plain=True, beam_size=beam, max_len_b=10)[0])
+
+
 def test_a_search_without_incremental_state(build, task):
-    model, sample = fast(build()), batch(task)
-    model.set_beam_size(4)
+    model = fast(build())
     rows = torch.arange(5).repeat_interleave(4)
     tokens = torch.randint(4, 44, (20, 3))
     with torch.no_grad():
-        encoder_out = model.encoder(**sample["net_input"])
-        shared = model.encoder.reorder_encoder_out(encoder_out, rows)
-        assert shared["encoder_out"][0].size(1) == 5
-        found = model.decoder(tokens, encoder_out=shared)[0]
-        model.set_beam_size(1)
-        of_rows = model.encoder.reorder_encoder_out(encoder_out, rows)
+        encoder_out = model.encoder(**batch(task)["net_input"])
+        found = model.decoder(tokens, encoder_out=model.encoder.reorder_encoder_out(encoder_out, rows))[0]
+        of_rows = FAIRSEQS_REORDER(model.encoder, encoder_out, rows)
         expected = model.decoder(tokens, encoder_out=of_rows)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_rows_that_are_not_hypotheses_of_their_neighbour_are_reordered_one_by_one(build, task):
-    model = fast(build())
-    model.set_beam_size(2)
-    with torch.no_grad():
-        encoder_out = model.encoder(**batch(task)["net_input"])
-        tiled = torch.arange(5).repeat(2)  # not 0 0 1 1 2 2 …
-        states = model.encoder.reorder_encoder_out(encoder_out, tiled)["encoder_out"][0]
-    assert torch.equal(states, encoder_out["encoder_out"][0][:, tiled])
-
-
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN packs nothing")
 @pytest.mark.parametrize("rows", [1, 7])
 def test_the_packed_projection_is_the_projection(rows):
     linear = torch.nn.Linear(16, 50, bias=False)
-    packed, x = PackedLinear(), torch.randn(rows, 1, 16)
-    assert packed(linear, x) is None, "with gradients, the module is called"
+    projection, x = PackedProjection(), torch.randn(rows, 1, 16)
     with torch.no_grad():
-        found = packed(linear, x)
-        if not torch.backends.mkldnn.is_available():
-            assert found is None
-            return
-        torch.testing.assert_close(found, linear(x), rtol=1e-5, atol=1e-6)
-        linear.weight.mul_(2.0)
-        torch.testing.assert_close(packed(linear, x), linear(x), rtol=1e-5, atol=1e-6)
-        assert packed(torch.nn.Linear(16, 50), x) is None
-        assert packed(linear.double(), x.double()) is None
+        packed = projection.of(linear)
+        torch.testing.assert_close(project_packed(x, packed), linear(x), rtol=1e-5, atol=1e-6)
+        assert projection.of(linear) is packed, "it is packed once"
+        linear.weight.data[3] *= 2.0
+        assert projection.of(linear) is not packed
+        torch.testing.assert_close(project_packed(x, projection.of(linear)), linear(x), rtol=1e-5, atol=1e-6)
+        assert projection.of(torch.nn.Linear(16, 50)) is None
+        assert projection.of(linear.double()) is None
 
 
 def test_cross_attention_is_fairseqs(build, task):
