@@ -103,26 +103,48 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     return state
 
 
-def _options(state: Dict[str, Any]) -> Namespace:
-    """The options of the model of *state*, with all that its named architecture fills in."""
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+def model_options(state: Dict[str, Any]) -> Optional[Namespace]:
+    """The options of the model in *state*, with its architecture's defaults; None if *state* has none."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
     from omegaconf import OmegaConf
 
-    from .presets import ARCHITECTURES
-    from .rotary import LAYOUTS
+    from . import presets  # noqa: F401  registers the architectures
+    from .patches.loading import option, part_of
     from .transformer import as_namespace
 
-    try:
-        given = state["cfg"]["model"] if state.get("cfg") else state.get("args")
-        options = Namespace(**(given if isinstance(given, dict) else vars(given)))
-    except (KeyError, TypeError):
-        raise LayoutError("it does not say of which model it is, neither in cfg nor in args") from None
-    name = getattr(options, "arch", None) or getattr(options, "_name", None)
-    if ARCH_MODEL_NAME_REGISTRY.get(name) not in ARCHITECTURES:
-        raise LayoutError(f"it is of the architecture {name}, which is not a rotary one")
-    if isinstance(given, dict):
+    given = part_of(state, "model")
+    if not (isinstance(given, (Namespace, dict)) or OmegaConf.is_config(given)):
+        return None
+    fill = ARCH_CONFIG_REGISTRY.get(option(given, "arch") or option(given, "_name"))
+    if isinstance(given, Namespace):
+        options = Namespace(**vars(given))
+    elif fill:  # of a YAML file, and nested perhaps
         options = as_namespace(OmegaConf.create(given))
-    ARCH_CONFIG_REGISTRY[name](options)
+    else:
+        options = Namespace(**given)
+    if fill:
+        fill(options)
+    return options
+
+
+def model_name(options: Namespace) -> Optional[str]:
+    """The model that *options* describe: "transformer_rope" for ``--arch transformer_rope_tiny``."""
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+
+    arch = getattr(options, "arch", None) or getattr(options, "_name", None)
+    return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+
+
+def _options(state: Dict[str, Any]) -> Namespace:
+    """The options of the rotary model of *state*."""
+    from .presets import ARCHITECTURES
+    from .rotary import LAYOUTS
+
+    options = model_options(state)
+    if options is None:
+        raise LayoutError("it does not say of which model it is, neither in cfg nor in args")
+    if model_name(options) not in ARCHITECTURES:
+        raise LayoutError(f"it is of the model {model_name(options)}, which is not a rotary one")
     if options.rope_layout not in LAYOUTS:
         raise LayoutError(
             f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}"
@@ -218,7 +240,7 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
     """
     import torch
     from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY
+    from fairseq.models import MODEL_REGISTRY
 
     sizes = {}
     for side in ("encoder", "decoder"):
@@ -235,10 +257,9 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
         source_dictionary=dictionaries[sizes["encoder"]], target_dictionary=dictionaries[sizes["decoder"]]
     )
     without_files = Namespace(**{**vars(options), "encoder_embed_path": None, "decoder_embed_path": None})
-    name = getattr(options, "arch", None) or options._name
     try:
         with torch.device("meta"):  # no memory, no numbers
-            model = ARCH_MODEL_REGISTRY[name].build_model(without_files, task)
+            model = MODEL_REGISTRY[model_name(options)].build_model(without_files, task)
     except Exception as error:  # whatever building a model raises
         raise LayoutError(f"the model cannot be built, to number its parameters: {error}") from None
     shapes = {

@@ -292,7 +292,7 @@ def test_the_version_is_printed(capsys):
 def test_a_model_that_is_not_rotary_is_refused(data_bin, tmp_path):
     train(data_bin, tmp_path, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
     path = tmp_path / "checkpoint_last.pt"
-    with pytest.raises(SystemExit, match=f"--path {path}: it is of the architecture transformer_tiny, which"):
+    with pytest.raises(SystemExit, match=f"--path {path}: it is of the model transformer, which is not"):
         layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
     assert not (tmp_path / "x.pt").exists()
 
