@@ -142,7 +142,7 @@ def _options(state: Dict[str, Any]) -> Namespace:
 
     options = model_options(state)
     if options is None:
-        raise LayoutError("it does not say of which model it is, neither in cfg nor in args")
+        raise LayoutError("it has no options of its model, neither in cfg nor in args")
     if model_name(options) not in ARCHITECTURES:
         raise LayoutError(f"it is of the model {model_name(options)}, which is not a rotary one")
     if options.rope_layout not in LAYOUTS:

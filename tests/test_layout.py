@@ -138,6 +138,10 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             lambda state: with_moments(state, exp_avg=torch.ones(3, 2)),
             "it holds exp_avg of the shape (3, 2) for encoder.embed_tokens.weight",
         ),
+        (
+            lambda state: as_multilingual(state),
+            "the model has no encoder.embed_tokens, and the order of its parameters is not known",
+        ),
         # of a model with a frozen parameter
         (
             lambda state: with_numbers(state, range(84)),
@@ -173,6 +177,12 @@ def test_a_state_of_the_optimiser_that_is_not_understood_is_dropped_with_a_warni
     assert printed == f"wrote {output}, without the state of the optimiser\n"
     after = load_checkpoint(str(output))
     assert set(state) - set(after) == {"last_optimizer_state"}
+
+
+def as_multilingual(state):
+    """Make *state* one of multilingual_transformer_rope for the pair en-de."""
+    state["model"] = {f"models.en-de.{name}": weight for name, weight in state["model"].items()}
+    state["cfg"]["model"].arch = "multilingual_transformer_rope"
 
 
 def with_moments(state, **moments):
@@ -237,7 +247,7 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tm
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda state: state["cfg"].update(model=None), "does not say of which model it is"),
+        (lambda state: state["cfg"].update(model=None), "it has no options of its model"),
         (
             lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"),
             "its rope_layout is neox, and must",
