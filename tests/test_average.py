@@ -2,13 +2,17 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 
 import pytest
 import torch
+from fairseq.models import MODEL_REGISTRY
 
-from fairseq_rope.average import main
+import fairseq_rope
+from fairseq_rope.average import MEANING, main
 from fairseq_rope.patches.loading import load_checkpoint
 
 
@@ -135,6 +139,175 @@ def test_differing_keys_and_shapes_are_refused_by_name(tmp_path, capsys):
     save(tmp_path, "checkpoint1.pt", {"same": torch.ones(2), "new": torch.ones(1)})
     said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
     assert "same has shape (2,)" in said and "(1,)" in said
+
+
+def options(**values):
+    """The options of a small rotary model, as fairseq saves them; an option of None is left out."""
+    given = {"arch": "transformer_rope_tiny", "lr": [0.1], "seed": 1, "dropout": 0.1, **values}
+    return Namespace(**{name: value for name, value in given.items() if value is not None})
+
+
+def save_two(folder, first, second):
+    """checkpoint2.pt with the configuration *first*, checkpoint1.pt with *second*; the newest comes first."""
+    save(folder, "checkpoint2.pt", {"w": torch.ones(1)}, **first)
+    save(folder, "checkpoint1.pt", {"w": torch.ones(1)}, **second)
+
+
+@pytest.mark.parametrize(
+    "first, second, said",
+    [
+        ({}, {"rope_base": 500.0}, "--rope-base is 500.0 in the former and 10000.0 in the latter"),
+        ({"rope_layout": "half"}, {}, "--rope-layout is interleaved in the former and half in the latter"),
+        ({}, {"rope_fraction": 0.5}, "--rope-fraction is 0.5 in the former and 1.0 in the latter"),
+        ({}, {"decoder_attention_heads": 4}, "--decoder-attention-heads is 4 in the former and 2 in"),
+        ({"activation_fn": "gelu"}, {}, "--activation-fn is relu in the former and gelu in the latter"),
+        (
+            {},
+            {"encoder_normalize_before": True},
+            "--encoder-normalize-before is True in the former and False",
+        ),
+        ({}, {"arch": "transformer_tiny"}, "the model is transformer in the former and transformer_rope in"),
+        (
+            {"arch": "transformer_tiny"},
+            {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
+            "--no-token-positional-embeddings is True in the former and False in the latter",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["cfg", "YAML", "args"])
+def test_checkpoints_whose_weights_have_another_meaning_are_refused(
+    tmp_path, capsys, first, second, said, form
+):
+    def state(values):
+        given = options(**values)
+        if form == "args":  # fairseq < 0.10
+            return {"args": given, "cfg": None}
+        given = {"_name": vars(given).pop("arch"), **vars(given)} if form == "YAML" else given
+        return {"cfg": {"model": given, "task": {}}}
+
+    save_two(tmp_path, state(first), state(second))
+    sentence = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    files = f"{tmp_path}/checkpoint1.pt and {tmp_path}/checkpoint2.pt are not of the same model: "
+    assert files + said in sentence
+
+
+def test_checkpoints_of_opposite_directions_are_refused(tmp_path, capsys):
+    tasks = [{"source_lang": "en", "target_lang": "de"}, {"source_lang": "de", "target_lang": "en"}]
+    save_two(tmp_path, *({"cfg": {"model": options(), "task": task}} for task in tasks))
+    said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
+    assert "the direction is de-en in the former and en-de in the latter" in said
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ({"lr": [0.2], "seed": 2, "dropout": 0.3, "attention_dropout": 0.1}, {}),
+        ({"rope_base": 10000.0, "rope_layout": "interleaved"}, {}),
+        # an architecture of another name, with the same sizes
+        (
+            {"arch": "transformer_rope", "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+            {"arch": "transformer_rope_tiny"},
+        ),
+        # an architecture of somebody's, which is not registered here
+        ({"arch": "of_somebody", "rope_base": 500.0}, {"arch": "of_somebody", "rope_base": 500.0}),
+    ],
+)
+def test_other_settings_of_the_training_and_defaults_that_are_written_out_are_averaged(
+    tmp_path, first, second
+):
+    save_two(tmp_path, *({"cfg": {"model": options(**values), "task": {}}} for values in (first, second)))
+    assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 1
+
+
+def test_a_checkpoint_without_options_and_an_average_are_averaged(tmp_path):
+    cfg = {"cfg": {"model": options(), "task": {}}}
+    save_two(tmp_path, cfg, {})
+    assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 1
+    save_two(tmp_path, cfg, cfg)
+    average(tmp_path, "--num-epoch-checkpoints", "2")
+    save(tmp_path, "checkpoint3.pt", {"w": torch.tensor([4.0])}, **cfg)
+    again = ["--inputs", *(str(tmp_path / name) for name in ("average.pt", "checkpoint3.pt"))]
+    main([*again, "--output", str(tmp_path / "again.pt")])
+    state = load_checkpoint(str(tmp_path / "again.pt"))
+    assert state["model"]["w"] == 2.5 and state["cfg"]["model"] == options()
+
+
+# Another value for every option of the transformer and of its rotary model.
+OTHER_VALUES = {
+    "activation_fn": "gelu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3,
+    "relu_dropout": 0.3, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 32, "encoder_layers": 1,
+    "encoder_attention_heads": 4, "encoder_normalize_before": True, "encoder_layerdrop": 0.3,
+    "encoder_layers_to_keep": "0", "max_source_positions": 99, "decoder_embed_dim": 32,
+    "decoder_ffn_embed_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 4,
+    "decoder_normalize_before": True, "decoder_layerdrop": 0.3, "decoder_layers_to_keep": "0",
+    "decoder_output_dim": 32, "max_target_positions": 99, "no_token_positional_embeddings": True,
+    "adaptive_softmax_dropout": 0.3, "adaptive_softmax_factor": 2, "layernorm_embedding": True,
+    "no_scale_embedding": True, "checkpoint_activations": True, "offload_activations": True,
+    "no_cross_attention": True, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4,
+    "quant_noise_scalar": 0.1, "min_params_to_wrap": 1, "char_inputs": True, "base_sublayers": 2,
+    "base_shuffle": 2, "export": True, "no_decoder_final_norm": True, "rope_base": 500.0,
+    "rope_layout": "half", "rope_fraction": 0.5, "encoder_learned_pos": True, "decoder_learned_pos": True,
+    "adaptive_softmax_cutoff": [10, 20],
+}  # fmt: skip
+# How weights are shared changes no output, but whose average the shared weight is. The rest is refused by the
+# model, or needs files, several processes or an adaptive softmax.
+SHARING = {name for name in MEANING if name.startswith(("share_", "merge_", "tie_"))}
+NOT_BUILT = {
+    *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config"),
+    *("decoder_xformers_att_config", "cross_self_attention", "base_layers", "adaptive_input"),
+}
+
+
+def test_the_options_that_are_compared_are_those_that_change_what_the_same_weights_compute(build):
+    flags = {}
+    for model in ("transformer_rope", "transformer"):
+        parser = ArgumentParser(add_help=False, conflict_handler="resolve")
+        MODEL_REGISTRY[model].add_args(parser)
+        flags[model] = {action.dest for action in parser._actions}
+    assert set().union(*flags.values()) - SHARING - NOT_BUILT == set(OTHER_VALUES), "no option is forgotten"
+
+    source, previous = torch.randint(4, 40, (2, 2, 7))
+
+    def output(model):
+        return model(source, torch.tensor([7, 7]), previous)[0]
+
+    changing = set()
+    for arch, model in (("transformer_rope_tiny", "transformer_rope"), ("transformer_tiny", "transformer")):
+        for name in sorted(flags[model] & set(OTHER_VALUES)):
+            if name == "adaptive_softmax_cutoff" or (name.endswith("learned_pos") and "rope" in arch):
+                continue  # an output of another form; refused
+            extra = {"decoder_embed_dim": 32} if name == "encoder_embed_dim" else {}
+            one, other = build(arch), build(arch, **{name: OTHER_VALUES[name]}, **extra)
+            weights = one.state_dict()
+            if {n: w.shape for n, w in weights.items()} == {
+                n: w.shape for n, w in other.state_dict().items()
+            }:
+                other.load_state_dict(weights)
+                if not torch.equal(output(one), output(other)):
+                    changing.add(name)
+    # These change the names of weights too, or which heads --print-alignment shows.
+    also = {"encoder_normalize_before", "decoder_normalize_before", "adaptive_softmax_cutoff"}
+    assert changing == set(MEANING) - SHARING - also - {"alignment_heads", "alignment_layer"}
+
+
+def test_one_checkpoint_given_twice_is_refused(tmp_path, capsys):
+    save(tmp_path, "checkpoint1.pt", {"w": torch.ones(1)})
+    save(tmp_path, "checkpoint2.pt", {"w": torch.ones(1)})
+    (tmp_path / "link.pt").symlink_to(tmp_path / "checkpoint1.pt")
+    shutil.copy(tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_best.pt")  # as fairseq makes it
+    output = ["--output", str(tmp_path / "average.pt")]
+    for other in ("checkpoint1.pt", "link.pt", "checkpoint_best.pt"):
+        paths = [str(tmp_path / name) for name in ("checkpoint1.pt", "checkpoint2.pt", other)]
+        with pytest.raises(SystemExit, match=f"{paths[2]} is the same checkpoint as {paths[0]}"):
+            main(["--inputs", *paths, *output])
+        assert not (tmp_path / "average.pt").exists()
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fairseq_rope.average {fairseq_rope.__version__}\n"
 
 
 @pytest.mark.parametrize(

