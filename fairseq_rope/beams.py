@@ -192,10 +192,11 @@ class Beams:
 
 
 class EqualRows(list):
-    """An entry of an encoder's output: *beam* rows, side by side, are equal, those of one sentence.
+    """An entry of an encoder's output: the *beam* rows of each sentence, side by side, are equal.
 
-    It speaks of the tensors that are in *encoder_out* when it is made, and as they are then. To whoever reads
-    the lists of *encoder_out*, it is an empty one, as fairseq's are for what there is not.
+    This holds for the tensors in *encoder_out* as they are when the entry is made, and no longer when one of
+    them is replaced or written to. The entry is an empty list, as fairseq's own entries can be, for code that
+    goes through the tensors of all entries.
     """
 
     NAME = "fairseq_rope.equal_rows"
@@ -207,7 +208,7 @@ class EqualRows(list):
 
     @classmethod
     def of(cls, encoder_out: Dict[str, List[Tensor]]) -> int:
-        """How many rows of each sentence are known to be equal; 1 if nothing is known, or no longer true."""
+        """The number of rows of each sentence that are equal; 1 without a valid entry in *encoder_out*."""
         entry = encoder_out.get(cls.NAME)
         if not isinstance(entry, cls):
             return 1
@@ -219,7 +220,7 @@ class EqualRows(list):
 
 
 def _contents(encoder_out: Dict[str, List[Tensor]]) -> List[Any]:
-    """What the lists of *encoder_out* hold, one after another."""
+    """The tensors of all entries of *encoder_out*."""
     return [x for value in encoder_out.values() for x in (value if isinstance(value, list) else [value])]
 
 

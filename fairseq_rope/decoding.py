@@ -45,8 +45,8 @@ PARTS = {
 
 def bind(layer: nn.Module) -> Optional[Step]:
     """The step of a decoder *layer*; None if it has more to it than can be bound."""
-    if not has_methods(layer, LAYER) or any(hooked(module) for module in layer.modules()):
-        return None  # a wrapper (FSDP), a layer of somebody's own, or one that is watched
+    if not has_methods(layer, LAYER) or hooked(layer):
+        return None  # a wrapper (FSDP), a layer with methods of its own, or a hook
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
     if not (_is_part(self_attn, RotaryMultiheadAttention) and _is_part(cross_attn, CrossAttention)):
         return None
@@ -147,7 +147,7 @@ class PackedProjection:
     """The weight of a projection onto the vocabulary, packed for oneDNN, as torch's compiler packs it.
 
     The projection reads its weight once for a few rows: packed, at about twice the speed (37,000 words, 4
-    rows). Packing takes as long as six steps gain, so the packed weight is kept from one search to the next.
+    rows). Packing takes as long as five steps gain, so the packed weight is kept from one search to the next.
     A copy or pickle of the model leaves it out.
     """
 
@@ -158,8 +158,8 @@ class PackedProjection:
         """The packed weight of *module*; None where it cannot be packed, and *module* has to be called.
 
         Optimizers and others write to ``.data``, and torch does not count that. So each row of the weight is
-        multiplied by the same random vector, and a changed product tells that the weight has changed. A
-        change that the rounding of this product hides is as small as the rounding of scores.
+        multiplied by the same random vector, and a changed product shows that the weight has changed. A
+        change of one number that is too small to alter the product is within the rounding error of scores.
         """
         if not (
             is_plain_linear(module)

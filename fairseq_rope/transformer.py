@@ -195,11 +195,12 @@ class RotaryEncoder(TransformerEncoderBase):
         kept = whole_sentences(new_order, beam) if beam > 1 else None
         if kept == list(range(rows // beam)):
             return encoder_out
-        if kept is None:  # fairseq's search begins with all rows, so many times
+        if kept is None:  # a search begins with each row repeated
             beam = new_order.numel() // rows
             begins = torch.equal(new_order, torch.arange(rows).to(new_order).repeat_interleave(beam))
             beam = beam if begins else 1
-        with torch.inference_mode(False), torch.no_grad():  # whose tensors do not count their versions
+        # Tensors that are made in inference mode do not count their versions, which EqualRows compares.
+        with torch.inference_mode(False), torch.no_grad():
             reordered = super().reorder_encoder_out(encoder_out, new_order)
         if 1 < beam <= LARGEST:
             reordered[EqualRows.NAME] = EqualRows(reordered, beam)
