@@ -468,13 +468,6 @@ class TransformerRopeModel(TransformerModel):
         return {}
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As ``fairseq.models.FairseqModel.from_pretrained``, with the plugin registered."""
-        from . import plugin  # noqa: F401  the module may have been imported before the plugin
-
-        return super().from_pretrained(*args, **kwargs)
-
-    @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add fairseq's transformer flags and --rope-base, --rope-layout, --rope-fraction."""
         gen_parser_from_dataclass(parser, TransformerRopeConfig(), delete_default=True, with_prefix="")

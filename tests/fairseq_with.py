@@ -2,7 +2,7 @@
 
 FAIRSEQ_WITH says what fairseq is tested with:
 
-- ``nothing``: fairseq alone. Its checkpoints load, as torch >= 2.6 is told that a namespace is harmless.
+- ``nothing``: fairseq alone. Its checkpoints load, because torch >= 2.6 gets the class ``Namespace`` as a harmless one.
 - ``plugin``: the plugin is loaded from the copy in the current folder, and fairseq's models are tested.
 - ``transformer_rope``: the plugin is loaded, and its model takes the place of fairseq's transformer.
 - ``transformer``: what the last one is compared with. In both of these, the reproducibility tests, which
@@ -24,6 +24,7 @@ from fairseq.utils import import_user_module
 MODE = os.environ["FAIRSEQ_WITH"]
 if MODE in ("plugin", "transformer_rope"):
     import_user_module(Namespace(user_dir="fairseq_rope"))
+    assert "transformer_rope_tiny" in ARCH_MODEL_REGISTRY
 elif hasattr(torch.serialization, "add_safe_globals"):
     torch.serialization.add_safe_globals([Namespace])
 

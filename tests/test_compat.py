@@ -196,7 +196,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
     torch.save({"state_dict": {}}, path)
     with pytest.raises(CheckpointError, match="foreign.pt is not a fairseq checkpoint: .* 'model'"):
         load_checkpoint(str(path))
-    for model in ({"w": 3}, None, [1]):
+    for model in ({3: torch.ones(2)}, None, [1]):
         torch.save({"model": model}, path)
         with pytest.raises(CheckpointError, match="foreign.pt is not a fairseq checkpoint"):
             load_checkpoint(str(path))

@@ -74,49 +74,51 @@ def suite(tmp_path_factory):
     return folder
 
 
-def outcomes(suite: Path, mode: str, cases: Iterable[str]) -> dict[str, str]:
-    """Name of each test of *cases* to PASSED, FAILED, SKIPPED or ERROR; for *mode* see fairseq_with.py."""
+def run(suite: Path, mode: str, *words: str) -> str:
+    """What pytest prints about fairseq's tests; for *mode* see fairseq_with.py."""
     environment = {
         **ENVIRONMENT,
         "FAIRSEQ_WITH": mode,
         "PYTHONPATH": os.pathsep.join([str(suite), str(ROOT / "tests")]),
     }
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "-v", "-n", "2",
-            "--tb=line", "-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite),
-            "--continue-on-collection-errors", *sorted(cases),
-        ],
-        cwd=suite, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    results = re.findall(r"^\[gw\d\] \[ *\d+%\] (PASSED|FAILED|SKIPPED|ERROR) (\S+)", done.stdout, re.M)
-    assert results, done.stdout + done.stderr
-    return {name: outcome for outcome, name in results}
+    command = [
+        sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line",
+        "-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite), "--continue-on-collection-errors",
+    ]  # fmt: skip
+    return subprocess.run(
+        [*command, *words], cwd=suite, env=environment, capture_output=True, text=True
+    ).stdout
 
 
-def names(outcome: str, of: dict[str, str]) -> set[str]:
-    return {name for name, each in of.items() if each == outcome}
+def collected(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:
+    """The names of the tests in *cases*."""
+    return set(re.findall(r"^(tests/\S+::.*)$", run(suite, mode, "--collect-only", "-q", *cases), re.M))
 
 
-def failing_where_others_pass(suite: Path, mode: str, other: str, cases: Iterable[str]) -> set[str]:
-    """The tests of *cases* that fail twice in *mode* and pass in the *other* one."""
-    first = outcomes(suite, mode, cases)
-    passed, failed = names("PASSED", first), names("FAILED", first) | names("ERROR", first)
-    print(f"{len(passed)} of {len(first)} tests of fairseq pass with {mode}")
-    assert len(passed) > 50
-    if not failed:
-        return set()
+def passed(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:
+    """The names of the tests of *cases* that pass."""
+    printed = run(suite, mode, "-v", "-n", "2", *sorted(cases))
+    assert re.search(r"\d (passed|failed|skipped)", printed), printed
+    return set(re.findall(r"^\[gw\d\] \[ *\d+%\] PASSED (.*?)\s*$", printed, re.M))
+
+
+def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) -> set[str]:
+    """The tests of *cases* that pass with the *other* mode, and twice do not pass with *mode*."""
+    every_test = collected(suite, other, cases)
+    first = passed(suite, mode, cases)
+    print(f"{len(first)} of {len(every_test)} tests of fairseq pass with {mode}")
+    assert len(first) > len(every_test) / 2
     # Some of fairseq's tests fail at random, or because of another one before them.
-    again = outcomes(suite, mode, failed)
-    failed -= names("PASSED", again)
-    return names("PASSED", outcomes(suite, other, failed)) if failed else set()
+    missing = every_test - first
+    missing -= passed(suite, mode, missing) if missing else set()
+    return passed(suite, other, missing) if missing else set()
 
 
 @pytest.mark.slow
 def test_all_that_passes_with_fairseq_alone_passes_with_the_plugin(suite):
-    assert failing_where_others_pass(suite, "plugin", "nothing", ["tests"]) == set()
+    assert passing_only_with("nothing", "plugin", suite, ["tests"]) == set()
 
 
 @pytest.mark.slow
 def test_what_names_a_transformer_for_translation_passes_with_the_rotary_one(suite):
-    assert failing_where_others_pass(suite, "transformer_rope", "transformer", TRANSLATION) == REFUSED
+    assert passing_only_with("transformer", "transformer_rope", suite, TRANSLATION) == REFUSED

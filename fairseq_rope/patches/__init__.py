@@ -2,21 +2,20 @@
 
 fairseq is archived. Each row names what is replaced, by what, why, and when the row can go. The rule for a
 row: a command or call that works with fairseq alone does the same with the row in place, except where it
-would lose data, give wrong results or run code. ``Patch.prevents`` says which of these. Rows that only make
-an error readable, or make something work that fails without them, prevent "an unreadable error" or "a crash".
+would lose data, give wrong results or run code. ``Patch.prevents`` says which of these. A row that only
+changes the text of an error prevents "an unreadable error".
 
 The replacements are seen by every model of the process.
 """
 
 import fnmatch
 import importlib
-import os
 import sys
 from typing import Any, List, NamedTuple
 
 from fairseq import checkpoint_utils
 
-from . import batches, ending, loading, options, saving
+from . import batches, ending, fasta, loading, options, saving
 
 
 class Patch(NamedTuple):
@@ -25,7 +24,7 @@ class Patch(NamedTuple):
     Attributes:
         target: dotted name of what is replaced; "fairseq.*.NAME" is a global of each loaded module of fairseq
         replacement: the object that takes its place
-        prevents: "code execution", "lost data", "wrong results", "a crash" or "an unreadable error"
+        prevents: "code execution", "lost data", "wrong results" or "an unreadable error"
         reason: what happens without the replacement
         until: when the row can go
     """
@@ -44,9 +43,9 @@ PATCHES: List[Patch] = [
         "code execution",
         "torch >= 2.6 refuses fairseq's checkpoints, and fairseq's git main answers with "
         "weights_only=False, which runs any code in the file. Here weights_only is on, and the classes "
-        "that checkpoints hold are allowed by name. A damaged file, a file of other software, and a "
-        "checkpoint whose task would run a shell command are refused.",
-        "fairseq loads its own checkpoints with weights_only=True and runs no shell commands",
+        "that checkpoints hold are allowed by name. A damaged file and a file of other software are "
+        "refused.",
+        "fairseq loads its own checkpoints with weights_only=True",
     ),
     Patch(
         "fairseq.*.eval",
@@ -54,8 +53,17 @@ PATCHES: List[Patch] = [
         "code execution",
         "fairseq evaluates options such as --adaptive-softmax-cutoff as Python, also those in a "
         "checkpoint: a checkpoint without any code in its pickle would be enough to run code. Here "
-        "options are literals and arithmetic on them.",
+        "options are literals and arithmetic on them. (A script that imports * from a module of fairseq "
+        "gets this eval too.)",
         "fairseq reads literals",
+    ),
+    Patch(
+        "fairseq.data.fasta_dataset.FastaDataset._build_index",
+        fasta.build_index,
+        "code execution",
+        "fairseq gives the path of FASTA files to a shell. The languages in a checkpoint are part of "
+        "that path, so a checkpoint and the names of the files beside it could run any command.",
+        "fairseq reads these files without a shell",
     ),
     Patch(
         "fairseq.checkpoint_utils.PathManager",
@@ -123,8 +131,9 @@ PATCHES: List[Patch] = [
         "fairseq.checkpoint_utils.load_checkpoint",
         loading.load_checkpoint_to_train,
         "wrong results",
-        "It tells load_checkpoint_to_cpu what to compare, names the file and the reason if weights do "
-        "not fit, keeps the languages that fairseq read from file names in the checkpoint, and warns if "
+        "The check in load_checkpoint_to_cpu needs the languages and the rotation of the training. This "
+        "row provides them, and writes languages that fairseq read from file names into new "
+        "checkpoints. It also names the file and the reason if weights do not fit, and warns if "
         "--restore-file does not exist.",
         "as load_checkpoint_to_cpu",
     ),
@@ -132,9 +141,18 @@ PATCHES: List[Patch] = [
         "fairseq.checkpoint_utils.load_model_ensemble_and_task",
         loading.load_model_ensemble_and_task,
         "wrong results",
-        "It tells load_checkpoint_to_cpu the languages of the data, and names the file and the reason "
-        "if weights do not fit.",
+        "The check in load_checkpoint_to_cpu needs the languages of the data. This row provides them, and "
+        "names the file and the reason if weights do not fit.",
         "as load_checkpoint_to_cpu",
+    ),
+    Patch(
+        "sys.excepthook",
+        ending.excepthook,
+        "an unreadable error",
+        "fairseq's programs end with a traceback, also if a file is missing or a flag is wrong. Here "
+        "they end with one sentence where the message of the error explains it. Other programs keep "
+        "their tracebacks.",
+        "fairseq's programs do so",
     ),
 ]
 
@@ -145,8 +163,6 @@ def apply() -> None:
     for patch in PATCHES:
         for owner, name in owners(patch.target):
             setattr(owner, name, patch.replacement)
-    if os.path.basename(sys.argv[0]).startswith("fairseq-") and sys.excepthook is sys.__excepthook__:
-        sys.excepthook = ending.excepthook
 
 
 def owners(target: str) -> List[Any]:

@@ -11,6 +11,21 @@ import fairseq
 
 from ..errors import InputError
 
+PROGRAMS = tuple(
+    f"fairseq-{name}"
+    for name in (
+        "train",
+        "hydra-train",
+        "generate",
+        "interactive",
+        "validate",
+        "preprocess",
+        "score",
+        "eval-lm",
+    )
+)
+_excepthook = sys.excepthook
+
 
 def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Optional[str]:
     """Return one sentence for an *error* that its message explains, and None for one that needs a traceback.
@@ -36,9 +51,10 @@ def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Option
 
 
 def excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-    """Print the sentence for *error* if there is one, else the traceback."""
-    sentence = sentence_for(error, trace)
+    """Print the sentence for an *error* that ends one of fairseq's programs; for others the traceback."""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    sentence = sentence_for(error, trace) if program in PROGRAMS else None
     if sentence is None:
-        sys.__excepthook__(kind, error, trace)
+        _excepthook(kind, error, trace)
     else:
-        print(f"{os.path.basename(sys.argv[0])}: error: {sentence}", file=sys.stderr)
+        print(f"{program}: error: {sentence}", file=sys.stderr)

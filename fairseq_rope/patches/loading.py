@@ -16,7 +16,7 @@ import types
 import zipfile
 from argparse import Namespace
 from contextvars import ContextVar
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -89,8 +89,8 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
     torch < 2.6 loads as fairseq asks, so it runs code. A file that is no checkpoint is refused all the same.
 
     Raises:
-        CheckpointError: the file is cut short or damaged, is no checkpoint of fairseq's, holds a class that
-            is not allowed, or describes a task that would run a command
+        CheckpointError: the file is cut short or damaged, is no checkpoint of fairseq's, or holds a class
+            that is not allowed
         OSError: the file cannot be read
     """
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "checkpoint")
@@ -113,15 +113,11 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
         raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
-    for weight_name, weight in state["model"].items():
-        # torch.nn.Module.get_extra_state may return any object.
-        if not isinstance(weight_name, str) or not (
-            isinstance(weight, torch.Tensor) or weight_name.endswith("_extra_state")
-        ):
+    for weight_name in state["model"]:
+        if not isinstance(weight_name, str):
             raise CheckpointError(
-                f"{name} is not a fairseq checkpoint: its weight {weight_name} is no tensor"
+                f"{name} is not a fairseq checkpoint: it has a weight that is named {weight_name!r}"
             )
-    refuse_commands(part_of(state, "task"), name)
     reading = _reading.get()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))
@@ -143,35 +139,19 @@ def _refuse_damage(file: Any, name: Any) -> None:
         raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
 
 
-def refuse_commands(task: Any, name: Any) -> None:
-    """Raise a CheckpointError if the *task* of a checkpoint would make fairseq run a shell command.
-
-    ``fairseq/data/fasta_dataset.py`` gives the path of the data to a shell, and the languages are part of
-    that path.
-    """
-    if option(task, "dataset_impl") == "fasta":
-        raise CheckpointError(
-            f"{name} was not loaded: its task says --dataset-impl fasta, and fairseq gives the names of such "
-            "files to a shell"
-        )
-    languages = [option(task, flag) for flag in ("source_lang", "target_lang", "langs", "lang_pairs")]
-    for value in languages:
-        for language in re.split("[,-]", value) if isinstance(value, str) else (value or ()):
-            if isinstance(language, str) and not re.fullmatch(r"[\w-]*", language):
-                raise CheckpointError(
-                    f"{name} was not loaded: its task has the language {language!r}, and a language may have "
-                    "letters, digits, '_' and '-' only"
-                )
-
-
 def load_checkpoint(path: str) -> Dict[str, Any]:
     """Return the state that fairseq saved in *path*, unchanged, with all tensors on the CPU.
 
     Raises:
-        CheckpointError, OSError: as ``safe_load``
+        CheckpointError: as ``safe_load``, or an entry of the weights is no tensor
+        OSError: the file cannot be read
     """
     allow_checkpoint_classes()
-    return safe_load(path, map_location="cpu")
+    state = safe_load(path, map_location="cpu")
+    for name, weight in state["model"].items():
+        if not isinstance(weight, torch.Tensor):
+            raise CheckpointError(f"{path} cannot be used here: its weight {name} is no tensor")
+    return state
 
 
 class TorchWithSafeLoad(types.ModuleType):
@@ -188,16 +168,15 @@ class TorchWithSafeLoad(types.ModuleType):
 
 def option(options: Any, name: str) -> Any:
     """Return an option of a namespace, a configuration or a dict, and None if it has none."""
-    return options.get(name) if hasattr(options, "get") else getattr(options, name, None)
+    if isinstance(options, (dict, DictConfig)):
+        return options[name] if name in options else None  # get() of OmegaConf 2.0 raises an error
+    return getattr(options, name, None)
 
 
 def part_of(state: Mapping[str, Any], part: str) -> Any:
     """Return cfg.model or cfg.task of a checkpoint; for old checkpoints its args, which hold both."""
     cfg = state.get("cfg")
-    if not cfg:
-        return state.get("args")
-    # OmegaConf 2.0 raises an error if get() finds nothing.
-    return cfg.get(part) if isinstance(cfg, (dict, DictConfig)) and part in cfg else None
+    return option(cfg, part) if cfg else state.get("args")
 
 
 def languages_of(options: Any) -> Languages:
@@ -210,19 +189,27 @@ def languages_of(options: Any) -> Languages:
 
 @dataclasses.dataclass
 class Reading:
-    """What one call of fairseq reads, and what the checkpoint has to agree with.
+    """What one call of fairseq reads, and what the checkpoints have to agree with.
 
     Attributes:
-        path: the file that is read
+        files: the checkpoints that the call was given
         languages: those of the data
         rotation: the options of the rotation that the training uses
+        builds_model: whether the call builds the model that a checkpoint describes
+        path: the file that was read last
         trained_languages: those that the file was trained with, before any override
     """
 
-    path: str = "the checkpoint"
+    files: Sequence[str]
     languages: Languages = UNKNOWN
     rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    builds_model: bool = False
+    path: str = "the checkpoint"
     trained_languages: Languages = UNKNOWN
+
+    def is_given(self, path: str) -> bool:
+        """Return whether *path* is one of ``files``, or a part of one that is divided (``-shard0.pt``)."""
+        return any(path == file or path.startswith(file[: -len(".pt")]) for file in self.files)
 
 
 # Each thread has its own value.
@@ -302,8 +289,8 @@ def why_weights_do_not_fit(message: str) -> str:
 @functools.wraps(_load_checkpoint_to_cpu)
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
     reading = _reading.get()
-    if reading is None:
-        with _reading_for(Reading()):
+    if reading is None or not reading.is_given(path):  # another checkpoint, which a model starts from
+        with _reading_for(Reading([path])):
             return load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
     reading.path = path
     try:
@@ -312,7 +299,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
         lacks = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
         raise CheckpointError(f"{path} is not a fairseq checkpoint: {lacks}") from None
     for part in ("model", "task"):
-        if part_of(state, part) is None:
+        if reading.builds_model and part_of(state, part) is None:
             raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no options of its {part}")
     data, overrides = reading.languages, languages_of(arg_overrides or {})
     # Languages in --model-overrides, when the data have their own languages, are the user's decision.
@@ -347,7 +334,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
     names = ROTATION[:1] if starts_anew else ROTATION
     rotation = {name: option(trainer.cfg.model, name) for name in names}
-    with _reading_for(Reading(path, UNKNOWN if starts_anew else languages, rotation)):
+    with _reading_for(Reading([path], UNKNOWN if starts_anew else languages, rotation, path=path)):
         return _load_checkpoint(cfg, trainer, **kwargs)
 
 
@@ -356,5 +343,5 @@ def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     data = languages_of(getattr(task, "cfg", None) or getattr(task, "args", None))
-    with _reading_for(Reading(languages=data)):
+    with _reading_for(Reading(filenames, data, builds_model=True)):
         return _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)

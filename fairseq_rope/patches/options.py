@@ -45,24 +45,37 @@ def _value(node: ast.AST) -> Any:
     Raises:
         ValueError: it is neither a literal nor allowed arithmetic, or it is too large
     """
-    if isinstance(node, (ast.Tuple, ast.List)):
-        entries = [_value(entry) for entry in node.elts]
-        return tuple(entries) if isinstance(node, ast.Tuple) else entries
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Tuple):
+        return tuple(map(_value, node.elts))
+    if isinstance(node, ast.List):
+        return list(map(_value, node.elts))
+    if isinstance(node, ast.Set):
+        return set(map(_value, node.elts))
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_value(key): _value(value) for key, value in zip(node.keys, node.values)}  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         operand = _value(node.operand)
         return -operand if isinstance(node.op, ast.USub) else +operand
-    if not (isinstance(node, ast.BinOp) and type(node.op) in OPERATORS):
-        return ast.literal_eval(node)
-    left, right = _value(node.left), _value(node.right)
-    if isinstance(node.op, ast.Pow):
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        _refuse_large(node.op, left, right)
+        return OPERATORS[type(node.op)](left, right)
+    raise ValueError(f"it has a {type(node).__name__}")
+
+
+def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
+    """Raise a ValueError if the result would be a large power or a long list, tuple or string."""
+    if isinstance(operation, ast.Pow):
         bits = left.bit_length() if isinstance(left, int) else 0
         if abs(right) > LARGEST_POWER or bits > LARGEST_POWER:
             raise ValueError(f"the power is too large, with an exponent above {LARGEST_POWER}")
-    if isinstance(node.op, ast.Mult):
-        for sequence, times in ((left, right), (right, left)):
-            if hasattr(sequence, "__len__") and len(sequence) * times > LONGEST:
-                raise ValueError(f"it would have more than {LONGEST} entries")
-    return OPERATORS[type(node.op)](left, right)
+    lengths = [len(side) if hasattr(side, "__len__") else side for side in (left, right)]
+    if hasattr(left, "__len__") or hasattr(right, "__len__"):
+        length = lengths[0] * lengths[1] if isinstance(operation, ast.Mult) else lengths[0] + lengths[1]
+        if length > LONGEST:
+            raise ValueError(f"it would have more than {LONGEST} entries")
 
 
 def _option_being_read() -> str:

@@ -98,15 +98,25 @@ class WholeFiles:
         return self._path_manager.rename(src, dst)
 
     def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        """Copy by way of a temporary file. If *dst_path* is a link, the file that it names is replaced."""
-        if not (overwrite and self._path_manager.supports_rename(dst_path)):
-            return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
+        """Copy by way of a temporary file. If *dst_path* is a link, the file that it names is replaced.
+
+        A device, and a file in a folder that cannot be written, are written in place, as fairseq writes.
+        """
         final = os.path.realpath(dst_path)
+        whole = overwrite and self._path_manager.supports_rename(dst_path)
+        if not whole or (os.path.exists(final) and not self._can_be_replaced(final)):
+            return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
         temporary = final + ".tmp"  # fairseq's suffix; the next copy overwrites it
         with naming_the_file(dst_path, temporary):
             shutil.copyfile(src_path, temporary)
+            if os.path.exists(final):
+                shutil.copymode(final, temporary)
             self.rename(temporary, final)
         return True
+
+    @staticmethod
+    def _can_be_replaced(path: str) -> bool:
+        return os.path.isfile(path) and os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 
 
 @functools.wraps(_torch_persistent_save)
