@@ -2,7 +2,7 @@
 
 FAIRSEQ_WITH says what fairseq is tested with:
 
-- ``nothing``: fairseq alone. Its checkpoints load, because torch >= 2.6 gets the class ``Namespace`` as a harmless one.
+- ``nothing``: fairseq alone. ``Namespace`` is on torch's list of harmless classes, so that checkpoints load.
 - ``plugin``: the plugin is loaded from the copy in the current folder, and fairseq's models are tested.
 - ``transformer_rope``: the plugin is loaded, and its model takes the place of fairseq's transformer.
 - ``transformer``: what the last one is compared with. In both of these, the reproducibility tests, which
