@@ -25,7 +25,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from benchmarks.alternating import in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.export import to_spec, words
-from fairseq_rope.translate import OTHERS, SETTINGS, TOKENS, in_batches
+from fairseq_rope.translate import OTHERS, SETTINGS, TOKENS, checksum, in_batches
 
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
@@ -36,7 +36,7 @@ import ctranslate2, sacremoses
 from fairseq_rope.translate import Translator
 begun = time.perf_counter()
 translator = Translator(sys.argv[1])
-next(translator.translate([sys.argv[2]]))
+translator.translate(sys.argv[2])
 print(time.perf_counter() - begun)
 """
 
@@ -82,6 +82,7 @@ class Exported:
             "positions": {"source": None, "target": None}, "max_len_b": 5, **SEARCH,
             "quantization": quantization or "float32",
         }  # fmt: skip
+        settings["sha256"] = {path.name: checksum(str(path)) for path in folder.iterdir()}
         (folder / SETTINGS).write_text(json.dumps(settings))
         self.folder = folder
         self.model = ctranslate2.Translator(

@@ -6,6 +6,16 @@ import os
 import sys
 from typing import Iterator
 
+# What pip calls the packages that tools need, as in setup.py.
+REQUIREMENTS = {
+    "ctranslate2": "ctranslate2>=4.6.3,<5",
+    "sacrebleu": "sacrebleu>=2.3,<3",
+    "sacremoses": "sacremoses==0.2.0",
+    "sentencepiece": "sentencepiece>=0.1.99,<0.3",
+    "subword_nmt": "subword-nmt>=0.3.8,<0.4",
+    "tqdm": "tqdm>=4.66.3,<5",
+}
+
 
 class InputError(ValueError):
     """What was given cannot be used; the message names the flag or file, its value and what is allowed."""
@@ -23,6 +33,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
         yield
     except ImportError as missing:
         package = (missing.name or str(missing)).split(".")[0]
+        if package in REQUIREMENTS:
+            sys.exit(f"{program}: {package} is not installed: pip install '{REQUIREMENTS[package]}'")
         sys.exit(f"{program}: {package} is not installed (see README, Installation)")
     except InputError as error:
         sys.exit(f"{program}: {error}")
@@ -34,6 +46,7 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:
-    """Raise an InputError if no file can be written as *path*: it is a folder, or its folder is not there."""
-    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+    """Raise an InputError if *path* cannot be a file: it is something else, or its folder is not there."""
+    is_other = os.path.exists(path) and not os.path.isfile(path)  # a folder, or /dev/null
+    if is_other or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise InputError(f"{flag} {path}: must be a file in a folder that exists")

@@ -7,28 +7,38 @@ and translates badly.
 """
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import shutil
+import signal
 import statistics
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+import sys
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from . import __version__
 from .errors import InputError, ending_in_one_sentence
-from .translate import SETTINGS, Text, Translator
+from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
     from torch import nn
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
-# How far the log-probability of a word may be from the checkpoint's: see check(). That of int8 has room for
-# CPUs on which CTranslate2 multiplies it with oneDNN, six times as far off as with MKL (COMPATIBILITY.md).
-BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.5, "int8_float32": 0.5}
+# How far the log-probability of a word may be from the checkpoint's: see check(). In int8, trained models
+# were 0.01 to 0.12 off, the most where CTranslate2 multiplies with oneDNN (COMPATIBILITY.md). There, a tiny
+# model with random weights was 0.25 off.
+BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
+# Of the sentences of the validation set: how many have to be divided into the same words from plain text, and
+# how many a quantised model has to translate as the checkpoint does.
+SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
 SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
 # fairseq's names, and CTranslate2's of the same function
@@ -272,8 +282,8 @@ def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
     import torch
     from fairseq.sequence_generator import SequenceGenerator
 
-    translator, names = Translator(folder), words(task.source_dictionary)
-    of_target, s = words(task.target_dictionary), translator.settings
+    translator = Translator(folder)
+    of_source, of_target, s = task.source_dictionary, task.target_dictionary, translator.settings
     generator = SequenceGenerator(
         [model],
         task.target_dictionary,
@@ -292,8 +302,8 @@ def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
             by_fairseq = generator.generate(
                 [model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
             )
-        found = translator.search([[names[word] for word in source] for source in sources])
-        for nbest, best in zip(by_fairseq, found):
+        found = translator.search([[of_source[word] for word in source] for source in sources])
+        for nbest, ((best, _),) in zip(by_fairseq, found):
             agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
     return agree
 
@@ -303,13 +313,23 @@ def positions(side: Any) -> Optional[int]:
     return None if side.embed_positions is None else len(_positions(side.embed_positions))
 
 
-def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str]) -> str:
+def refuse_below(share: float, same: int, count: int, said: str, force: bool) -> None:
+    """Raise an ExportError that begins with *said* if *same* < *share* of *count*, unless *force* is true."""
+    needed = math.ceil(share * count)
+    if same < needed and not force:
+        raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
+
+
+def check(
+    folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False
+) -> str:
     """Compare what is in *folder* with *model*; returns sentences that say how near it is.
 
     The score of a sentence is the mean log-probability of its words and its end.
 
     Raises:
-        ExportError: in float32 a sentence, or quantised the average one, is farther off than BOUNDS
+        ExportError: in float32 a sentence, or quantised the average one, is farther off than BOUNDS; or
+            quantised, and without *force*, fewer translations are the same than SAME_TRANSLATIONS
     """
     import ctranslate2
 
@@ -342,13 +362,21 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
         f"({bound:g} is allowed)"
     )
     if real:
-        said += f"\n{called}: {agreeing(folder, model, task, real)} of {len(real)} sentences of the "
-        said += "validation set are translated into the same words"
+        same = agreeing(folder, model, task, real)
+        compared = f"{called}: {same} of {len(real)} sentences of the validation set"
+        compared += " are translated into the same words as by the checkpoint"
+        if quantization:
+            refuse_below(SAME_TRANSLATIONS, same, len(real), compared, force)
+        said += f"\n{compared}"
     return said
 
 
-def check_text(folder: str, settings: Dict[str, Any], task: Any) -> List[str]:
-    """A sentence that says whether plain text becomes the words of the validation set; none without one."""
+def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
+    """A sentence that says whether plain text becomes the words of the validation set; none without one.
+
+    Raises:
+        ExportError: fewer sources become the same words than SAME_SOURCES, without *force*
+    """
     # The set has words alone: Moses makes them plain text first, of the source language.
     source = settings["source"]
     back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
@@ -358,9 +386,11 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any) -> List[str]:
     if not lines:
         return []
     alike = sum(text.tokens(back.plain(line)) == line for line in lines)
-    said = f"{alike} of {len(lines)} sources there are divided as {SETTINGS} will have text divided"
-    if 2 * alike < len(lines):
-        said += "; if --tokenizer or the subwords are not those of the data, it will translate badly"
+    said = (
+        f"{alike} of {len(lines)} sources of the validation set, as plain text, are divided as they are there"
+    )
+    cause = "--tokenizer or the subwords are not those of the data"
+    refuse_below(SAME_SOURCES, alike, len(lines), f"{said} ({cause})", force)
     return [said]
 
 
@@ -377,14 +407,13 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
         ExportError: the file is not there, or the dictionary is one of subwords and there is none
     """
     given = {"subword_nmt": args.bpe_codes, "sentencepiece": args.sentencepiece_model}
-    beside = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
     for kind, path in given.items():
         if path is not None:
             if not os.path.isfile(path):
                 flag = "--bpe-codes" if kind == "subword_nmt" else "--sentencepiece-model"
                 raise ExportError(f"{flag} {path}: must be a file that exists")
             return kind, path
-    for kind, name in beside.items():
+    for kind, name in SUBWORDS.items():
         if os.path.isfile(os.path.join(args.data, name)):
             return kind, os.path.join(args.data, name)
     if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
@@ -414,34 +443,89 @@ README = """# {source} to {target}
 
 A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
 
-    pip install "fairseq-rope[ctranslate2]"
+    pip install '/path/to/fairseq-rope[ctranslate2]'    # a clone of its repository
     python -m fairseq_rope.translate --model . < raw.{source} > translated.{target}
 
 or in Python:
 
     from fairseq_rope.translate import Translator
     translator = Translator(".")
-    print(*translator.translate(["A small dog runs."]))
+    print(translator.translate("A small dog runs."))
+
+A list of sentences gives a list; `translator.translate_lines(lines)` yields the translations one by one.
 
 The search is that of
 
     fairseq-interactive --beam {beam} --lenpen {lenpen} --max-len-a 1 --max-len-b {max_len_b}
 
-`--beam` and `--lenpen` change it here, too. To CTranslate2, these are beam_size and length_penalty.
-`{settings}` says how text is treated, and where the model came from.
+`--beam`, `--lenpen` and `--max-len-b` change it here, too. To CTranslate2, the first two are beam_size and
+length_penalty. `{settings}` says how text is treated and where the model came from. It also has the checksums
+of the other files, which are compared when the model is loaded.
 """
 
 
 def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
     """Write model, vocabularies, subwords, settings and README into the new *folder*."""
+    os.makedirs(folder, exist_ok=True)
     spec.save(folder)
     if file is not None:
         shutil.copyfile(file, os.path.join(folder, settings["subwords"]["file"]))
+    sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
     with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as out:
-        json.dump(settings, out, indent=1, ensure_ascii=False)
+        json.dump({**settings, "sha256": sums}, out, indent=1, ensure_ascii=False)
         out.write("\n")
     with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
         out.write(README.format(**{**settings, "settings": SETTINGS}))
+
+
+@contextlib.contextmanager
+def _naming(output: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"--output {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def replacing(output: str) -> Iterator[str]:
+    """The name of a new folder that takes the place of *output* when the block has ended without an error.
+
+    The new folder is written inside a hidden one. *output* is moved there, too, just before the new folder
+    gets its name. If the process is killed between these two steps, the next call moves *output* back.
+
+    Raises:
+        ExportError: another process writes *output*, or a folder cannot be made or renamed
+    """
+    hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
+    new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
+
+    def put_back() -> None:
+        if os.path.exists(old) and not os.path.exists(output):
+            os.rename(old, output)
+
+    with _naming(output):
+        os.makedirs(hidden, exist_ok=True)
+        lock = os.open(hidden, os.O_RDONLY)  # any end of the process unlocks it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ExportError(f"--output {output}: another export is writing it") from None
+        except OSError:  # some network file systems have no locks
+            pass
+    try:
+        put_back()
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield new
+        with _naming(output):
+            if os.path.exists(output):
+                os.rename(output, old)
+            os.rename(new, output)
+    finally:
+        put_back()
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.close(lock)
 
 
 def export(args: argparse.Namespace) -> str:
@@ -450,16 +534,28 @@ def export(args: argparse.Namespace) -> str:
     Raises:
         ExportError: nothing was written
     """
+    output = os.path.realpath(args.output)
+    if not os.path.isdir(os.path.dirname(output)):
+        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    with replacing(output) as folder:
+        refuse_other_folders(output, args)
+        return convert(args, folder)
+
+
+def convert(args: argparse.Namespace, folder: str) -> str:
+    """Write the model that the flags name into *folder*, which is new; returns what the check found.
+
+    Raises:
+        ExportError: the model cannot be exported, or a check failed
+    """
     import ctranslate2
     import fairseq
     import torch
     from fairseq import checkpoint_utils
     from fairseq.tasks.translation import TranslationTask
 
-    from . import __version__, plugin  # noqa: F401
+    from . import plugin  # noqa: F401
 
-    output = os.path.realpath(args.output)
-    refuse_other_folders(output, args)
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
     try:
@@ -475,7 +571,6 @@ def export(args: argparse.Namespace) -> str:
     model = models[0].float().eval()
     refuse_what_has_no_place(model, args.path)
     kind, file = subwords(args, task.source_dictionary)
-    names = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
     source, target = task.cfg.source_lang, task.cfg.target_lang
     rotary = ("rope_base", "rope_layout", "rope_fraction")
     settings = {
@@ -488,7 +583,7 @@ def export(args: argparse.Namespace) -> str:
         "beam": args.beam,
         "lenpen": args.lenpen,
         "max_len_b": args.max_len_b,
-        "quantization": args.quantization or "float32",
+        "quantization": args.quantization,
         "checkpoint": os.path.basename(args.path),
         "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
         "version": __version__,
@@ -498,62 +593,41 @@ def export(args: argparse.Namespace) -> str:
             "torch": torch.__version__,
         },
     }
-    Text("", settings)  # the file can be read
+    of_text = check_text("", settings, task, args.force)
     if kind:
-        settings["subwords"] = {"kind": kind, "file": names[kind]}
-    # Beside its place, so that it can be given its name in one step.
-    part = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.{os.getpid()}")
-    os.mkdir(part)
-    try:
-        found = []
+        settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
+    found = []
+    asked = None if args.quantization == "float32" else args.quantization
+    with _naming(args.output):
         # Quantised weights are near those of a wrong model, too: in float32 it has to be the right one first.
-        for quantization in dict.fromkeys([None, args.quantization]):
+        for quantization in dict.fromkeys([None, asked]):
             spec = to_spec(model, task.source_dictionary, task.target_dictionary)
             spec.validate()
             spec.optimize(quantization=quantization)
-            shutil.rmtree(part)
-            os.mkdir(part)
-            write_beside(part, spec, settings, file)
-            found.append(check(part, model, task, quantization))
-        found += check_text(part, settings, task)
-        if os.path.exists(output):
-            old = f"{part}.old"
-            os.rename(output, old)
-            try:
-                os.rename(part, output)
-            except OSError:
-                os.rename(old, output)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.rename(part, output)
-    except BaseException as error:
-        shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ExportError(f"--output {args.output}: {error.strerror or error}") from error
-        raise
-    return "\n".join(found)
+            if os.path.exists(folder):
+                shutil.rmtree(folder)
+            write_beside(folder, spec, settings, file)
+            found.append(check(folder, model, task, quantization, args.force))
+    return "\n".join([*found, *of_text])
 
 
 def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
-    """Raise an ExportError if *output* is there and is not to be replaced, or cannot be written."""
-    if not os.path.isdir(os.path.dirname(output)):
-        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    """Raise an ExportError if *output* is there and is not to be replaced."""
     if not os.path.exists(output):
         return
     try:
         there = set(os.listdir(output))
     except NotADirectoryError:
         raise ExportError(f"--output {args.output}: is a file, and must be a folder to be written") from None
-    own = {"model.bin", "config.json", SETTINGS, "README.md", "bpecodes", "sentencepiece.bpe.model"}
+    own = {"model.bin", "config.json", SETTINGS, "README.md", *SUBWORDS.values()}
     others = {name for name in there - own if not name.endswith("_vocabulary.json")}
     if SETTINGS not in there or others:
         what = (
             f"other files than a model's ({min(others)})" if others else "no model of fairseq_rope.export's"
         )
         raise ExportError(f"--output {args.output}: is there and has {what}; it is not replaced")
-    if not args.force:
-        raise ExportError(f"--output {args.output}: is there already; --force replaces it")
+    if not args.replace and not args.force:
+        raise ExportError(f"--output {args.output}: is there already; --replace replaces it")
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -565,10 +639,16 @@ def build_parser() -> argparse.ArgumentParser:
         prog="fairseq_rope.export", description="Convert a checkpoint to CTranslate2, and check the result."
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     add("--path", required=True, metavar="FILE", help="the checkpoint, of transformer_rope or transformer")
     add("--data", required=True, metavar="DIR", help="the folder of its dictionaries, data-bin")
     add("--output", required=True, metavar="DIR", help="the folder to write")
-    add("--quantization", choices=QUANTIZATIONS, help="of the weights; default: float32")
+    add(
+        "--quantization",
+        choices=("float32", *QUANTIZATIONS),
+        default="float32",
+        help="of the weights; default: %(default)s",
+    )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--bpe-codes", metavar="FILE", help="of subword-nmt; default: bpecodes in --data")
     either.add_argument(
@@ -579,7 +659,13 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("moses", "none"),
         help="of plain text, before its subwords; default: moses, for sentencepiece none",
     )
-    add("--force", action="store_true", help="replace a model that is there")
+    add("--replace", action="store_true", help="replace a model that is there")
+    add(
+        "--force",
+        action="store_true",
+        help="replace a model that is there, and write one even if too few sentences of the validation set "
+        "are divided as there, or translated as by the checkpoint",
+    )
     search = parser.add_argument_group("how fairseq_rope.translate searches, unless told")
     add = search.add_argument
     add("--beam", type=int, default=4, metavar="N", help="beam size; default: %(default)s")
@@ -596,8 +682,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    refuse_numbers(parser, args)
+    # As Ctrl-C does, so that what is half-written is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ending_in_one_sentence("fairseq_rope.export"):
-        args = build_parser().parse_args(argv)
         found = export(args)
     print(f"{found}\nwrote {args.output}")
 

@@ -1,7 +1,9 @@
 """fairseq_rope/export.py: CTranslate2's model against the checkpoint's, for every option."""
 
 import argparse
+import ast
 import errno
+import hashlib
 import json
 import math
 import os
@@ -17,8 +19,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
-from fairseq_rope import export, presets
-from fairseq_rope.export import ExportError, main, refuse_what_has_no_place, to_spec, words
+from fairseq_rope import __version__, export, presets, translate
+from fairseq_rope.errors import REQUIREMENTS
+from fairseq_rope.export import ExportError, main, refuse_what_has_no_place, replacing, to_spec, words
 from fairseq_rope.rotary import RotaryEmbedding
 from fairseq_rope.translate import Text, Translator
 
@@ -251,6 +254,10 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     assert settings["positions"] == {"source": None, "target": None}
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq_rope.translate --model ." in (folder / "README.md").read_text()
+    assert settings["sha256"] == {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("model.bin", "config.json", "shared_vocabulary.json")
+    }
 
 
 def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
@@ -263,22 +270,23 @@ def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
     }
 
 
-def test_what_is_there_is_replaced_by_force_alone_and_only_a_model(trained, data_bin, tmp_path):
+@pytest.mark.parametrize("flag", ["--replace", "--force"])
+def test_what_is_there_is_replaced_by_a_flag_alone_and_only_a_model(trained, data_bin, tmp_path, flag):
     folder = exported(trained, data_bin, tmp_path / "model")
     before = (folder / "model.bin").stat().st_ino
-    with pytest.raises(SystemExit, match="is there already; --force replaces it"):
+    with pytest.raises(SystemExit, match="is there already; --replace replaces it"):
         exported(trained, data_bin, folder)
     (tmp_path / "link").symlink_to("model")
-    exported(trained, data_bin, tmp_path / "link", "--force", "--quantization", "int8")
+    exported(trained, data_bin, tmp_path / "link", flag, "--quantization", "int8")
     assert (folder / "model.bin").stat().st_ino != before and (tmp_path / "link").is_symlink()
     (folder / "thesis.tex").write_text("")
     with pytest.raises(SystemExit, match=r"other files than a model's \(thesis.tex\); it is not replaced"):
-        exported(trained, data_bin, folder, "--force")
+        exported(trained, data_bin, folder, flag)
     (tmp_path / "texts").mkdir()
     with pytest.raises(SystemExit, match="no model of fairseq_rope.export's; it is not replaced"):
-        exported(trained, data_bin, tmp_path / "texts", "--force")
+        exported(trained, data_bin, tmp_path / "texts", flag)
     with pytest.raises(SystemExit, match="is a file, and must be a folder"):
-        exported(trained, data_bin, folder / "thesis.tex", "--force")
+        exported(trained, data_bin, folder / "thesis.tex", flag)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
 
@@ -294,9 +302,92 @@ def test_a_model_that_cannot_be_replaced_is_put_back(trained, data_bin, tmp_path
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
-        exported(trained, data_bin, folder, "--force", "--quantization", "int8")
+        exported(trained, data_bin, folder, "--replace", "--quantization", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "model.bin").read_bytes() == before
+
+
+KILLED = """
+import os, signal, sys
+from fairseq_rope.export import ExportError, replacing
+
+output, = sys.argv[1:]
+
+def write(folder, text):
+    os.mkdir(folder)
+    for name in "ab":
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(text)
+
+def content(folder):
+    texts = [open(os.path.join(folder, name)).read() for name in sorted(os.listdir(folder))]
+    return texts[0] if len(texts) == 2 and len(set(texts)) == 1 else texts
+
+def killed_at(step):
+    steps = iter(range(step))
+    def hook(event, args):
+        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open") and next(steps, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if not (child := os.fork()):
+        sys.addaudithook(hook)
+        with replacing(output) as new:
+            write(new, "new")
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+write(output, "old")
+found, step = [], 0
+while killed_at(step):
+    there = os.path.exists(output) and content(output)
+    try:
+        with replacing(output):
+            raise ExportError
+    except ExportError:
+        found.append((there, content(output)))
+    assert os.listdir(os.path.dirname(output)) == [os.path.basename(output)]
+    for name in "ab":
+        with open(os.path.join(output, name), "w") as file:
+            file.write("old")
+    step += 1
+print(found)
+"""
+
+
+def test_a_model_whose_replacement_is_killed_is_whole_after_the_next_export(tmp_path):
+    """The export is killed before each of its steps in the file system."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "model")], cwd=ROOT, env=ENVIRONMENT,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    found = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
+    assert set(found) == {("old", "old"), (False, "old"), ("new", "new")}
+
+
+def test_what_sigterm_ends_leaves_nothing(trained, data_bin, tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from fairseq_rope import export\n"
+        "export.check = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or 'never returned'\n"
+        "export.main(sys.argv[1:])"
+    )
+    checkpoint = trained / "checkpoint_last.pt"
+    flags = ["--path", checkpoint, "--data", data_bin, "--output", tmp_path / "model"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (143, []), done.stderr
+
+
+def test_two_exports_to_one_folder_do_not_mix(tmp_path):
+    with replacing(str(tmp_path / "model")) as folder:
+        os.mkdir(folder)
+        with (
+            pytest.raises(ExportError, match="another export is writing it"),
+            replacing(str(tmp_path / "model")),
+        ):
+            pass
+        assert os.path.isdir(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("interrupted", [KeyboardInterrupt, MemoryError])
@@ -316,7 +407,7 @@ def test_what_fails_its_check_is_not_left(trained, data_bin, tmp_path, monkeypat
     before = (folder / "model.bin").read_bytes()
     monkeypatch.setitem(export.BOUNDS, quantization, 0.0)
     with pytest.raises(SystemExit, match="nothing was written"):
-        exported(trained, data_bin, folder, "--force", "--quantization", "int8")
+        exported(trained, data_bin, folder, "--replace", "--quantization", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "model.bin").read_bytes() == before
 
@@ -349,8 +440,11 @@ def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path):
         [sys.executable, "-c", "\n".join(lines[:3])], cwd=folder, capture_output=True, text=True,
         env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    expected = Translator(str(folder)).translate(["A small dog runs."], 5, 0.3)
-    assert done.stdout == f"{next(expected)}\n", done.stderr
+    expected = Translator(str(folder)).translate("A small dog runs.", 5, 0.3)
+    assert done.stdout == f"{expected}\n", done.stderr
+    assert (
+        "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]
+    )  # no package of that name is on PyPI
 
 
 def test_subwords_without_their_codes_are_refused(tmp_path):
@@ -385,10 +479,38 @@ def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, sa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "flag, value, allowed",
+    [
+        ("--beam", "0", "must be 1 or more"),
+        ("--beam", "-3", "must be 1 or more"),
+        ("--lenpen", "nan", "must be a number"),
+        ("--lenpen", "inf", "must be a number"),
+        ("--max-len-b", "-1", "must be 0 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(capsys, tmp_path, flag, value, allowed):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--path", "none.pt", "--data", "none", "--output", str(tmp_path / "model"), f"{flag}={value}"])
+    assert stopped.value.code == 2 and f"{flag} {value}: {allowed}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [export, translate])
+def test_the_tools_have_the_version_of_the_package(capsys, tool):
+    with pytest.raises(SystemExit) as stopped:
+        tool.main(["--version"])
+    assert not stopped.value.code and capsys.readouterr().out.split() == [tool.__name__, __version__]
+
+
 def test_without_ctranslate2_one_sentence_says_so(trained, data_bin, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
-    with pytest.raises(SystemExit, match="ctranslate2 is not installed"):
+    with pytest.raises(SystemExit, match="ctranslate2 is not installed: pip install 'ctranslate2>=4.6.3,<5'"):
         exported(trained, data_bin, tmp_path / "model")
+
+
+def test_missing_packages_are_named_as_in_setup_py():
+    setup = (ROOT / "setup.py").read_text()
+    assert [name for name in REQUIREMENTS.values() if f'"{name}' not in setup] == []
 
 
 def test_samples_are_short_and_long_and_the_same_every_time(task):
@@ -410,12 +532,52 @@ def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_
     assert export.agreeing(str(tmp_path / "model"), model.eval(), task, export.validating(task)) < 20
 
 
-def test_text_that_will_be_divided_otherwise_is_told(trained, data_bin, tmp_path, capsys):
+def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(
+    trained, data_bin, tmp_path, capsys
+):
     exported(trained, data_bin, tmp_path / "model")
-    assert "\n20 of 20 sources there are divided as fairseq_rope.json" in capsys.readouterr().out
+    assert "\n20 of 20 sources of the validation set" in capsys.readouterr().out
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
-    exported(trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
-    assert "\n0 of 20 sources" in (out := capsys.readouterr().out) and "it will translate badly" in out
+    letters = (trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
+    with pytest.raises(SystemExit, match="0 of 20 sources .* the subwords are not .*, and 19 are needed"):
+        exported(*letters)
+    assert not (tmp_path / "letters").exists()
+    exported(*letters, "--force")
+    assert "\n0 of 20 sources" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", [9, 10])
+def test_quantised_models_that_translate_otherwise_are_refused_without_force(
+    trained, data_bin, tmp_path, monkeypatch, same
+):
+    monkeypatch.setattr(export, "agreeing", lambda *_: same)
+    exported(trained, data_bin, tmp_path / "float32", "--quantization", "float32")
+    assert json.loads((tmp_path / "float32" / "fairseq_rope.json").read_text())["quantization"] == "float32"
+    if same == 9:
+        with pytest.raises(SystemExit, match="9 of 20 sentences .*, and 10 are needed: nothing was written"):
+            exported(trained, data_bin, tmp_path / "int8", "--quantization", "int8")
+        assert not (tmp_path / "int8").exists()
+    exported(trained, data_bin, tmp_path / "int8", "--quantization", "int8", *["--force"] * (same == 9))
+
+
+@pytest.mark.parametrize("other", [6, 7])
+def test_58_of_64_sources_have_to_be_divided_as_the_data(monkeypatch, other):
+    dictionary = Dictionary()
+    words = [dictionary.add_symbol(word) for word in ("dog", "dog's")]  # Moses writes the second as two
+    pairs = [([words[n < other]], [4]) for n in range(64)]
+    monkeypatch.setattr(export, "validating", lambda task: pairs)
+    settings = {
+        "source": "en",
+        "moses": export.tokenisation(None, None, dictionary, "en", "de"),
+        "subwords": None,
+    }
+    task = SimpleNamespace(source_dictionary=dictionary)
+    if other == 6:
+        (said,) = export.check_text("", settings, task)
+        assert said.startswith("58 of 64 sources")
+    else:
+        with pytest.raises(ExportError, match="57 of 64 sources .*, and 58 are needed"):
+            export.check_text("", settings, task)
 
 
 def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
@@ -424,10 +586,11 @@ def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
     pairs = [([dictionary.add_symbol(word) for word in sentence], [4])]
     monkeypatch.setattr(export, "validating", lambda task: pairs)
     task = SimpleNamespace(source_dictionary=dictionary)
-    for tokenizer, said in (("moses", "1 of 1 sources"), ("none", "0 of 1 sources")):
+    for tokenizer, same in (("moses", 1), ("none", 0)):
         moses = export.tokenisation(tokenizer, None, dictionary, "en", "de")
-        (told,) = export.check_text("", {"source": "en", "moses": moses, "subwords": None}, task)
-        assert said in told and ("translate badly" in told) == (tokenizer == "none")
+        settings = {"source": "en", "moses": moses, "subwords": None}
+        (said,) = export.check_text("", settings, task, force=True)
+        assert said.startswith(f"{same} of 1 sources")
 
 
 @pytest.mark.parametrize(
