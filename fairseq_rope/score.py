@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .errors import InputError, ending_in_one_sentence
@@ -25,6 +26,8 @@ RESAMPLES = 1000  # of the paired bootstrap: sacrebleu's default
 LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open one, in words of the source
 
 _UNSPACED = ("ja", "ko", "th", "yue", "zh")  # neither 13a nor Moses finds the words of these
+
+_CHARACTERS = ("th", "lo", "km", "my")  # scored by characters, as sacreBLEU has no tokeniser for them
 
 # "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
 _SUBWORDS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
@@ -59,6 +62,18 @@ class Metric(NamedTuple):
     text: Callable[[str], str]  # what the scorer is given for a detokenised line
     tokens: Optional[str]  # for the signature, where the text is tokenised before the scorer sees it
     reference_tokens: int  # as this metric counts them
+
+
+def default_tokenize(target_lang: str) -> str:
+    """The name of sacreBLEU's tokeniser for *target_lang*; a region, as in zh_CN, does not matter."""
+    lang = re.split("[-_]", target_lang)[0]
+    if lang in ("zh", "yue"):
+        return "zh"
+    if lang == "ja":
+        return "ja-mecab" if find_spec("MeCab") else "char"
+    if lang == "ko":
+        return "ko-mecab" if find_spec("mecab_ko") else "13a"
+    return "char" if lang in _CHARACTERS else "13a"
 
 
 def warn(message: str) -> None:

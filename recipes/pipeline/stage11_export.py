@@ -20,11 +20,11 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    s = x.settings
-    quantization = s["export_quantization"]
+    q = x.quoted
+    quantization = q("export_quantization")
     x.tool(
         f"python -m fairseq_rope.export --path {x.shell(x.model / 'averaged.pt')} "
         f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --force "
-        f"--beam {s['beam']} --lenpen {s['length_penalty']} --max-len-b {s['max_len_b']}"
+        f"--beam {q('beam')} --lenpen {q('length_penalty')} --max-len-b {q('max_len_b')}"
         f"{'' if quantization == 'float32' else f' --quantization {quantization}'}"
     )
