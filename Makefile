@@ -6,7 +6,8 @@
 # make compare    install, then train RECIPE's baseline and rotary model from SEEDS seeds each, and report how they differ:
 #                 make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: any flag of the recipe)
 # make lint       install, then check the code's style
-# make clean      remove what make made: .venv, the demo's work, caches. Data and other recipes' work stay
+# make clean      remove caches and what building left; .venv, data and trained models stay
+# make distclean  remove these, .venv, and the work folders of all recipes with the models trained there
 #
 # Installing takes minutes the first time and nothing after. Two settings, on the command line or in the environment:
 #   PYTHON=python3.12            the interpreter, 3.11 or newer (default: python3)
@@ -17,7 +18,7 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: install demo test test-slow bench compare lint clean again
+.PHONY: install demo test test-slow bench compare lint clean distclean again
 
 install: $(STAMP)
 
@@ -46,8 +47,11 @@ lint: $(STAMP)
 	.venv/bin/ruff format --check .
 
 clean:
-	rm -rf .venv build dist *.egg-info recipes/demo/work .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . \( -path ./.venv -o -path './recipes/*/work' \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv recipes/*/work
 
 # install.sh writes the stamp last, so a stamp stands for a whole installation.
 $(STAMP): install.sh setup.py

@@ -214,3 +214,19 @@ def test_make_installs_again_when_another_setting_is_asked_for(checkout, install
 def test_make_installs_again_in_a_folder_that_was_moved(checkout, installed):
     moved = checkout.rename(checkout.with_name("moved"))
     assert "install.sh" in planned(moved)
+
+
+@needs_make
+def test_clean_keeps_the_installation_and_trained_models_and_distclean_does_not(checkout):
+    caches = [".ruff_cache/x", "build/lib/x", "recipes/demo/__pycache__/x.pyc"]
+    kept = [".venv/lib/__pycache__/x.pyc", "recipes/demo/work/transformer_rope.seed1/averaged.pt"]
+    data = "recipes/demo/data/train.en"
+    for name in (*caches, *kept, data):
+        (checkout / name).parent.mkdir(parents=True)
+        (checkout / name).touch()
+    subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
+    assert not any((checkout / name).parent.exists() for name in caches)
+    assert all((checkout / name).exists() for name in (*kept, data))
+    subprocess.run(["make", "distclean"], cwd=checkout, check=True, capture_output=True)
+    assert not (checkout / ".venv").exists() and not (checkout / "recipes/demo/work").exists()
+    assert (checkout / data).exists() and (checkout / "Makefile").exists()

@@ -3,12 +3,12 @@
     python -m recipes.compare NAME --seeds 3 [flags of the recipe]
 
 Training by training, each skipped or gone on from where it was; after every seed the report is written anew.
+It has all seeds that are trained, also those beyond --seeds.
 """
 
 import argparse
 import dataclasses
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ from recipes.compare import stage21_join, stage22_translate_joined
 
 try:
     from recipes.compare.page import COLOURS
-    from recipes.compare.stage23_report import Report
+    from recipes.compare.stage23_report import SEEDS, Report
 except ModuleNotFoundError as missing:  # now, and not after the trainings
     sys.exit(
         f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'"
     )
-from recipes.pipeline import stage07_train
-from recipes.pipeline.__main__ import TO_SCORE, add_flags, at_work, experiment, parse
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline import stage10_score
+from recipes.pipeline.__main__ import TO_SCORE, add_flags, announce, at_work, check_flags, experiment, parse
+from recipes.pipeline.experiment import Experiment
 
 # The joining before the training: what cannot be translated is told first.
 ORDER = (*TO_SCORE[:6], stage21_join, *TO_SCORE[6:], stage22_translate_joined)
@@ -36,7 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
         "What was done before is skipped.",
         epilog="After a lone -- stand more flags for fairseq-train, for all architectures.",
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="1 to N; default: %(default)s")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, metavar="N", help="1 to N at least; default: %(default)s"
+    )
     parser.add_argument(
         "--archs",
         nargs="+",
@@ -61,8 +63,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     x = pairs[0][0]
     words = sys.argv[1:] if argv is None else argv
     with at_work(x, args.recipe, f"python -m recipes.compare {shlex.join(words)}"):
+        announce(x)
         if not x.dry_run:
-            _check_flags(pairs[0])
+            stage10_score.check_tokenize(x)
+            check_flags(pairs[0], "--archs")
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for number, system in enumerate(pair):
@@ -71,29 +75,23 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for stage in ORDER:
                     ran |= system.ensure(stage)
             if ran or done == args.seeds:
-                print(f"== seeds 1 to {done}" if done > 1 else "== seed 1", flush=True)
-                report = Report(pairs[:done], args.recipe)
+                reported = pairs[:done] if x.dry_run else _and_trained_before(pairs, done)
+                print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
+                report = Report(reported, args.recipe)
                 x.ensure(report)
                 if not x.dry_run:
                     print(report.summary(x), flush=True)
 
 
-def _check_flags(systems: Sequence[Experiment]) -> None:
-    """Raise a StageError unless fairseq-train, in a process of its own, can read the flags for *systems*."""
-    code = (
-        "import shlex, sys, fairseq_rope.presets; from fairseq import models, options\n"
-        "for arch, command in zip(sys.argv[1::2], sys.argv[2::2]):\n"
-        "    print(arch, flush=True)\n"
-        "    arch in models.ARCH_MODEL_REGISTRY or sys.exit('fairseq has no such architecture')\n"
-        "    options.parse_args_and_arch(options.get_training_parser(), shlex.split(command)[1:])"
-    )
-    words = [sys.executable, "-c", code]
-    for x in systems:
-        words += [x.arch, stage07_train.command(x, *stage07_train.devices_and_precision(x))]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        arch = done.stdout.split()[-1:] or [systems[0].arch]
-        raise StageError(f"--archs {arch[0]}: {done.stderr.strip().splitlines()[-1]}")
+def _and_trained_before(pairs: list[list[Experiment]], done: int) -> list[list[Experiment]]:
+    """The first *done* of *pairs*, and those of further seeds for which there is nothing left to do."""
+    reported = pairs[:done]
+    while True:
+        seed = len(reported) + 1
+        more = [dataclasses.replace(system, seed=seed) for system in pairs[0]]
+        if not all(system.is_done(stage) for system in more for stage in ORDER):
+            return reported
+        reported.append(more)
 
 
 if __name__ == "__main__":

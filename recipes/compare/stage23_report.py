@@ -18,6 +18,8 @@ from recipes.compare.stage21_join import lines
 from recipes.pipeline import stage07_train, stage09_translate, stage10_score
 from recipes.pipeline.experiment import Experiment, StageError, write_whole
 
+SEEDS = 3  # the default of --seeds
+
 
 @dataclass
 class Report:
@@ -33,14 +35,14 @@ class Report:
     DEPENDS_ON_BPE = True
     __name__ = "stage23_report"  # the name of its script and log
 
-    @property
-    def ALSO(self) -> dict[str, Any]:  # noqa: N802  as in the modules that are stages
+    def also(self, x: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: who is compared, in which order, and its code."""
         code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
         return {
             "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
             "recipe": self.recipe,
             "recipes/compare": hashlib.sha256(code).hexdigest(),
+            **stage10_score.also(x),
         }
 
     def inputs(self, x: Experiment) -> list[Path]:
@@ -53,12 +55,16 @@ class Report:
         return paths
 
     def outputs(self, x: Experiment) -> list[Path]:
-        return [x.work / "compare" / name for name in ("report.html", "results.md", "results.json")]
+        return [self.folder(x) / name for name in ("report.html", "results.md", "results.json")]
+
+    def folder(self, x: Experiment) -> Path:
+        """Where the report is: for every label of the models' folders in its own."""
+        return x.work / f"compare{x.label and '.'}{x.label}"
 
     def run(self, x: Experiment) -> None:
         if x.dry_run:
             return
-        folder = x.work / "compare"
+        folder = self.folder(x)
         results = self.results(x)
         write_whole(folder / "results.json", json.dumps(_finite(results), indent=1) + "\n")
         write_whole(folder / "results.md", page.table(results))
@@ -66,17 +72,17 @@ class Report:
 
     def summary(self, x: Experiment) -> str:
         """What to print at the end."""
-        results = json.loads((x.work / "compare" / "results.json").read_text())
-        said = [f"report:  {x.work / 'compare' / 'report.html'}", *page.verdict(results)]
+        results = json.loads((self.folder(x) / "results.json").read_text())
+        said = [f"report:  {self.folder(x) / 'report.html'}", *page.verdict(results)]
         return "\n".join(said)
 
     def results(self, x: Experiment) -> dict[str, Any]:
         """All numbers of the report.
 
         Raises:
-            StageError: the systems were not trained in the same way
+            StageError: the systems were not trained as long
         """
-        _refuse_unlike([system for pair in self.pairs for system in pair])
+        _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
         systems = [[_system(system) for system in pair] for pair in self.pairs]
         signatures = {name: metric["signature"] for name, metric in systems[0][0]["metrics"].items()}
         longest = max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
@@ -90,8 +96,16 @@ class Report:
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
             "joined": [self._joined(x, times, longest) for times in (1, *stage21_join.TIMES)],
             "longest_in_training": longest,
-            "command": yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8"))["command"],
+            "command": self._command(x),
         }
+
+    def _command(self, x: Experiment) -> str:
+        """The command of the last run, with as many seeds as the report has."""
+        command = yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8"))["command"]
+        seeds = len(self.pairs)
+        if re.search("--seeds[ =]", command) or seeds == SEEDS:
+            return re.sub(r"(--seeds[ =])\d+", rf"\g<1>{seeds}", command)
+        return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
 
     def _subwords(self, x: Experiment, folder: str, name: str) -> list[str]:
         return lines(x.work / folder / f"{name}.{x.source}")
@@ -118,7 +132,7 @@ class Report:
                     f"{path} has {len(lines(path))} lines, and {reference} has {len(references)}: remove it, "
                     "and run the comparison again"
                 )
-        found = [[statistics(lines(path), references) for path in pair] for pair in files]
+        found = [[statistics(lines(path), references, x.tokenize) for path in pair] for pair in files]
         of_each = list(zip(*found, strict=True))  # architecture, then seed
         words = [len(line.split()) for line in subwords]
         return {
@@ -136,22 +150,15 @@ class Report:
         }
 
 
-def _refuse_unlike(systems: Sequence[Experiment]) -> None:
-    """Raise a StageError unless all *systems* had the same data and settings, and were trained as long."""
-    noted = [(system.model / "checkpoints" / "begun.json").read_text() for system in systems]
-    for system, of in zip(systems, noted, strict=True):
-        if of != noted[0]:
-            raise StageError(
-                f"{system.model} and {systems[0].model} were trained on other data or with other settings: "
-                "see checkpoints/begun.json in both"
-            )
+def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
+    """Raise a StageError unless all *systems* were trained as long."""
     averaged = [[number for number, _ in stage07_train.to_average(system)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
                 f"{system.model} was trained until {numbers[-1:]} and {systems[0].model} until "
                 f"{averaged[0][-1:]} (epochs or updates; the checkpoints {numbers} and {averaged[0]} are "
-                "averaged): train both as long, or remove the longer one's folder"
+                "averaged): train both as long, or anew with --name NAME"
             )
 
 

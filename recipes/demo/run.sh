@@ -1,4 +1,9 @@
 #!/usr/bin/env bash
 # The demo: from an empty folder to a BLEU score in minutes, on a laptop. Flags: see recipes/README.md.
 here=$(cd "$(dirname "$0")" && pwd)
-exec bash "$here/../pipeline/run.sh" "$(basename "$here")" "$@"
+clone=${FAIRSEQ_ROPE:-$here/../..} # a copy of this folder elsewhere needs FAIRSEQ_ROPE
+if [ ! -f "$clone/recipes/pipeline/run.sh" ]; then
+    echo "run.sh: $here is not in fairseq-rope's recipes/: set FAIRSEQ_ROPE to the folder of fairseq-rope" >&2
+    exit 1
+fi
+exec bash "$clone/recipes/pipeline/run.sh" "$here" "$@"

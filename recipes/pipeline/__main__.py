@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,9 +27,9 @@ from recipes.pipeline import (
     stage10_score,
     stage11_export,
 )
-from recipes.pipeline.experiment import ROOT, Experiment, StageError, write_whole
+from recipes.pipeline.experiment import ROOT, Experiment, StageError, holder, note_holder, write_whole
 from recipes.pipeline.machine import MachineError, check_machine, describe
-from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.pipeline.settings import UNSPACED, SettingsError, base_language, check_values, read_settings
 
 STAGES = (
     stage01_fetch,
@@ -44,6 +45,15 @@ STAGES = (
     stage11_export,
 )
 TO_SCORE = STAGES[:10]  # what runs unless more is asked for
+# What stages write into the work folder, beside the models' folders.
+WRITTEN = (
+    *("downloads", "raw", "tokenised", "clean", "bpe", "data-bin", "joined", "compare"),
+    *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
+)
+TOKENIZERS = (
+    *("13a", "zh", "ja-mecab", "ko-mecab", "char"),
+    *("flores200", "flores101", "intl", "none"),
+)
 OURS = ("--arch", "--seed", "--save-dir")  # flags of fairseq-train by which folders are named, and -a
 
 
@@ -65,9 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is run, in which folder and on what."""
-    recipes = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/settings.yaml"))
     add = parser.add_argument
-    add("recipe", choices=recipes, help=argparse.SUPPRESS)
+    add("recipe", type=_recipe, help="a folder with settings.yaml, or the name of one in recipes/")
     add(
         "--data-dir",
         type=Path,
@@ -82,7 +91,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
     add("--gpus", type=int, metavar="N", help="train on so many; 0: on the CPU; default: all that there are")
-    add("--bpe", choices=("subword-nmt", "sentencepiece"), default="subword-nmt", help="default: %(default)s")
+    add(
+        "--name",
+        metavar="NAME",
+        help="the model's folder is ARCH.seedS.NAME; default: ARCH.seedS for the recipe's own settings, and "
+        "ARCH.seedS.HASH for others",
+    )
+    add(
+        "--bpe",
+        choices=("subword-nmt", "sentencepiece"),
+        help="default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not divide",
+    )
+    add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
     add("--dry-run", action="store_true", help="print every command, run none")
     add(
         "--set",
@@ -114,6 +134,7 @@ def experiment(
     folder = ROOT / "recipes" / args.recipe
     manifest = _manifest(parser, args.manifest, folder)
     try:
+        own = read_settings(folder / "settings.yaml")
         settings = read_settings(folder / "settings.yaml", args.set)
         check_values(settings)
     except SettingsError as error:
@@ -122,31 +143,109 @@ def experiment(
         parser.error(f"--seed {seed}: must be 0 or more")
     if not re.fullmatch(r"\w+", arch):
         parser.error(f"--arch {arch}: must be a name of letters, digits and _")
+    if args.name is not None and not re.fullmatch(r"(?!old-)[\w-]+", args.name):
+        parser.error(f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-")
     if settings.get("corpus_generator") and (args.data_dir or args.manifest):
         parser.error(f"--data-dir, --manifest: {args.recipe} writes its corpus itself, and reads no files")
     settings["fairseq_train_flags"] = f"{settings['fairseq_train_flags']} {train_flags}".strip()
     for word in shlex.split(settings["fairseq_train_flags"]):
         if word.partition("=")[0] in OURS or word.startswith("-a"):
             parser.error(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
+    languages = [base_language(settings[name]) for name in ("source_lang", "target_lang")]
+    usual_bpe = "sentencepiece" if {*languages} & {*UNSPACED, "ko"} else "subword-nmt"
+    unspaced = [lang for lang in languages if lang in UNSPACED]
+    if args.bpe == "subword-nmt" and unspaced:
+        parser.error(
+            f"--bpe subword-nmt: divides words, and {unspaced[0]} is written without blanks between them; "
+            "sentencepiece is for such languages"
+        )
+    differs = {name: settings[name] for name in stage07_train.NAMED_BY if settings[name] != own[name]}
+    if args.bpe not in (None, usual_bpe):
+        differs["--bpe"] = args.bpe
     work = (args.work_dir or folder / "work").resolve()
     if ":" in str(work):
         parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")
-    data_dir = args.data_dir and args.data_dir.resolve()
-    if data_dir is not None:
-        if data_dir == work or work in data_dir.parents or data_dir in work.parents:
-            parser.error(f"--data-dir {data_dir}: must not be in --work-dir {work}, nor that in it")
-    return Experiment(
+    x = Experiment(
         settings,
         work,
         arch,
         seed,
-        bpe=args.bpe,
+        name=args.name or "",
+        differs=differs,
+        bpe=args.bpe or usual_bpe,
+        tokenize=args.tokenize or stage10_score.default_tokenize(settings["target_lang"]),
         gpus=args.gpus,
-        data_dir=data_dir,
+        data_dir=args.data_dir and args.data_dir.resolve(),
         manifest=manifest,
         dry_run=args.dry_run,
         stages=STAGES,
     )
+    _check_files(parser, x, args.manifest)
+    return x
+
+
+def _check_files(parser: argparse.ArgumentParser, x: Experiment, manifest: str | None) -> None:
+    """Refuse files that the recipe would write over, and leave out a manifest of other files than its own.
+
+    Args:
+        manifest: the flag; None if it was not given, and the manifest is the one beside the settings
+    """
+    if x.data_dir is not None:
+        for path in (x.data_dir / file for file in x.files()):
+            if x.work in path.parents and path.relative_to(x.work).parts[0] in (*WRITTEN, x.model.name):
+                parser.error(f"--data-dir {x.data_dir}: the recipe would write over {path}, or beside it")
+    if x.manifest is None or manifest is not None:
+        return
+    try:
+        known = stage01_fetch.read_manifest(x.manifest)
+    except stage01_fetch.FetchError as error:
+        parser.error(str(error))
+    if not known.keys() & {*x.files()}:  # that of a recipe whose folder was copied
+        if x.data_dir is None:
+            parser.error(
+                f"{x.manifest}: has none of the recipe's files, {', '.join(x.files())}: write there where to "
+                "fetch them, or say with --data-dir where they are"
+            )
+        x.manifest = None
+
+
+def _recipe(given: str) -> str:
+    """The name of a recipe in recipes/, or the absolute path of another folder with settings.yaml."""
+    recipes = ROOT / "recipes"
+    for folder in (recipes / given, Path(given)):
+        if (folder / "settings.yaml").is_file():
+            folder = folder.resolve()
+            return folder.name if folder.parent == recipes else str(folder)
+    known = ", ".join(sorted(path.parent.name for path in recipes.glob("*/settings.yaml")))
+    raise argparse.ArgumentTypeError(f"{given} is no folder with settings.yaml, and none of {known}")
+
+
+_PARSE = """
+import difflib, shlex, sys
+from fairseq import models, options
+for arch, train, generate in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
+    print(arch, flush=True)
+    sys.argv = shlex.split(train)  # where fairseq looks for --user-dir
+    parser = options.get_training_parser()
+    if arch not in models.ARCH_MODEL_REGISTRY:
+        near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)
+        sys.exit(f"fairseq has no such architecture; the nearest is {near[0]}")
+    options.parse_args_and_arch(parser)
+    sys.argv = shlex.split(generate)
+    options.parse_args_and_arch(options.get_generation_parser())
+"""
+
+
+def check_flags(systems: Sequence[Experiment], flag: str = "--arch") -> None:
+    """Raise a StageError unless fairseq, in a process of its own, knows the architectures and all flags."""
+    words = [sys.executable, "-c", _PARSE]
+    for x in systems:
+        generate = stage09_translate.command(x, x.work / "data-bin", "test")
+        words += [x.arch, stage07_train.command(x, *stage07_train.devices_and_precision(x)), generate]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        arch = done.stdout.split()[-1:] or [systems[0].arch]
+        raise StageError(f"{flag} {arch[0]}: {done.stderr.strip().splitlines()[-1]}")
 
 
 @contextlib.contextmanager
@@ -154,8 +253,10 @@ def at_work(x: Experiment, recipe: str, program: str) -> Iterator[None]:
     """Hold the work folder of *x*; what goes wrong, or a signal, ends the process with one sentence.
 
     Args:
+        recipe: its name or folder
         program: what was called, as a command from the project's root
     """
+    recipe = str(Path("recipes") / recipe)
     try:
         if not x.dry_run:
             check_machine(x)
@@ -166,11 +267,18 @@ def at_work(x: Experiment, recipe: str, program: str) -> Iterator[None]:
             x.record = lambda folder: _keep(x, program, folder)
         yield
     except (StageError, MachineError) as error:
-        sys.exit(f"recipes/{recipe}: {error}")
+        sys.exit(f"{recipe}: {error}")
     except OSError as error:
-        sys.exit(f"recipes/{recipe}: {error.filename or x.work}: {error.strerror or error}")
+        sys.exit(f"{recipe}: {error.filename or x.work}: {error.strerror or error}")
     except KeyboardInterrupt:
         _stop(signal.SIGINT, None)
+
+
+def announce(x: Experiment) -> None:
+    """Print what is decided by the settings and the languages, and the user may not expect."""
+    if x.differs:
+        print(f"model folder: {x.model.name}, since {', '.join(x.differs)} differs from the recipe's own")
+    print(f"target language {x.target}: scored with sacreBLEU's tokeniser {x.tokenize}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -187,12 +295,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     x = experiment(parser, args, args.arch, args.seed, train_flags)
     chosen = [stage for stage in STAGES if args.stage <= stage.NUMBER <= args.stop_stage]
-    called = f"bash recipes/{args.recipe}/run.sh {shlex.join(sys.argv[2:])}".strip()
-    with at_work(x, args.recipe, called):
+    called = f"bash {shlex.quote(str(Path('recipes') / args.recipe))}/run.sh {shlex.join(sys.argv[2:])}"
+    with at_work(x, args.recipe, called.strip()):
+        announce(x)
         if not x.dry_run:
             x.refuse_stale_inputs(chosen[0])
+            if stage10_score in chosen:
+                stage10_score.check_tokenize(x)
             if stage07_train in chosen:
                 stage07_train.check_devices(x)
+            if any(stage in chosen and not x.is_done(stage) for stage in (stage07_train, stage09_translate)):
+                check_flags([x])
         for stage in chosen:
             x.ensure(stage)
         if stage10_score in chosen and not x.dry_run:
@@ -212,16 +325,15 @@ def _manifest(parser: argparse.ArgumentParser, given: str | None, folder: Path) 
 
 def _lock(work: Path, recipe: str) -> int:
     """A descriptor that holds *work* for this run and the commands that it starts."""
-    lock = os.open(work, os.O_RDONLY)
+    path = work / ".lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"recipes/{recipe}: another run is at work in {work}, or a command that it left behind")
+        sys.exit(f"{recipe}: another run is at work in {work}: {holder(path)}")
     except OSError as error:  # some network file systems have no locks
-        print(
-            f"recipes/{recipe}: {work}: no lock ({error.strerror}); start no second run there",
-            file=sys.stderr,
-        )
+        print(f"{recipe}: {work}: no lock ({error.strerror}); start no second run there", file=sys.stderr)
+    note_holder(lock)
     return lock
 
 

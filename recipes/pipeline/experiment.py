@@ -1,16 +1,20 @@
 """One experiment in its folder: where things lie, what ran, and what can be skipped.
 
 A stage is a module with a NUMBER, a TITLE, the names of the SETTINGS that change its outputs, PER_MODEL
-(whether these depend on architecture and seed), maybe ALSO (more that changes them, as a dictionary), and
-three functions of an Experiment: inputs(), outputs() and run(). After a stage has run, its stamp records its
-settings, inputs and outputs; while these are the same, it is skipped.
+(whether these depend on architecture and seed), and three functions of an Experiment: inputs(), outputs()
+and run(). It may have also(), a dictionary of what else changes its outputs, and prepare(), which is called
+before it is decided whether the stage runs. After a stage has run, its stamp records its settings, inputs
+and outputs; while these are the same, it is skipped.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,12 +43,16 @@ class Experiment:
         settings: the resolved settings
         work: the recipe's work folder; what depends on the data alone lies directly in it
         arch, seed: the model; what depends on these too lies in ``work/ARCH.seedSEED``
+        name: what the user has added to the name of that folder
+        differs: settings that make another model than the recipe's own, which adds their hash to the name
         bpe: "subword-nmt" or "sentencepiece"
+        tokenize: sacreBLEU's tokeniser
         gpus: how many to train on, None for all that there are; 0 for the CPU
         data_dir: a folder of files that were fetched elsewhere, which is only read
         manifest: names, sizes, checksums and addresses of the corpus' files; None if it has none
         dry_run: print commands, run none, write nothing
-        held: descriptors that every command inherits: the lock on the work folder lasts while one runs
+        held: descriptors that every command inherits: the lock on the work folder lasts while one runs. The
+            file of the lock names who holds it
         stages: all of them, in order
         record: called before a stage runs, with the folder that its outputs belong to
     """
@@ -53,7 +61,10 @@ class Experiment:
     work: Path
     arch: str
     seed: int
+    name: str = ""
+    differs: dict[str, Any] = field(default_factory=dict)
     bpe: str = "subword-nmt"
+    tokenize: str = "13a"
     gpus: int | None = None
     data_dir: Path | None = None
     manifest: Path | None = None
@@ -62,6 +73,10 @@ class Experiment:
     stages: tuple[ModuleType, ...] = ()
     record: Callable[[Path], None] | None = None
     _stage: ModuleType | None = field(default=None, init=False)  # the one that runs now
+    # Of the outputs of this stage: what an earlier run has made, which was interrupted, and this run so far.
+    _resumable: dict[str, str] = field(default_factory=dict, init=False)
+    _partial: dict[str, Any] = field(default_factory=dict, init=False)
+    _planned: set[Path] = field(default_factory=set, init=False)  # in a dry run: what would be moved
 
     @property
     def source(self) -> str:
@@ -72,8 +87,20 @@ class Experiment:
         return self.settings["target_lang"]
 
     @property
+    def label(self) -> str:
+        """What the name of the model's folder has after its seed; "" for the recipe's own settings."""
+        if self.name or not self.differs:
+            return self.name
+        return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
     def model(self) -> Path:
-        return self.work / f"{self.arch}.seed{self.seed}"
+        return self.work / ".".join(filter(None, (self.unlabelled, self.label)))
+
+    @property
+    def unlabelled(self) -> str:
+        """The name of the model's folder for the recipe's own settings."""
+        return f"{self.arch}.seed{self.seed}"
 
     def texts(self, folder: str, sets: Iterable[str] = SETS) -> list[Path]:
         """The text files of ``work/FOLDER``: train, valid and test in both languages."""
@@ -116,6 +143,14 @@ class Experiment:
         """:meth:`named`, quoted for a shell."""
         return shlex.quote(self.named(path))
 
+    def quoted(self, name: str) -> str:
+        """The value of the setting *name* as one word of a shell."""
+        return shlex.quote(str(self.settings[name]))
+
+    def flags(self, name: str) -> str:
+        """The words of the setting *name*, each quoted for a shell."""
+        return shlex.join(shlex.split(self.settings[name]))
+
     # -- skipping ----------------------------------------------------------------------------------
 
     def ensure(self, stage: ModuleType) -> bool:
@@ -125,14 +160,20 @@ class Experiment:
             StageError: an input is missing, a command failed, or an output did not appear
         """
         title = f"stage {stage.NUMBER}: {stage.TITLE}"
+        self._stage = stage
+        prepare = getattr(stage, "prepare", None)
         if self.dry_run:
             print(title)
-            self._stage = stage
+            if prepare is not None:
+                prepare(self)
+            self._set_results_aside(stage)
             stage.run(self)
             return True
         missing = [path for path in stage.inputs(self) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
+        if prepare is not None:
+            prepare(self)
         of = self.fingerprint(stage)
         found = self._found(stage)
         changed = ""
@@ -142,13 +183,16 @@ class Experiment:
                 print(f"{title}: done before, skipped", flush=True)
                 return False
         print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
-        stamp = self._stamp(stage)
+        self._set_results_aside(stage)
+        stamp, partial = self._stamp(stage), self._stamp(stage).with_suffix(".partial")
         stamp.unlink(missing_ok=True)
+        before = self._read_stamp(partial)
+        self._resumable = before["made"] if before is not None and before["of"] == of else {}
+        self._partial = {"of": of, "made": {}}
         script = self._script(stage)
         script.parent.mkdir(parents=True, exist_ok=True)
         environment = f'export PATH={shlex.quote(_program_path())}:"$PATH"'
         script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{environment}\n")
-        self._stage = stage
         begun = time.time()
         if self.record is not None:
             self.record(self._folder(stage))
@@ -162,15 +206,87 @@ class Experiment:
             "seconds": round(time.time() - begun, 1),
         }
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
+        partial.unlink(missing_ok=True)
         return True
+
+    def is_done(self, stage: ModuleType) -> bool:
+        """Whether *stage* has run with these settings and the inputs and outputs that are there."""
+        found = self._found(stage)
+        return (
+            found is not None
+            and found["of"] == self.fingerprint(stage)
+            and found["made"] == self._digests(stage.outputs(self))
+        )
 
     def _found(self, stage: ModuleType) -> dict[str, Any] | None:
         """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
+        return self._read_stamp(self._stamp(stage))
+
+    def _read_stamp(self, path: Path) -> dict[str, Any] | None:
         try:
-            stamp = json.loads(self._stamp(stage).read_text())
+            stamp = json.loads(path.read_text())
+            if path.parent.parent == self.model:  # which had another name if it was moved
+                for part in ("of", "made"):
+                    stamp[part] = {self._renamed(name): value for name, value in stamp[part].items()}
             return stamp if {"of", "made"} <= set(stamp) else None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+    def _renamed(self, name: str) -> str:
+        first, slash, rest = name.partition("/")
+        moved = slash and re.fullmatch(rf"{self.unlabelled}(\..*)?", first)
+        return f"{self.model.name}/{rest}" if moved else name
+
+    def move(self, old: Path, new: Path, why: str) -> None:
+        """Move *old*, which is never removed or written over, and say so; in a dry run say it only."""
+        if self.dry_run:
+            if old not in self._planned:
+                self.say(f"{self.named(old)} {why}: would be moved to {self.named(new)}")
+            self._planned.add(old)
+            return
+        self.say(f"{self.named(old)} {why}: moved to {self.named(new)}")
+        new.parent.mkdir(parents=True, exist_ok=True)
+        old.rename(new)
+
+    def _set_results_aside(self, stage: ModuleType) -> None:
+        """Move results beside the model that would not fit its ``settings.yaml`` once *stage* has begun.
+
+        These are the results of *stage*, if its settings or inputs have changed, what was made from them,
+        and what was made later with other settings than now. They go to ``earlier/1``, ``2``, …, with the
+        ``settings.yaml`` and ``run.yaml`` that describe them. Checkpoints stay, since a training goes on
+        from them.
+        """
+        found = self._found(stage)
+        if not stage.PER_MODEL or self.model in self._planned:
+            return
+        if found is not None and found["of"] == self.fingerprint(stage):
+            return
+        outdated = dict.fromkeys(self._name(path) for path in stage.outputs(self))
+        stamps = []
+        for path in sorted((self.model / "stamps").glob("*.json")):
+            stamp = self._read_stamp(path)
+            if stamp is None or int(path.stem) < stage.NUMBER:
+                continue
+            changed = any(self.settings.get(name, value) != value for name, value in stamp["of"].items())
+            if path == self._stamp(stage) or changed or outdated.keys() & stamp["of"].keys():
+                outdated.update(dict.fromkeys(stamp["made"]))
+                stamps.append(path)
+        results = dict.fromkeys(self.model / Path(name).parts[1] for name in outdated)
+        results_there = [path for path in results if path.exists() and path.name != "checkpoints"]
+        if not results_there:
+            return
+        folders = (self.model / "earlier" / str(number) for number in itertools.count(1))
+        folder = next(path for path in folders if not path.exists())
+        if not self.dry_run:
+            folder.mkdir(parents=True)
+            for name in ("settings.yaml", "run.yaml"):
+                if (self.model / name).exists():
+                    shutil.copy(self.model / name, folder / name)
+        for result in results_there:
+            self.move(result, folder / result.name, "is of another run")
+        if not self.dry_run:
+            for path in stamps:
+                path.unlink()
 
     def refuse_stale_inputs(self, stage: ModuleType) -> None:
         """Ask, before *stage* is the first to run, whether the ones before it need not run again.
@@ -222,14 +338,15 @@ class Experiment:
         wanted: dict[str, Any] = {name: self.settings.get(name) for name in stage.SETTINGS}
         if getattr(stage, "DEPENDS_ON_BPE", False):
             wanted["--bpe"] = self.bpe
-        return {**wanted, **getattr(stage, "ALSO", {}), **self._digests(stage.inputs(self))}
+        also = stage.also(self) if hasattr(stage, "also") else {}
+        return {**wanted, **also, **self._digests(stage.inputs(self))}
 
     def _digests(self, paths: Iterable[Path]) -> dict[str, str]:
         """What stands for the contents of files, by names that stay the same where the folder is moved."""
-        return {
-            str(path.relative_to(self.work)) if self.work in path.parents else path.name: _digest(path)
-            for path in paths
-        }
+        return {self._name(path): _digest(path) for path in paths}
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.work)) if self.work in path.parents else path.name
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -237,7 +354,9 @@ class Experiment:
         """Print *line* under the title of the stage."""
         print(f"  {line}", flush=True)
 
-    def command(self, command: str, on_line: Callable[[str], None] | None = None) -> None:
+    def command(
+        self, command: str, on_line: Callable[[str], None] | None = None, makes: Iterable[Path] = ()
+    ) -> None:
         """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
 
         A bar that the command draws with tqdm is drawn here; what else it prints goes to the log.
@@ -245,17 +364,32 @@ class Experiment:
         Args:
             command: one shell command; a pipeline fails if any part of it does
             on_line: called with every line of its output
+            makes: the files that it writes. If an earlier run of the stage, which was interrupted, has
+                written them, and all that came before, the command is not run
 
         Raises:
             StageError: the command failed; the message has the last line that it printed
         """
         stage = self._stage
         assert stage is not None, "commands run inside a stage"
-        print(f"  $ {command}", flush=True)
         if self.dry_run:
+            print(f"  $ {command}", flush=True)
             return
         with self._script(stage).open("a") as script:
             script.write(command + "\n")
+        makes = list(makes)
+        if makes and (there := self._digests(makes)).items() <= self._resumable.items():
+            self.say(f"made before the interruption: {', '.join(map(self.named, makes))}")
+            self._partial["made"].update(there)
+            return
+        print(f"  $ {command}", flush=True)
+        self._run(stage, command, on_line)
+        if makes:
+            self._resumable = {}
+            self._partial["made"].update(self._digests(makes))
+            write_whole(self._stamp(stage).with_suffix(".partial"), json.dumps(self._partial) + "\n")
+
+    def _run(self, stage: ModuleType, command: str, on_line: Callable[[str], None] | None) -> None:
         environment = dict(os.environ, PATH=f"{_program_path()}:{os.environ.get('PATH', '')}")
         environment.setdefault("TQDM_MININTERVAL", "0.5")
         # For the tools of recipes/; where fairseq loads the plugin, its folder is enough.
@@ -278,6 +412,8 @@ class Experiment:
             )
             assert process.stdout is not None
             try:
+                for lock in self.held:
+                    note_holder(lock, process.pid)
                 for line in process.stdout:
                     if bar.draws(line):
                         continue
@@ -298,9 +434,45 @@ class Experiment:
                 f"{last or 'it said nothing'} (all that it said: {log})"
             )
 
-    def tool(self, command: str) -> None:
+    def tool(self, command: str, makes: Iterable[Path] = ()) -> None:
         """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
-        self.command(command, on_line=lambda line: self.say(f"  {line.rstrip()}") if line.strip() else None)
+
+        def show(line: str) -> None:
+            if line.strip():
+                self.say(f"  {line.rstrip()}")
+
+        self.command(command, show, makes)
+
+
+def note_holder(lock: int, command: int | None = None) -> None:
+    """Write into the file of a lock the process that holds it, or after it the *command* that it runs."""
+    line = f"{os.getpid() if command is None else command} {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+    before = b"" if command is None else os.pread(lock, 100, 0).partition(b"\n")[0] + b"\n"
+    with contextlib.suppress(OSError):  # on a full disk, or where the folder itself is the lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, before + line.encode(), 0)
+
+
+def holder(path: Path) -> str:
+    """Who holds the lock whose file is *path*, in words."""
+    try:
+        lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
+        for what, (pid, since) in zip(("process", "its command, process"), lines, strict=False):
+            if _is_alive(int(pid)):
+                return f"{what} {pid}, since {since}"
+    except (OSError, ValueError):
+        pass
+    return "an unknown process"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 class _Bar:

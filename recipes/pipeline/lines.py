@@ -10,12 +10,10 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import BinaryIO
 
@@ -148,25 +146,53 @@ def _in_order(
             yield chunk.count(b"\n"), _converted(convert, chunk)
         return
     # Of the ways to start a process, spawn is the one that all systems have and that starts with no
-    # thread or lock of ours. An executor, since a Pool waits for ever for a process that was killed.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (make,))
-    waiting: deque[tuple[int, Future[bytes]]] = deque()
+    # thread or lock of ours. Each process has its own pipe, which reports its end also in the middle of a
+    # message. The queue that the processes of an executor share is full when they are slow, and Python 3.10
+    # waits for ever for such a queue once a process was killed.
+    context = multiprocessing.get_context("spawn")
+    processes: dict[Connection, BaseProcess] = {}
+    busy: dict[Connection, tuple[int, int]] = {}  # a chunk's number and its lines
+    converted: dict[int, tuple[int, bytes]] = {}
+    sent = given = 0  # chunks
     try:
-        for chunk in chunks:
+        for _ in range(workers):
+            connection, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(make, theirs), daemon=True)
             with _interrupts_held():
-                waiting.append((chunk.count(b"\n"), pool.submit(_work, chunk)))
-            if len(waiting) > AHEAD * workers:
-                count, future = waiting.popleft()
-                yield count, future.result()
-        while waiting:
-            count, future = waiting.popleft()
-            yield count, future.result()
-    except BrokenProcessPool:
+                process.start()
+            theirs.close()
+            processes[connection] = process
+        left = True
+        while True:
+            # One chunk each at a time, so that a process that is sent one reads it, and neither waits.
+            for connection in processes:
+                if left and connection not in busy and sent - given < AHEAD * workers:
+                    chunk = next(chunks, None)
+                    left = chunk is not None
+                    if chunk is not None:
+                        connection.send(chunk)
+                        busy[connection] = sent, chunk.count(b"\n")
+                        sent += 1
+            if not busy:
+                break
+            for connection in wait(list(busy)):
+                answer = connection.recv()
+                if isinstance(answer, Exception):
+                    raise answer
+                number, count = busy.pop(connection)
+                converted[number] = count, answer
+            while given in converted:
+                yield converted.pop(given)
+                given += 1
+    except (EOFError, ConnectionError):
         raise InputError(
             f"--workers {workers}: one of the processes was killed; if for lack of memory, ask for fewer"
         ) from None
     finally:
-        pool.shutdown(cancel_futures=True)
+        for connection, process in processes.items():
+            process.terminate()
+            process.join()
+            connection.close()
 
 
 def _converted(convert: Convert, chunk: bytes) -> bytes:
@@ -174,27 +200,17 @@ def _converted(convert: Convert, chunk: bytes) -> bytes:
     return "".join(line + "\n" for line in convert(lines)).encode("utf-8")
 
 
-# -- in a process of the pool ----------------------------------------------------------------------
-
-_convert: Convert
-
-
-def _begin(make: Callable[[], Convert]) -> None:
-    global _convert
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _convert = make()
-
-
-def _end_with_parent() -> None:
-    """Wait for the parent's end, also by kill -9, which leaves the processes of a pool waiting for work."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(chunk: bytes) -> bytes:
-    return _converted(_convert, chunk)
+def _work(make: Callable[[], Convert], connection: Connection) -> None:
+    """In a process of its own: answer every chunk from *connection* until its other end is closed."""
+    convert = make()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            chunk = connection.recv()
+            try:
+                answer: bytes | Exception = _converted(convert, chunk)
+            except Exception as error:
+                answer = error
+            connection.send(answer)
 
 
 # -- signals ---------------------------------------------------------------------------------------

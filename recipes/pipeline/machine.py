@@ -32,7 +32,7 @@ def check_machine(x: Experiment) -> None:
     """Raise a MachineError unless there is room, memory and every program.
 
     The settings ``disk_gb`` and ``memory_gb`` say what the recipe takes in all; what its work folder holds
-    already counts as room.
+    already counts as room, without the folders of other models.
     """
     beside = str(Path(sys.executable).parent)
     programs = [*PROGRAMS, "subword-nmt"] if x.bpe == "subword-nmt" else PROGRAMS
@@ -49,7 +49,13 @@ def check_machine(x: Experiment) -> None:
             f"with --set memory_gb={int(memory)}"
         )
     folder = next(path for path in (x.work, *x.work.parents) if path.exists())
-    there = sum(file.stat().st_size for file in x.work.rglob("*") if file.is_file()) if x.work.exists() else 0
+    there = sum(
+        file.stat().st_size
+        for path in x.work.glob("*")
+        if ".seed" not in path.name or path == x.model
+        for file in (path, *path.rglob("*"))
+        if file.is_file()
+    )
     free, needed = shutil.disk_usage(folder).free / 1e9, x.settings["disk_gb"]
     if free + there / 1e9 < needed:
         raise MachineError(

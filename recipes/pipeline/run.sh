@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a recipe: bash recipes/pipeline/run.sh NAME [flags]; recipes/NAME/run.sh calls this.
+# Run a recipe: bash recipes/pipeline/run.sh NAME|FOLDER [flags]; the run.sh of a recipe calls this.
 # Takes the active Python if it has fairseq, else the one that `make` set up in .venv.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)

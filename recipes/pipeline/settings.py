@@ -11,10 +11,60 @@ from typing import Any
 import yaml
 
 MODEL = Path(__file__).parents[1] / "wmt14_en_de" / "settings.yaml"  # whose settings every recipe has
+# What a recipe that writes its corpus itself has as well.
+CORPUS = {"corpus_generator": str, "corpus_pairs": int, "corpus_heldout": int, "corpus_seed": int}
+
+
+# Languages that are written without blanks between words: what stands between blanks is no measure of a
+# sentence's length, and Moses' tokeniser does not divide it.
+UNSPACED = ("zh", "yue", "ja", "th", "lo", "km", "my")
+
+
+def base_language(code: str) -> str:
+    """The language of *code* without region or script: pt of pt-BR, zh of zh_CN."""
+    return re.split("[-_]", code)[0]
 
 
 class SettingsError(ValueError):
     """A setting is unknown or has an unusable value; the message names it and what is allowed."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML as its version 1.2 does: ``no`` (also Norwegian) is text, and ``2e-3`` is a number."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.I), "tTfF")
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    "-+.0123456789",
+)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The settings in the YAML file *path*.
+
+    Raises:
+        SettingsError: it is empty, no YAML, or something else than names and values
+    """
+    try:
+        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: is not UTF-8 at byte {error.start}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        raise SettingsError(f"{path}{line}: is not YAML: {problem}") from None
+    if not isinstance(settings, dict):
+        found = "is empty" if settings is None else "has no names of settings"
+        raise SettingsError(f"{path}: {found}, and must have lines of the form NAME: VALUE")
+    return settings
 
 
 def read_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -24,9 +74,14 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     float).
 
     Raises:
-        SettingsError: a key that *path* does not have, or a value of another type
+        SettingsError: *path* cannot be read, an override names a key that it does not have, or a value is
+            of another type
     """
-    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    usual = _read(MODEL)
+    own = {
+        name: float(value) if type(value) is int and type(usual.get(name)) is float else value
+        for name, value in _read(path).items()
+    }
     settings = dict(own)
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -80,12 +135,19 @@ def check_values(settings: dict[str, Any]) -> None:
     Raises:
         SettingsError: the message names the setting, its value and what is allowed
     """
-    for name, usual in yaml.safe_load(MODEL.read_text(encoding="utf-8")).items():
+    types = {name: type(value) for name, value in _read(MODEL).items()}
+    if settings.get("corpus_generator"):
+        types.update(CORPUS)
+    for name, wanted in types.items():
         if name not in settings:
-            raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
-        kinds = (int, float) if type(usual) is float else (type(usual),)
-        if type(settings[name]) not in kinds:
-            raise SettingsError(f"{name} is {settings[name]!r}, and must be of type {type(usual).__name__}")
+            needed_by = "a recipe with corpus_generator needs" if name in CORPUS else "every recipe has"
+            raise SettingsError(f"settings.yaml has no {name}, which {needed_by}")
+        if type(settings[name]) is not wanted:
+            raise SettingsError(f"{name} is {settings[name]!r}, and must be of type {wanted.__name__}")
+    for name in settings:
+        if name not in types and name not in CORPUS:
+            near = difflib.get_close_matches(str(name), [*types, *CORPUS], n=1, cutoff=0.0)[0]
+            raise SettingsError(f"settings.yaml has {name}, which no recipe has; the nearest is {near}")
     for name, (least, greatest) in RANGES.items():
         if not least <= settings[name] <= greatest:
             up_to = "or more" if greatest == math.inf else f"to {greatest}"
@@ -94,8 +156,8 @@ def check_values(settings: dict[str, Any]) -> None:
         if settings[name] not in allowed:
             raise SettingsError(f"--set {name}={settings[name]}: must be one of {', '.join(allowed)}")
     for name in ("source_lang", "target_lang"):
-        if not re.fullmatch("[a-z]{2,3}", settings[name]):
-            raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en")
+        if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", settings[name]):
+            raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en or pt-BR")
     if settings["source_lang"] == settings["target_lang"]:
         raise SettingsError(f"--set target_lang={settings['target_lang']}: must not be source_lang too")
     if settings["holdout_every"] == 1:
@@ -145,12 +207,12 @@ def _like(old: Any, text: str, override: str) -> Any:
     if isinstance(old, str):
         return text
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         value = text
     if isinstance(old, float) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML 1.1 reads 5e-4 as text
+            return float(value)
         except (TypeError, ValueError):
             pass
     if type(value) is not type(old):

@@ -62,14 +62,14 @@ def outputs(x: Experiment) -> list[Path]:
 
 def run(x: Experiment) -> None:
     downloads = x.work / "downloads"
-    s = x.settings
-    if s.get("corpus_generator"):
+    if x.settings.get("corpus_generator"):
         # The generator writes whole files only, and finds those of an earlier run in its way.
         part = x.work / "downloads.tmp"
         x.command(f"rm -rf {x.shell(part)} {x.shell(downloads)}")
         x.command(
-            f"python {s['corpus_generator']} --output {x.shell(part)} --pairs {s['corpus_pairs']} "
-            f"--heldout {s['corpus_heldout']} --seed {s['corpus_seed']} "
+            f"python {x.quoted('corpus_generator')} --output {x.shell(part)} "
+            f"--pairs {x.quoted('corpus_pairs')} --heldout {x.quoted('corpus_heldout')} "
+            f"--seed {x.quoted('corpus_seed')} "
             f"&& mv {x.shell(part)} {x.shell(downloads)}"
         )
         return

@@ -65,7 +65,8 @@ def run(x: Experiment) -> None:
             where.append(f"{x.named(folder / file)}{colon}{member}")
         x.tool(
             f"python -m recipes.pipeline.stage02_extract --source-lang {x.source} --target-lang {x.target} "
-            f"--output {x.shell(x.work / 'raw' / n)} {shlex.join(where)}"
+            f"--output {x.shell(x.work / 'raw' / n)} {shlex.join(where)}",
+            makes=x.texts("raw", [n]),
         )
     if not x.dry_run:
         check_test_set(x)

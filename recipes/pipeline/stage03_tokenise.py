@@ -45,7 +45,8 @@ def run(x: Experiment) -> None:
         flags += "--no-tokeniser " if x.bpe == "sentencepiece" else ""
         x.tool(
             f"python -m recipes.pipeline.stage03_tokenise --lang {lang} --input {x.shell(raw)} "
-            f"--output {x.shell(out)} {flags}--workers {os.cpu_count()}"
+            f"--output {x.shell(out)} {flags}--workers {os.cpu_count()}",
+            makes=[out],
         )
 
 

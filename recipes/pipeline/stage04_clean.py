@@ -11,6 +11,7 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_outpu
 from recipes.pipeline import stage03_tokenise
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lines import count_lines, ending_on_signals, progress, read_chunks, written_whole
+from recipes.pipeline.settings import UNSPACED, base_language
 
 NUMBER = 4
 TITLE = "clean and split"
@@ -28,16 +29,15 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    s = x.settings
     tokenised, clean = x.work / "tokenised", x.work / "clean"
     x.command(f"mkdir -p {x.shell(clean)}")
     held_out = ""
-    if not s["valid_files"]:
-        held_out = f" --holdout-every {s['holdout_every']} --heldout {x.shell(clean / 'valid')}"
+    if not x.settings["valid_files"]:
+        held_out = f" --holdout-every {x.quoted('holdout_every')} --heldout {x.shell(clean / 'valid')}"
     x.tool(
         f"python -m recipes.pipeline.stage04_clean --source-lang {x.source} --target-lang {x.target} "
         f"--input {x.shell(tokenised / 'train')} --output {x.shell(clean / 'train')} "
-        f"--max-words {s['max_words']} --max-ratio {s['max_length_ratio']}{held_out}"
+        f"--max-words {x.quoted('max_words')} --max-ratio {x.quoted('max_length_ratio')}{held_out}"
     )
     # What is validated and tested stays as it is, every line of it.
     for path in stage03_tokenise.outputs(x)[2:]:
@@ -55,21 +55,33 @@ UNLIKE = "a side is more than {max_ratio:g} times as long as the other"
 LONG_WORD = f"a word has more than {MAX_CHARACTERS} characters"
 
 
-def why_not(source: Sequence[str], target: Sequence[str], max_words: int, max_ratio: float) -> str | None:
+def why_not(
+    source: Sequence[str],
+    target: Sequence[str],
+    max_words: int,
+    max_ratio: float,
+    unspaced: Sequence[bool] = (False, False),
+) -> str | None:
     """Why the pair of these words is left out, or None: the rules and order of Moses' clean-corpus-n.perl.
 
     Args:
         max_words: a side may have so many words, and must have one
         max_ratio: a side may be so many times as long as the other; 0 is no limit
+        unspaced: whether source and target are written without blanks between words; then a character
+            counts as a word
     """
-    shorter, longer = sorted((len(source), len(target)))
+    spaced = [words for words, without in zip((source, target), unspaced, strict=True) if not without]
+    shorter, longer = sorted(
+        sum(map(len, words)) if without else len(words)
+        for words, without in zip((source, target), unspaced, strict=True)
+    )
     if shorter == 0:
         return EMPTY
     if longer > max_words:
         return LONG
     if max_ratio and longer / shorter > max_ratio:
         return UNLIKE
-    if any(len(word) > MAX_CHARACTERS for words in (source, target) for word in words):
+    if any(len(word) > MAX_CHARACTERS for words in spaced for word in words):
         return LONG_WORD
     return None
 
@@ -82,6 +94,7 @@ def clean(
     max_words: int,
     max_ratio: float,
     holdout_every: int = 0,
+    unspaced: Sequence[bool] = (False, False),
 ) -> Counter[str]:
     """Write the pairs in the two files *sources* that :func:`why_not` has nothing against to *outputs*.
 
@@ -104,7 +117,7 @@ def clean(
         pairs = zip_longest(*(_words(path) for path in sources), fillvalue=[])
         for pair in progress(pairs, lengths[0], f"clean {sources[0]}", " pairs"):
             counts["read"] += 1
-            reason = why_not(*pair, max_words, max_ratio)
+            reason = why_not(*pair, max_words, max_ratio, unspaced)
             if reason is None:
                 number = counts["kept"] + counts["held out"] + 1
                 hold_out = holdout_every > 0 and number % holdout_every == 0
@@ -139,7 +152,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
     parser.add_argument("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
     parser.add_argument(
-        "--max-words", type=int, default=250, metavar="N", help="on either side; default: %(default)s"
+        "--max-words",
+        type=int,
+        default=250,
+        metavar="N",
+        help="on either side, and characters of a language without blanks; default: %(default)s",
     )
     parser.add_argument(
         "--max-ratio",
@@ -172,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         counts = clean(
             sources, outputs, heldout,
             max_words=args.max_words, max_ratio=args.max_ratio, holdout_every=args.holdout_every,
+            unspaced=[base_language(lang) in UNSPACED for lang in langs],
         )  # fmt: skip
         seconds = time.perf_counter() - start
     for name in ("read", "kept", "held out"):

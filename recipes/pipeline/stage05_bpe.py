@@ -49,11 +49,15 @@ def run(x: Experiment) -> None:
     x.command(f"mkdir -p {x.shell(model.parent)}")
     tool = "python -m recipes.pipeline.stage05_bpe"
     train = " ".join(x.shell(path) for path in inputs(x)[:2])
-    x.tool(f"{tool} {learn} --vocab-size {x.settings['vocab_size']} --output {x.shell(model)} {train}")
+    x.tool(
+        f"{tool} {learn} --vocab-size {x.quoted('vocab_size')} --output {x.shell(model)} {train}",
+        makes=[model],
+    )
     for clean, out in zip(inputs(x), texts, strict=True):
         x.tool(
             f"{tool} {apply} {flag} {x.shell(model)} --input {x.shell(clean)} --output {x.shell(out)} "
-            f"--workers {os.cpu_count()}"
+            f"--workers {os.cpu_count()}",
+            makes=[out],
         )
 
 

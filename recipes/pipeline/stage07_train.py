@@ -1,10 +1,21 @@
-"""Stage 7: train (fairseq-train). An interrupted training goes on from its last checkpoint."""
+"""Stage 7: train (fairseq-train). An interrupted training goes on from its last checkpoint.
 
+    fairseq-train … --log-format json 2>&1 | python -m recipes.pipeline.stage07_train HISTORY
+
+also adds the lines that sum up an epoch to the file HISTORY.
+"""
+
+import hashlib
+import itertools
 import json
 import math
+import os
 import re
+import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -40,6 +51,8 @@ NOT_LEARNT_FROM = (
     "average_checkpoints",
 )
 SETTINGS = (*LEARNT_FROM, *NOT_LEARNT_FROM)
+# What makes another model of the same texts, whose folder has another name than that of the recipe's own.
+NAMED_BY = ("normalise_punctuation", "max_words", "max_length_ratio", "vocab_size", *LEARNT_FROM)
 
 
 def inputs(x: Experiment) -> list[Path]:
@@ -65,25 +78,28 @@ def check_checkpoints(x: Experiment) -> None:
     """Refuse to end with others to average than the last ones, one for each epoch or interval.
 
     Raises:
-        StageError: one is missing; removed by hand, or trained with another save_every_updates; or the last
-            is beyond the limit, of a training that was longer
+        StageError: one is missing; removed by hand, or trained with another save_every_updates
     """
     found, s = [number for number, _ in to_average(x)], x.settings
-    limit = "max_updates" if s["save_every_updates"] else "max_epochs"
-    if s[limit] and found and found[-1] > s[limit]:
-        raise StageError(
-            f"stage {NUMBER} ({TITLE}): {x.model / 'checkpoints'} is of a training of {found[-1]} "
-            f"{limit[4:]} already, beyond {limit}={s[limit]}: set {limit}={found[-1]}, or remove that folder "
-            "to train anew"
-        )
     every = s["save_every_updates"] or 1
     wanted = [found[-1] - every * n for n in reversed(range(s["average_checkpoints"]))] if found else []
     if found != wanted or not found:
         raise StageError(
             f"stage {NUMBER} ({TITLE}): {x.model / 'checkpoints'} has {found or 'none'} of the "
             f"{'updates' if s['save_every_updates'] else 'epochs'} to average, and not the last "
-            f"{s['average_checkpoints']}, one every {every}: train longer, or remove that folder to train "
-            "anew"
+            f"{s['average_checkpoints']}, one every {every}: train longer, or anew with --name NAME"
+        )
+
+
+def check_limit(x: Experiment) -> None:
+    """Raise a StageError if there is a checkpoint of a longer training than the settings allow."""
+    found, s = [number for number, _ in to_average(x)], x.settings
+    limit = "max_updates" if s["save_every_updates"] else "max_epochs"
+    if s[limit] and found and found[-1] > s[limit]:
+        raise StageError(
+            f"stage {NUMBER} ({TITLE}): {x.model / 'checkpoints'} is of a training of {found[-1]} "
+            f"{limit[4:]} already, beyond {limit}={s[limit]}: set {limit}={found[-1]}, or train another "
+            "model with --name NAME"
         )
 
 
@@ -133,38 +149,37 @@ def check_devices(x: Experiment) -> None:
 
 def command(x: Experiment, gpus: int, precision: str) -> str:
     """The fairseq-train command of *x*."""
-    s = x.settings
+    s, q = x.settings, x.quoted
     sizes = " ".join(
-        f"--{side}-layers {s['layers']} --{side}-embed-dim {s['width']} "
-        f"--{side}-ffn-embed-dim {s['ffn_width']} --{side}-attention-heads {s['heads']}"
+        f"--{side}-layers {q('layers')} --{side}-embed-dim {q('width')} "
+        f"--{side}-ffn-embed-dim {q('ffn_width')} --{side}-attention-heads {q('heads')}"
         for side in ("encoder", "decoder")
     )
     max_tokens, update_freq = batches(s["tokens_per_update"], s["tokens_per_device"], max(1, gpus))
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
     limits = "".join(
-        f"--{flag} {s[name]} "
+        f"--{flag} {q(name)} "
         for flag, name in (("max-epoch", "max_epochs"), ("max-update", "max_updates"))
         if s[name]
     )
-    kept = s["average_checkpoints"]
     if s["save_every_updates"]:
         saved = (
-            f"--save-interval-updates {s['save_every_updates']} --keep-interval-updates {kept} "
-            "--no-epoch-checkpoints"
+            f"--save-interval-updates {q('save_every_updates')} "
+            f"--keep-interval-updates {q('average_checkpoints')} --no-epoch-checkpoints"
         )
     else:
-        saved = f"--keep-last-epochs {kept}"
+        saved = f"--keep-last-epochs {q('average_checkpoints')}"
     return (
         f"fairseq-train {x.shell(x.work / 'data-bin')} --source-lang {x.source} --target-lang {x.target} "
-        f"--user-dir fairseq_rope --arch {x.arch} {sizes} --share-all-embeddings --dropout {s['dropout']} "
-        f"--optimizer adam --adam-betas '{s['adam_betas']}' --adam-eps {s['adam_eps']} "
-        f"--lr {s['learning_rate']} --lr-scheduler inverse_sqrt --warmup-init-lr {s['warmup_init_lr']} "
-        f"--warmup-updates {s['warmup_updates']} "
-        f"--criterion fused_label_smoothed_cross_entropy --label-smoothing {s['label_smoothing']} "
+        f"--user-dir fairseq_rope --arch {x.arch} {sizes} --share-all-embeddings --dropout {q('dropout')} "
+        f"--optimizer adam --adam-betas {q('adam_betas')} --adam-eps {q('adam_eps')} "
+        f"--lr {q('learning_rate')} --lr-scheduler inverse_sqrt --warmup-init-lr {q('warmup_init_lr')} "
+        f"--warmup-updates {q('warmup_updates')} "
+        f"--criterion fused_label_smoothed_cross_entropy --label-smoothing {q('label_smoothing')} "
         f"--max-tokens {max_tokens} --update-freq {update_freq} {limits}"
         f"{saved} --save-dir {x.shell(x.model / 'checkpoints')} "
         f"{device} {'' if precision == 'fp32' else f'--{precision} '}"
-        f"--seed {x.seed} --log-format json --log-interval 20 {s['fairseq_train_flags']}"
+        f"--seed {x.seed} --log-format json --log-interval 20 {x.flags('fairseq_train_flags')}"
     )
 
 
@@ -222,11 +237,10 @@ def run(x: Experiment) -> None:
     train = command(x, gpus, precision)
     if not x.dry_run:
         check_lengths(x, max_tokens)
-        of = x.fingerprint(sys.modules[__name__])
-        learnt_from = {name: value for name, value in of.items() if name not in NOT_LEARNT_FROM}
-        wanted = json.dumps(learnt_from, indent=1)
-        _go_on_or_begin(x, checkpoints, wanted)
-        write_whole(checkpoints / "begun.json", wanted)
+        learnt_from = _learnt_from(x)
+        if _begun(checkpoints) != learnt_from:  # a training that ended before its first checkpoint
+            history(x).unlink(missing_ok=True)
+            write_whole(checkpoints / "begun.json", json.dumps(learnt_from, indent=1))
         process = {
             **describe(),
             "batches": {
@@ -246,33 +260,73 @@ def run(x: Experiment) -> None:
     with tqdm(
         total=total, bar_format=_BAR, unit=unit, mininterval=every, delay=0.1, disable=x.dry_run
     ) as bar:
-        x.command(train, on_line=lambda line: _follow(bar, history(x), line))
+        x.command(
+            f"{train} 2>&1 | python -m recipes.pipeline.stage07_train {x.shell(history(x))}",
+            on_line=lambda line: _follow(bar, line),
+        )
     if not x.dry_run:
         check_checkpoints(x)
 
 
-def _go_on_or_begin(x: Experiment, checkpoints: Path, wanted: str) -> None:
-    """See that *checkpoints*, if it is there, is of a training that *wanted* describes.
+def prepare(x: Experiment) -> None:
+    """Let the model's folder be that of the training which the settings and data describe, or of none.
 
-    One of another is moved to ``checkpoints.old``, and back when it is the one that is wanted.
+    One that holds checkpoints of another training is moved to a name of its own, and the wanted one back to
+    its place.
+
+    Raises:
+        StageError: see :func:`check_limit`
     """
-
-    def is_wanted(folder: Path) -> bool:
-        begun = folder / "begun.json"
-        return begun.exists() and begun.read_text() == wanted
-
-    if not checkpoints.exists() or is_wanted(checkpoints):
+    if not all(path.exists() for path in inputs(x)):  # in a dry run
         return
-    old = checkpoints.with_name("checkpoints.old")
-    new, aside = x.shell(checkpoints), x.shell(old)
-    if is_wanted(old):
-        x.say(f"{old.name} is of these data and settings: put back")
-        x.command(f"mv {new} {new}.tmp && mv {aside} {new} && mv {new}.tmp {aside}")
-    elif list(checkpoints.glob("*.pt")):
-        x.say(f"{checkpoints} is of other data or settings: moved to {old.name}, started anew")
-        x.command(f"rm -rf {aside} && mv {new} {aside}")
-    else:  # it ended before its first checkpoint
-        x.command(f"rm -rf {new}")
+    wanted = _learnt_from(x)
+    names = [x.model.name]
+    if not x.name and {*x.differs} & {*LEARNT_FROM}:
+        names.append(x.unlabelled)  # where earlier versions trained with any settings
+    begun = {
+        folder: _begun(folder / "checkpoints")
+        for folder in sorted(x.work.glob(f"{x.unlabelled}*"))
+        if folder.name.partition(".old-")[0] in names
+    }
+    for folder in list(begun):
+        old = folder / "checkpoints.old"  # where earlier versions kept the training before the last one
+        if old.exists():
+            aside = _aside(folder, _begun(old))
+            begun[aside] = _begun(old)
+            x.move(old, aside / "checkpoints", "is of other settings or data")
+    here = begun.pop(x.model, None)
+    if here == wanted:
+        check_limit(x)
+        return
+    found = next((folder for folder, of in begun.items() if of == wanted), None)
+    trained = any((x.model / "checkpoints").glob("*.pt"))
+    if trained or found is not None and x.model.exists():
+        x.move(x.model, _aside(x.model, here), "is of other settings or data")
+    if found is not None:
+        x.move(found, x.model, "is of these settings and data")
+        check_limit(x)
+
+
+def _learnt_from(x: Experiment) -> dict[str, Any]:
+    """What a training is identified by: settings, and what stands for the contents of the data."""
+    of = x.fingerprint(sys.modules[__name__])
+    return {name: value for name, value in of.items() if name not in NOT_LEARNT_FROM}
+
+
+def _begun(checkpoints: Path) -> dict[str, Any] | None:
+    """:func:`_learnt_from` of the training in the folder *checkpoints*; None if nothing says it."""
+    try:
+        return json.loads((checkpoints / "begun.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _aside(folder: Path, begun: dict[str, Any] | None) -> Path:
+    """A name that is not taken, for *folder* while another training takes its place."""
+    digest = hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{folder.name.partition('.old-')[0]}.old-{digest}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(folder.with_name, names) if not path.exists())
 
 
 _BAR = "  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
@@ -287,18 +341,18 @@ def history(x: Experiment) -> Path:
     return x.model / "checkpoints" / "history.jsonl"
 
 
-def _follow(bar: tqdm, kept: Path, line: str) -> None:
-    """Move *bar* to the epoch or update that *line* of fairseq's log tells of; if it sums one up, keep it."""
+def _json(line: str) -> dict[str, Any]:
+    """What *line* of fairseq's log says as JSON; {} if it is another line."""
     start = line.find("{")
-    if start < 0 or not line.rstrip().endswith("}"):
-        return
-    try:
-        told = json.loads(line[start:])
+    try:  # the configuration, printed once, is no JSON
+        return json.loads(line[start:]) if start >= 0 and line.rstrip().endswith("}") else {}
     except ValueError:
-        return  # the configuration, printed once, is no JSON
-    if "valid_loss" in told or "train_loss" in told:
-        with kept.open("a") as file:
-            file.write(json.dumps(told) + "\n")
+        return {}
+
+
+def _follow(bar: tqdm, line: str) -> None:
+    """Move *bar* to the epoch or update that *line* of fairseq's log names."""
+    told = _json(line)
     if "valid_loss" in told:
         bar.set_postfix(valid_loss=told["valid_loss"], refresh=False)
     elif bar.unit == "update":
@@ -309,3 +363,29 @@ def _follow(bar: tqdm, kept: Path, line: str) -> None:
         bar.update(float(told["update"]) - bar.n)
     elif "train_loss" in told:
         bar.update(float(told["epoch"]) - bar.n)
+
+
+# -- the tool --------------------------------------------------------------------------------------
+
+
+def keep_history(lines: Iterable[bytes], path: Path) -> None:
+    """Copy *lines* to standard output, and what they say of whole epochs to *path*.
+
+    A training outlives the recipe that started it when that is killed. Then nobody reads the output, and
+    *path* gets its epochs all the same.
+    """
+    for line in lines:
+        told = _json(line.decode("utf-8", "replace"))
+        if "valid_loss" in told or "train_loss" in told:
+            with path.open("a") as file:
+                file.write(json.dumps(told) + "\n")
+        try:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when fairseq-train does
+    keep_history(sys.stdin.buffer, Path(sys.argv[1]))

@@ -23,6 +23,6 @@ def run(x: Experiment) -> None:
     kind = "update" if x.settings["save_every_updates"] else "epoch"
     x.command(
         f"python -m fairseq_rope.average --inputs {x.shell(x.model / 'checkpoints')} "
-        f"--num-{kind}-checkpoints {x.settings['average_checkpoints']} "
+        f"--num-{kind}-checkpoints {x.quoted('average_checkpoints')} "
         f"--output {x.shell(x.model / 'averaged.pt')}"
     )

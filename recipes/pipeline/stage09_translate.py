@@ -28,6 +28,18 @@ def run(x: Experiment) -> None:
     translate(x, x.work / "data-bin", "test", source, *outputs(x))
 
 
+def command(x: Experiment, data: Path, subset: str) -> str:
+    """The fairseq-generate command that translates *subset* of the binary data in *data*."""
+    q = x.quoted
+    return (
+        f"fairseq-generate {x.shell(data)} --source-lang {x.source} --target-lang {x.target} "
+        f"--user-dir fairseq_rope --path {x.shell(x.model / 'averaged.pt')} --gen-subset {subset} "
+        f"--beam {q('beam')} --lenpen {q('length_penalty')} --max-len-a 1 --max-len-b {q('max_len_b')} "
+        f"{x.text_flags} --max-tokens 8000 --no-progress-bar "
+        f"{'--cpu ' if x.gpus == 0 else ''}{x.flags('fairseq_generate_flags')}"
+    )
+
+
 def translate(
     x: Experiment, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
 ) -> None:
@@ -42,17 +54,11 @@ def translate(
     Raises:
         StageError: a command failed, or a sentence has no translation
     """
-    s = x.settings
     part = generated.with_name(generated.name + ".tmp")
     sentences = 0 if x.dry_run else count_lines(str(source))
     with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1, disable=x.dry_run) as bar:
         x.command(
-            f"fairseq-generate {x.shell(data)} --source-lang {x.source} "
-            f"--target-lang {x.target} --user-dir fairseq_rope --path {x.shell(x.model / 'averaged.pt')} "
-            f"--gen-subset {subset} --beam {s['beam']} --lenpen {s['length_penalty']} --max-len-a 1 "
-            f"--max-len-b {s['max_len_b']} {x.text_flags} --max-tokens 8000 --no-progress-bar "
-            f"{'--cpu ' if x.gpus == 0 else ''}{s['fairseq_generate_flags']} "
-            f"| tee {x.shell(part)} && mv {x.shell(part)} {x.shell(generated)}",
+            f"{command(x, data, subset)} | tee {x.shell(part)} && mv {x.shell(part)} {x.shell(generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,
         )
     # Generated in order of length; D-<number> <tab> score <tab> detokenised text.

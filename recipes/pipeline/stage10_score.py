@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+from fairseq_rope.score import default_tokenize  # noqa: F401  __main__ asks it for what is not given
 from recipes.pipeline import stage09_translate
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.settings import base_language
 
 NUMBER = 10
 TITLE = "score"
@@ -23,13 +25,28 @@ def outputs(x: Experiment) -> list[Path]:
     return [x.model / "score.json"]
 
 
+def also(x: Experiment) -> dict[str, str]:
+    return {} if x.tokenize == "13a" else {"--tokenize": x.tokenize}
+
+
+def check_tokenize(x: Experiment) -> None:
+    """Raise a StageError if sacreBLEU's tokeniser cannot be loaded; those of flores are downloaded now."""
+    from sacrebleu.metrics import BLEU
+
+    try:
+        BLEU(tokenize=x.tokenize)
+    except Exception as error:
+        raise StageError(f"--tokenize {x.tokenize}: {' '.join(str(error).split())}") from None
+
+
 def run(x: Experiment) -> None:
     hypotheses, source, reference = inputs(x)
     score = x.model / "score.json"
     part = score.with_name(score.name + ".tmp")
+    tokenize = "" if x.tokenize == "13a" else f"--tokenize {x.tokenize} "
     x.command(
         f"python -m fairseq_rope.score --sys {x.shell(hypotheses)} --ref {x.shell(reference)} "
-        f"--src {x.shell(source)} --target-lang {x.target} --json > {x.shell(part)} "
+        f"--src {x.shell(source)} --target-lang {base_language(x.target)} {tokenize}--json > {x.shell(part)} "
         f"&& mv {x.shell(part)} {x.shell(score)}"
     )
 

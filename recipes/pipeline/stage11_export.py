@@ -20,10 +20,10 @@ def outputs(x: Experiment) -> list[Path]:
 
 
 def run(x: Experiment) -> None:
-    s = x.settings
+    q = x.quoted
     x.tool(
         f"python -m fairseq_rope.export --path {x.shell(x.model / 'averaged.pt')} "
         f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --replace "
-        f"--quantization {s['export_quantization']} "
-        f"--beam {s['beam']} --lenpen {s['length_penalty']} --max-len-b {s['max_len_b']}"
+        f"--quantization {q('export_quantization')} "
+        f"--beam {q('beam')} --lenpen {q('length_penalty')} --max-len-b {q('max_len_b')}"
     )

@@ -60,6 +60,21 @@ def test_length_and_ratio_decide(source, target, reason):
     assert stage04_clean.why_not(["a"] * source, ["a"] * target, 250, 9.0) == reason
 
 
+def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
+    """Twelve words and a sentence of 14 characters are no pair of 12 to 1; 251 characters are too long."""
+    english = ["The small dog runs over the green hill to its old house", "no", "yes " * 250]
+    chinese = ["小狗跑过绿色的山丘去它的老房子", "小狗跑过绿色的山丘去它的老房子小狗跑过", "小" * 251]
+    write(tmp_path / "in.en", english)
+    for code in ("zh", "zh_CN"):
+        write(tmp_path / f"in.{code}", chinese)
+        words = ["--source-lang", "en", "--target-lang", code, "--input", tmp_path / "in"]
+        stage04_clean.main([str(word) for word in (*words, "--output", tmp_path / "out")])
+        assert read(tmp_path / f"out.{code}") == chinese[:1]
+        told = counted(capsys)
+        assert told[f"left out: {LONG.format(max_words=250)}"] == 1
+        assert told[f"left out: {UNLIKE.format(max_ratio=9)}"] == 1
+
+
 def test_a_ratio_of_0_is_no_limit_and_one_may_be_a_fraction():
     assert stage04_clean.why_not(["a"], ["a"] * 250, 250, 0) is None
     assert stage04_clean.why_not(["a"] * 2, ["a"] * 3, 250, 1.5) is None

@@ -186,7 +186,11 @@ def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, th
             "of a training of 4 epochs already, beyond max_epochs=3",
         ),
         (["save_every_updates=0", "max_epochs=4"], "checkpoint4.pt", None),
-        (["save_every_updates=5", "max_updates=12"], "checkpoint_2_15.pt", "set max_updates=15, or remove"),
+        (
+            ["save_every_updates=5", "max_updates=12"],
+            "checkpoint_2_15.pt",
+            "set max_updates=15, or train another",
+        ),
         (["save_every_updates=5", "max_updates=15"], "checkpoint_2_15.pt", None),
     ],
 )
@@ -195,10 +199,10 @@ def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, overrides, 
     (x.model / "checkpoints").mkdir(parents=True)
     (x.model / "checkpoints" / last).touch()
     if said is None:
-        stage07_train.check_checkpoints(x)
+        stage07_train.check_limit(x)
     else:
         with pytest.raises(StageError, match=said):
-            stage07_train.check_checkpoints(x)
+            stage07_train.check_limit(x)
 
 
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():

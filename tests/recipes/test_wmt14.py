@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ..commands import ENVIRONMENT, ROOT, outputs, run_program
+from .test_pipeline import label
 from .wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
@@ -25,6 +26,8 @@ SMALL = (
     # fairseq counts --max-len-a by the longest source of a batch, so one that never ends depends on its batch
     "fairseq_generate_flags=--max-len-a=0"
 ).split()
+
+MODEL = f"transformer_rope.seed1.{label('wmt14_en_de', SMALL)}"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def lines(path):
 
 def test_it_goes_from_tarballs_to_bleu(finished, data):
     work, done = finished
-    score = json.loads((work / "transformer_rope.seed1" / "score.json").read_text())
+    score = json.loads((work / MODEL / "score.json").read_text())
     names = [metric["name"] for metric in score["systems"][0]["metrics"]]
     assert names == ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
@@ -87,7 +90,7 @@ def test_no_line_is_lost_or_shifted(finished):
         assert count["bpe", name, "en"] == count["bpe", name, "de"]
     assert count["raw", "train", "en"] > count["clean", "train", "en"], "the dirty pairs are gone"
     assert count["raw", "test", "en"] == count["clean", "test", "en"], "no pair of the test set is"
-    hypotheses = work / "transformer_rope.seed1" / "hypotheses.de"
+    hypotheses = work / MODEL / "hypotheses.de"
     assert len(lines(hypotheses)) == count["raw", "test", "en"]
 
 
@@ -100,7 +103,7 @@ def test_no_character_is_left_at_which_fairseq_would_break_a_line(finished):
 
 def test_the_last_five_checkpoints_are_averaged_and_no_other_is_kept(finished):
     work, _ = finished
-    model = work / "transformer_rope.seed1"
+    model = work / MODEL
     kept = [path.name for path in (model / "checkpoints").glob("checkpoint_*_*.pt")]
     assert sorted(int(re.findall(r"\d+", name)[1]) for name in kept) == [4, 6, 8, 10, 12]
     log = (model / "logs" / "stage08_average.log").read_text()
@@ -109,7 +112,7 @@ def test_the_last_five_checkpoints_are_averaged_and_no_other_is_kept(finished):
 
 def test_all_that_a_row_of_the_results_needs_is_kept(finished):
     work, _ = finished
-    model = work / "transformer_rope.seed1"
+    model = work / MODEL
     run = yaml.safe_load((model / "run.yaml").read_text())
     assert run["command"].startswith("bash recipes/wmt14_en_de/run.sh --manifest ")
     assert {"python", "torch", "sacrebleu", "sacremoses"} <= set(run["versions"])
@@ -121,7 +124,7 @@ def test_all_that_a_row_of_the_results_needs_is_kept(finished):
 def test_raw_text_is_treated_as_the_recipe_treated_it(finished):
     """fairseq-interactive with the flags of recipes/README.md gives the translations of the test set."""
     work, _ = finished
-    model = work / "transformer_rope.seed1"
+    model = work / MODEL
     readme = (ROOT / "recipes" / "README.md").read_text()
     flags = "--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes data-bin/bpecodes"
     assert f"`{flags}`" in readme
@@ -161,7 +164,7 @@ def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
     assert "--bpe sentencepiece --sentencepiece-model" in done.stdout and "--tokenizer" not in done.stdout
     assert (tmp_path / "data-bin" / "sentencepiece.bpe.model").exists()
-    hypotheses = (tmp_path / "transformer_rope.seed1" / "hypotheses.de").read_text()
+    hypotheses = (tmp_path / MODEL / "hypotheses.de").read_text()
     assert "▁" not in hypotheses and "@@" not in hypotheses
     blanked = re.sub(r"[^\S\n]+", " ", (tmp_path / "clean" / "test.de").read_text())
     pieces = (tmp_path / "bpe" / "test.de").read_text()
