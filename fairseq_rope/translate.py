@@ -47,7 +47,7 @@ WAIT = 0.1  # seconds that the first line of a chunk waits for others
 # 8-bit weights; that of GPUs is not measured.
 TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
 OTHERS = 1024
-MOST = 1.0  # log of the factor in _best up to which calls are close: that of an end at once with p = 0.63
+MOST = 1.0  # log of the factor in _ranked up to which calls are close: that of an end at once with p = 0.63
 LONG = 1024  # tokens; above, fairseq would not have trained on it
 # The longest line. Memory grows with the square of its tokens, and the time of BPE with the square of the
 # characters of a word: see README.md for the figures.
@@ -70,7 +70,7 @@ def _is_moses(value: Any) -> bool:
     )
 
 
-# Of each setting: whether a value is allowed, and what is, for messages.
+# For each setting: whether a value is allowed, and in words, which values are.
 ALLOWED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
     "moses": (_is_moses, "null, or have source, target and dash_splits"),
     # No other file is opened: the folder may be someone else's.
@@ -301,7 +301,7 @@ class Translator:
             beam, lenpen: as in :meth:`translate_lines`
             first: the number of the first line, for messages
             done: called with the number of lines that a batch had, when it has been translated
-            nbest: how many translations; 0: the best alone, with a score that is near its own
+            nbest: how many translations; 0: the best alone, with an approximate score
 
         Raises:
             TranslateError: as in :meth:`translate_lines`
@@ -389,7 +389,7 @@ class Translator:
         ]
         searches: List[Tuple[List[int], List[Any]]] = []
         for batch in batches:
-            # So many together take the memory of one of the longest.
+            # This many searches together take the memory of one for the longest line.
             at_once = max(1, LONGEST // (len(sources[batch[0]]) + 1)) ** 2
             if len(searches) >= at_once:
                 searches[-at_once][1][0].result()
@@ -459,7 +459,7 @@ def _cores() -> int:
 
 @contextlib.contextmanager
 def opened(path: Optional[str]) -> Iterator[Tuple[Callable[[int], bytes], str]]:
-    """What reads bytes from the file *path*, or from standard input, and its name for messages."""
+    """A function that reads bytes from the file *path* or standard input, and its name for messages."""
     if path is None or path == "-":
         # Not by sys.stdin.buffer: its lock, held while it waits for a line, makes Python abort at its exit.
         yield partial(os.read, sys.stdin.fileno()), "standard input"
@@ -546,9 +546,11 @@ def written_whole(path: Optional[str]) -> Iterator[IO[str]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
+        if isinstance(error, OSError) and error.filename is None:  # a failed write does not say where
+            error.filename = path
         raise
 
 

@@ -1,6 +1,7 @@
 """fairseq_rope/translate.py: what fairseq-interactive translates, without fairseq."""
 
 import contextlib
+import errno
 import gzip
 import json
 import math
@@ -507,6 +508,21 @@ def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path):
         assert (tmp_path / "out").read_text().splitlines() == expected
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "link", "out"]
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(model, tmp_path, monkeypatch):
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "in").write_text("the dog\n")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    flags = ["--model", str(model), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'out'}: No space left on device"):
+        translate.main(flags)
+    assert (tmp_path / "out").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 @pytest.mark.parametrize("output", ["/dev/null", ".", "none/out"])
