@@ -58,7 +58,7 @@ setup(
         ],
         # The plots of recipes/compare and docs/.
         "plots": ["matplotlib>=3.8,<4"],
-        # fairseq_rope.export and fairseq_rope.translate
+        # fairseq_rope.tools.export and fairseq_rope.tools.translate
         "ctranslate2": ["ctranslate2>=4.6.3,<5"],
         "test": [
             "pytest>=9,<10",
@@ -70,10 +70,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            "fairseq-rope-average = fairseq_rope.average:main",
-            "fairseq-rope-score = fairseq_rope.score:main",
-            "fairseq-rope-export = fairseq_rope.export:main",
-            "fairseq-rope-translate = fairseq_rope.translate:main",
+            "fairseq-rope = fairseq_rope.__main__:main",
         ],
     },
     classifiers=[

@@ -26,8 +26,8 @@ def stages(folder: Path, source: Path, target: Path, workers: int) -> dict[str, 
     module = [sys.executable, "-m"]
     out = {name: folder / f"{name}.{workers}" for name in ("tok", "tok2", "codes", "bpe")}
     codes, size = out["codes"], ["--vocab-size", 1000]
-    tokenise = [*module, "recipes.pipeline.stage03_tokenise", "--workers", workers]
-    bpe = [*module, "recipes.pipeline.stage05_bpe"]
+    tokenise = [*module, "recipes.text.tokenise", "--workers", workers]
+    bpe = [*module, "recipes.text.bpe"]
     return {
         "tokenise, source": [*tokenise, "--lang", "en", "--input", source, "--output", out["tok"]],
         "tokenise, target": [*tokenise, "--lang", "de", "--input", target, "--output", out["tok2"]],

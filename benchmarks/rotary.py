@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.alternating import in_turns, report
 from benchmarks.subjects import DEVICE
-from fairseq_rope.decoding import turn_in_place
-from fairseq_rope.rotary import RotaryEmbedding, rotary_tables
+from fairseq_rope.positions.rotary import RotaryEmbedding, rotary_tables
+from fairseq_rope.search.step import turn_in_place
 
 SHAPES = {
     "training, base": (27, 150, 8, 64),

@@ -3,7 +3,7 @@
     python -m benchmarks.serve [--size small|base] [--rounds N] [--json]
 
 Both translate the same tokens, sorted by length: fairseq in batches of 64 with all threads for one,
-CTranslate2 in the batches of ``fairseq_rope.translate``, one for each core. Random weights know no end, so
+CTranslate2 in the batches of ``fairseq-rope translate``, one for each core. Random weights know no end, so
 that every output of a batch is made as long as its references are on average. The first sentence is that of a
 new process, less the imports: the model and Moses' rules are loaded, and a line of 20 words translated into
 at most 26 subwords. There are no BPE codes to load, as there are no words.
@@ -24,8 +24,8 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from benchmarks.alternating import in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
-from fairseq_rope.export import to_spec, words
-from fairseq_rope.translate import OTHERS, SETTINGS, TOKENS, checksum, in_batches
+from fairseq_rope.tools.export import to_spec, words
+from fairseq_rope.tools.translate import OTHERS, SETTINGS, TOKENS, checksum, in_batches
 
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
@@ -33,7 +33,7 @@ SEARCH = {"beam": 4, "lenpen": 0.6}
 FIRST = """
 import json, sys, time
 import ctranslate2, sacremoses
-from fairseq_rope.translate import Translator
+from fairseq_rope.tools.translate import Translator
 begun = time.perf_counter()
 translator = Translator(sys.argv[1])
 translator.translate(sys.argv[2])

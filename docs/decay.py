@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from fairseq_rope.rotary import rotary_tables
+from fairseq_rope.positions.rotary import rotary_tables
 
 HEAD_SIZES = (32, 64, 128)  # transformer_rope_tiny; base and big; iwslt_de_en
 FARTHEST = 512

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from .rotary import RotaryEmbedding
+from .positions.rotary import RotaryEmbedding
+
+# The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a
+# left-padded target) stays finite and no NaN reaches the gradients. It fits into float16.
+PAD_SCORE = -3e4
 
 
 class FusedAttention(MultiheadAttention):
@@ -280,12 +284,11 @@ class CrossAttention(FusedAttention):
         return self._split_heads(k).contiguous(), self._split_heads(v).contiguous()
 
 
-def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:
+def pad_scores(key_padding_mask: Tensor, like: Tensor, score: float = PAD_SCORE) -> Tensor:
     """What padding (B, S) adds to scores: (B, 1, 1, S) in the type of *like*.
 
-    A padded key gets a large negative number, not minus infinity: its weight is 0 all the same, but a row
-    with nothing but pads (the first rows of a left-padded target) stays finite, and no NaN reaches the
-    gradients. -3e4 fits into float16.
+    A padded key gets *score*, with which its weight is 0. TorchScript reads no module's constants, so it is
+    an argument.
     """
     is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
-    return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, -3e4)
+    return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, score)

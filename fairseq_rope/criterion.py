@@ -27,8 +27,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
 from torch import Tensor, nn
 
-from .decoding import autocasts
 from .overrides import has_methods, hooked, is_plain_linear, methods_of
+from .search.step import autocasts
 from .transformer import RotaryDecoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB

@@ -1,5 +1,6 @@
 """Registers the plugin with fairseq: patches, models and architectures, criterion. Import it to register."""
 
-from . import criterion, patches, presets  # noqa: F401  importing them registers the models and the criterion
+from . import criterion, patches  # noqa: F401  importing it registers the criterion
+from .transformer import architectures  # noqa: F401  importing it registers the models
 
 patches.apply()

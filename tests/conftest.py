@@ -10,8 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
-
-from .commands import run_program, train
+from tests.commands import run_program, train
 
 
 def half_on_cpus(what, run):

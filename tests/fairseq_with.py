@@ -47,7 +47,7 @@ def with_heads_that_can_rotate(architecture: Callable[[Namespace], None]) -> Cal
 
 if MODE == "transformer_rope":
     from fairseq_rope.attention import RotaryMultiheadAttention
-    from fairseq_rope.rotary import RotaryEmbedding
+    from fairseq_rope.positions.rotary import RotaryEmbedding
     from fairseq_rope.transformer import TransformerRopeModel
 
     class AttentionAsFairseqBuildsIt(RotaryMultiheadAttention):

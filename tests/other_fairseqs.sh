@@ -89,7 +89,7 @@ run $train --max-epoch 3
 grep -q 'Loaded checkpoint.*checkpoint_last.pt (epoch 3' "$work/log" || refuse "training did not go on where it was"
 test -f checkpoints/checkpoint3.pt || refuse "the third epoch left no checkpoint"
 
-PYTHONPATH=$root run python -m fairseq_rope.average --inputs checkpoints --num-epoch-checkpoints 3 --output average.pt
+PYTHONPATH=$root run python -m fairseq_rope average --inputs checkpoints --num-epoch-checkpoints 3 --output average.pt
 translations() { # number and text of each hypothesis
     grep '^H-' "$work/log" | cut -f 1,3 | LC_ALL=C sort
 }

@@ -11,9 +11,8 @@ from hypothesis import strategies
 from torch import Tensor
 
 from fairseq_rope.attention import RotaryMultiheadAttention
-from fairseq_rope.rotary import RotaryEmbedding
-
-from .conftest import needs_half_linear
+from fairseq_rope.positions.rotary import RotaryEmbedding
+from tests.conftest import needs_half_linear
 
 T, B, H, D = 7, 3, 2, 16
 C = H * D

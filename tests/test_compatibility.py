@@ -19,9 +19,8 @@ from fairseq_cli import preprocess
 from fairseq_rope.attention import RotaryMultiheadAttention
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
-
-from .commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses
-from .conftest import needs_half_layer_norm
+from tests.commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses
+from tests.conftest import needs_half_layer_norm
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 
-from .commands import BIN, ENVIRONMENT, run_program, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, run_program, training, valid_losses
 
 
 def free_port():

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fairseq_rope.patches.loading import load_checkpoint
-
-from .commands import BIN, ENVIRONMENT, PLUGIN, outputs, run_program, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, PLUGIN, outputs, run_program, training, valid_losses
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def kept(data_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     done = run_program(*training(data_bin, folder, "--max-epoch", 20, "--keep-last-epochs", 3))
     run_program(
-        "python", "-m", "fairseq_rope.average", "--inputs", folder, "--num-epoch-checkpoints", 3,
+        "python", "-m", "fairseq_rope.tools.average", "--inputs", folder, "--num-epoch-checkpoints", 3,
         "--output", folder / "average.pt", cwd=PLUGIN.parent,
     )  # fmt: skip
     return folder, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from .commands import ENVIRONMENT, PLUGIN, ROOT
+from tests.commands import ENVIRONMENT, PLUGIN, ROOT
 
 # What trains, generates or scripts with a transformer for translation. The rest trains other models.
 TRANSLATION = [
@@ -42,13 +42,13 @@ TRANSLATION = [
         )
     ),
     "tests/test_sequence_generator.py",
-    "tests/test_export.py",
+    "tests/tools/test_export.py",
     "tests/test_multihead_attention.py",
     "tests/test_reproducibility.py",
     "tests/test_activation_checkpointing.py",
     "tests/test_inference_dropout.py",
     "tests/test_checkpoint_utils.py",
-    "tests/test_transformer.py",
+    "tests/transformer/test_transformer.py",
 ]
 # Refused by design: COMPATIBILITY.md, "Refused".
 REFUSED = {

@@ -255,7 +255,7 @@ def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) 
             flag = "--" + name.replace("_", "-")
             convert = ""
             if name == "rope_layout":
-                convert = ", or convert the checkpoint first: python -m fairseq_rope.layout"
+                convert = ", or convert the checkpoint first: python -m fairseq_rope convert-layout"
             raise CheckpointError(
                 f"{path} was trained with {flag} {trained_value}, not {value}; use the same value{convert}"
             )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from recipes.pipeline import stage06_binarise
 from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.lines import count_lines
 from recipes.pipeline.stage07_train import LONGEST, has_room
+from recipes.text.lines import count_lines
 
 NUMBER = 21
 TITLE = "join sentences of the test set"

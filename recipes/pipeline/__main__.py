@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from fairseq_rope.tools.score import TOKENIZERS, UNSPACED, default_tokenize, language
 from recipes.pipeline import (
     stage01_fetch,
     stage02_extract,
@@ -29,7 +30,8 @@ from recipes.pipeline import (
 )
 from recipes.pipeline.experiment import ROOT, Experiment, StageError, holder, note_holder, write_whole
 from recipes.pipeline.machine import MachineError, check_machine, describe
-from recipes.pipeline.settings import UNSPACED, SettingsError, base_language, check_values, read_settings
+from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.text import fetch
 
 STAGES = (
     stage01_fetch,
@@ -49,10 +51,6 @@ TO_SCORE = STAGES[:10]  # what runs unless more is asked for
 WRITTEN = (
     *("downloads", "raw", "tokenised", "clean", "bpe", "data-bin", "joined", "compare"),
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
-)
-TOKENIZERS = (
-    *("13a", "zh", "ja-mecab", "ko-mecab", "char"),
-    *("flores200", "flores101", "intl", "none"),
 )
 OURS = ("--arch", "--seed", "--save-dir")  # flags of fairseq-train by which folders are named, and -a
 
@@ -151,7 +149,7 @@ def experiment(
     for word in shlex.split(settings["fairseq_train_flags"]):
         if word.partition("=")[0] in OURS or word.startswith("-a"):
             parser.error(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
-    languages = [base_language(settings[name]) for name in ("source_lang", "target_lang")]
+    languages = [language(settings[name]) for name in ("source_lang", "target_lang")]
     usual_bpe = "sentencepiece" if {*languages} & {*UNSPACED, "ko"} else "subword-nmt"
     unspaced = [lang for lang in languages if lang in UNSPACED]
     if args.bpe == "subword-nmt" and unspaced:
@@ -173,7 +171,7 @@ def experiment(
         name=args.name or "",
         differs=differs,
         bpe=args.bpe or usual_bpe,
-        tokenize=args.tokenize or stage10_score.default_tokenize(settings["target_lang"]),
+        tokenize=args.tokenize or default_tokenize(settings["target_lang"]),
         gpus=args.gpus,
         data_dir=args.data_dir and args.data_dir.resolve(),
         manifest=manifest,
@@ -197,8 +195,8 @@ def _check_files(parser: argparse.ArgumentParser, x: Experiment, manifest: str |
     if x.manifest is None or manifest is not None:
         return
     try:
-        known = stage01_fetch.read_manifest(x.manifest)
-    except stage01_fetch.FetchError as error:
+        known = fetch.read_manifest(x.manifest)
+    except fetch.FetchError as error:
         parser.error(str(error))
     if not known.keys() & {*x.files()}:  # that of a recipe whose folder was copied
         if x.data_dir is None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from recipes.pipeline.lines import written_whole
+from recipes.text.lines import written_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = ("train", "valid", "test")

@@ -15,16 +15,6 @@ MODEL = Path(__file__).parents[1] / "wmt14_en_de" / "settings.yaml"  # whose set
 CORPUS = {"corpus_generator": str, "corpus_pairs": int, "corpus_heldout": int, "corpus_seed": int}
 
 
-# Languages that are written without blanks between words: what stands between blanks is no measure of a
-# sentence's length, and Moses' tokeniser does not divide it.
-UNSPACED = ("zh", "yue", "ja", "th", "lo", "km", "my")
-
-
-def base_language(code: str) -> str:
-    """The language of *code* without region or script: pt of pt-BR, zh of zh_CN."""
-    return re.split("[-_]", code)[0]
-
-
 class SettingsError(ValueError):
     """A setting is unknown or has an unusable value; the message names it and what is allowed."""
 

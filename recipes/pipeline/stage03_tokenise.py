@@ -1,21 +1,10 @@
-"""Stage 3: normalise and tokenise as Moses does (sacremoses), hyphens left whole.
+"""Stage 3: normalise and tokenise as Moses does (``recipes.text.tokenise``)."""
 
-At translation time ``--tokenizer moses --moses-no-dash-splits`` does the same.
-"""
-
-import argparse
 import os
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import regex
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-from fairseq_rope.errors import ending_in_one_sentence, refuse_output
 from recipes.pipeline import stage02_extract
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.lines import Convert, convert_file, ending_on_signals
 
 NUMBER = 3
 TITLE = "normalise and tokenise"
@@ -44,70 +33,7 @@ def run(x: Experiment) -> None:
         )
         flags += "--no-tokeniser " if x.bpe == "sentencepiece" else ""
         x.tool(
-            f"python -m recipes.pipeline.stage03_tokenise --lang {lang} --input {x.shell(raw)} "
+            f"python -m recipes.text.tokenise --lang {lang} --input {x.shell(raw)} "
             f"--output {x.shell(out)} {flags}--workers {os.cpu_count()}",
             makes=[out],
         )
-
-
-# -- the tool --------------------------------------------------------------------------------------
-
-# What Moses' remove-non-printing-char.perl takes for blanks, and the two other characters at which
-# Python breaks lines.
-_NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
-
-
-def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
-    """The function that does to lines what Moses' scripts do, in their order.
-
-    The normaliser is that of ``sacremoses normalize``, which differs from Moses' own in ’ at the end of a
-    word (class’): ' there, " in Moses. The tokeniser is called as by ``sacremoses tokenize`` and by
-    fairseq's ``--tokenizer moses --moses-no-dash-splits``.
-    """
-    normaliser, tokeniser = MosesPunctNormalizer(lang), MosesTokenizer(lang)
-
-    def convert(line: str) -> str:
-        if normalise:
-            # With its end, as the scripts read it: to them, the German ." at the end of a line is a ". then.
-            line = normaliser.normalize(line + "\n")
-        line = _NOT_PRINTING.sub(" ", line)
-        return tokeniser.tokenize(line, return_str=True) if tokenise else line
-
-    return lambda lines: [convert(line) for line in lines]
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recipes.pipeline.stage03_tokenise",
-        description="Normalise and tokenise a text file as Moses does, in several processes.",
-    )
-    parser.add_argument("--lang", required=True, help="its language: en, de, …")
-    parser.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write as many lines")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
-    )
-    parser.add_argument(
-        "--normalise-punctuation",
-        action="store_true",
-        help="„ and other marks become ASCII first; a model that learns from such text writes no other",
-    )
-    parser.add_argument(
-        "--no-tokeniser",
-        action="store_true",
-        help="leave the words as they are, for sentencepiece; only what does not print becomes blanks",
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.pipeline.stage03_tokenise"), ending_on_signals():
-        refuse_output(args.output)
-        make = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)
-        convert_file(make, args.input, args.output, args.workers, f"tokenise {args.input}")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from recipes.pipeline.experiment import SETS, Experiment, StageError
-from recipes.pipeline.lines import count_lines
+from recipes.text.lines import count_lines
 
 NUMBER = 6
 TITLE = "binarise"

@@ -1,4 +1,4 @@
-"""Stage 8: average the last checkpoints (fairseq_rope.average)."""
+"""Stage 8: average the last checkpoints (``fairseq-rope average``)."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def outputs(x: Experiment) -> list[Path]:
 def run(x: Experiment) -> None:
     kind = "update" if x.settings["save_every_updates"] else "epoch"
     x.command(
-        f"python -m fairseq_rope.average --inputs {x.shell(x.model / 'checkpoints')} "
+        f"python -m fairseq_rope average --inputs {x.shell(x.model / 'checkpoints')} "
         f"--num-{kind}-checkpoints {x.quoted('average_checkpoints')} "
         f"--output {x.shell(x.model / 'averaged.pt')}"
     )

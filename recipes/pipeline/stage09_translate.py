@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 from recipes.pipeline import stage06_binarise, stage08_average
 from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.lines import count_lines
+from recipes.text.lines import count_lines
 
 NUMBER = 9
 TITLE = "translate the test set"

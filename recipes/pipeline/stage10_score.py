@@ -1,12 +1,11 @@
-"""Stage 10: score the translations (fairseq_rope.score): sacreBLEU with its signature, and other metrics."""
+"""Stage 10: score the translations (``fairseq-rope score``): sacreBLEU with its signature, and others."""
 
 import json
 from pathlib import Path
 
-from fairseq_rope.score import default_tokenize  # noqa: F401  __main__ asks it for what is not given
+from fairseq_rope.tools.score import language
 from recipes.pipeline import stage09_translate
 from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.settings import base_language
 
 NUMBER = 10
 TITLE = "score"
@@ -45,8 +44,8 @@ def run(x: Experiment) -> None:
     part = score.with_name(score.name + ".tmp")
     tokenize = "" if x.tokenize == "13a" else f"--tokenize {x.tokenize} "
     x.command(
-        f"python -m fairseq_rope.score --sys {x.shell(hypotheses)} --ref {x.shell(reference)} "
-        f"--src {x.shell(source)} --target-lang {base_language(x.target)} {tokenize}--json > {x.shell(part)} "
+        f"python -m fairseq_rope score --sys {x.shell(hypotheses)} --ref {x.shell(reference)} "
+        f"--src {x.shell(source)} --target-lang {language(x.target)} {tokenize}--json > {x.shell(part)} "
         f"&& mv {x.shell(part)} {x.shell(score)}"
     )
 

@@ -1,4 +1,4 @@
-"""Stage 11: convert the averaged model to CTranslate2 (fairseq_rope.export), to serve it without fairseq."""
+"""Stage 11: convert the averaged model to CTranslate2 (``fairseq-rope export``), to serve it."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def outputs(x: Experiment) -> list[Path]:
 def run(x: Experiment) -> None:
     q = x.quoted
     x.tool(
-        f"python -m fairseq_rope.export --path {x.shell(x.model / 'averaged.pt')} "
+        f"python -m fairseq_rope export --path {x.shell(x.model / 'averaged.pt')} "
         f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --replace "
         f"--quantization {q('export_quantization')} "
         f"--beam {q('beam')} --lenpen {q('length_penalty')} --max-len-b {q('max_len_b')}"

@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage05_bpe: against subword-nmt's own commands and fairseq's encoders."""
+"""recipes/text/bpe.py: against subword-nmt's own commands and fairseq's encoders."""
 
 import subprocess
 import sys
@@ -7,10 +7,9 @@ import pytest
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
-from recipes.pipeline import stage05_bpe
-
-from ..commands import BIN, ROOT
-from .test_tokenise import DIRTY, read, tool, write
+from recipes.text import bpe
+from tests.commands import BIN, ROOT
+from tests.recipes.test_tokenise import DIRTY, read, tool, write
 
 ODD = ["", "  two  blanks ", "ein Wort@@ mit @@", "ünbekannt 漢字 x", "a", "no\u00a0break"]
 
@@ -25,7 +24,7 @@ def corpus(tmp_path_factory):
 
 
 def run(*words):
-    stage05_bpe.main([str(word) for word in words])
+    bpe.main([str(word) for word in words])
 
 
 def learn(corpus, output, vocab_size, tool="learn"):
@@ -47,7 +46,7 @@ def refused(*words):
     with pytest.raises(SystemExit) as ended:
         run(*words)
     program, said = str(ended.value).split(": ", 1)
-    assert program == "recipes.pipeline.stage05_bpe" and "\n" not in said
+    assert program == "recipes.text.bpe" and "\n" not in said
     return said
 
 
@@ -94,9 +93,9 @@ def test_fairseqs_bpe_does_the_same_and_undoes_it(corpus, codes, tmp_path):
 
 def test_only_the_most_recent_words_are_remembered(codes, monkeypatch):
     text = ["the houses stand", "die Häuser stehen", "the houses stand"]
-    whole = stage05_bpe.subword_nmt_converter(str(codes))(text)
-    monkeypatch.setattr(stage05_bpe, "CACHED_WORDS", 2)
-    convert = stage05_bpe.subword_nmt_converter(str(codes))
+    whole = bpe.subword_nmt_converter(str(codes))(text)
+    monkeypatch.setattr(bpe, "CACHED_WORDS", 2)
+    convert = bpe.subword_nmt_converter(str(codes))
     assert [convert([line])[0] for line in text] == whole
     (cache,) = [cell.cell_contents.cache for cell in convert.__closure__]
     assert sorted(cache) == ["houses", "stand", "the"]
@@ -104,7 +103,7 @@ def test_only_the_most_recent_words_are_remembered(codes, monkeypatch):
 
 def test_words_are_what_stands_between_blanks_and_line_ends(tmp_path):
     path = write(tmp_path / "text", ["  a b\r", "b\u2028c b", "", "d\x85"])
-    assert stage05_bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
+    assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
 @pytest.fixture
@@ -195,7 +194,7 @@ def test_sentencepiece_refuses_sizes_with_what_is_possible(small):
 def test_it_says_no_more_than_progress_and_its_line(corpus, tmp_path):
     process = tool(
         "sentencepiece-train", "--vocab-size", 600, "--output", tmp_path / "model", corpus / "train.en",
-        module="stage05_bpe",
+        module="bpe",
     )  # fmt: skip
     out, err = process.communicate()
     assert process.returncode == 0
@@ -215,7 +214,7 @@ def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, co
         out = tmp_path / f"out{workers}"
         process = tool(
             name, *learnt, "--input", tmp_path / "in", "--output", out, "--workers", workers,
-            module="stage05_bpe",
+            module="bpe",
         )  # fmt: skip
         assert f"{len(text)} lines in " in process.communicate()[0]
     assert len(read(tmp_path / "out1")) == len(text)

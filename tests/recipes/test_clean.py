@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage04_clean: which pairs are kept, which are held out, and what is refused."""
+"""recipes/text/clean.py: which pairs are kept, which are held out, and what is refused."""
 
 import resource
 from functools import partial
@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
-from recipes.pipeline import lines, stage04_clean
-from recipes.pipeline.stage04_clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean
-
-from .test_tokenise import read, tool, write
+from recipes.text import lines
+from recipes.text.clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean, main, why_not
+from tests.recipes.test_tokenise import read, tool, write
 
 
 def pairs_of(folder, name):
@@ -27,7 +26,7 @@ def run(folder, *flags):
     words = "--source-lang en --target-lang de --input in --output out".split()
     folder_of = {"in", "out", "held", "none/out"}
     words = [str(folder / word) if word in folder_of else str(word) for word in (*words, *flags)]
-    stage04_clean.main(words)
+    main(words)
 
 
 def kept(folder, pairs, *flags):
@@ -57,7 +56,7 @@ def counted(capsys):
     ],
 )  # fmt: skip
 def test_length_and_ratio_decide(source, target, reason):
-    assert stage04_clean.why_not(["a"] * source, ["a"] * target, 250, 9.0) == reason
+    assert why_not(["a"] * source, ["a"] * target, 250, 9.0) == reason
 
 
 def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
@@ -68,7 +67,7 @@ def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
     for code in ("zh", "zh_CN"):
         write(tmp_path / f"in.{code}", chinese)
         words = ["--source-lang", "en", "--target-lang", code, "--input", tmp_path / "in"]
-        stage04_clean.main([str(word) for word in (*words, "--output", tmp_path / "out")])
+        main([str(word) for word in (*words, "--output", tmp_path / "out")])
         assert read(tmp_path / f"out.{code}") == chinese[:1]
         told = counted(capsys)
         assert told[f"left out: {LONG.format(max_words=250)}"] == 1
@@ -76,14 +75,14 @@ def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
 
 
 def test_a_ratio_of_0_is_no_limit_and_one_may_be_a_fraction():
-    assert stage04_clean.why_not(["a"], ["a"] * 250, 250, 0) is None
-    assert stage04_clean.why_not(["a"] * 2, ["a"] * 3, 250, 1.5) is None
-    assert stage04_clean.why_not(["a"] * 3, ["a"] * 5, 250, 1.5) == UNLIKE
+    assert why_not(["a"], ["a"] * 250, 250, 0) is None
+    assert why_not(["a"] * 2, ["a"] * 3, 250, 1.5) is None
+    assert why_not(["a"] * 3, ["a"] * 5, 250, 1.5) == UNLIKE
 
 
 def test_a_word_may_have_1000_characters():
-    assert stage04_clean.why_not(["ä" * 1000], ["a"], 250, 9) is None
-    assert stage04_clean.why_not(["a"], ["ä" * 1001], 250, 9) == LONG_WORD
+    assert why_not(["ä" * 1000], ["a"], 250, 9) is None
+    assert why_not(["a"], ["ä" * 1001], 250, 9) == LONG_WORD
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,7 +181,7 @@ def test_sides_of_different_lengths_are_refused_with_both_counts(tmp_path):
 )
 def test_wrong_flags_are_refused_by_name(tmp_path, flags, said):
     write_pairs(tmp_path, "in", [("a b", "a b"), ("c", "d"), ("", "e")])
-    with pytest.raises(SystemExit, match=f"^recipes.pipeline.stage04_clean: .*{said}$"):
+    with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{said}$"):
         run(tmp_path, *flags)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
 
@@ -210,8 +209,8 @@ def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
     write_pairs(tmp_path, "in", [("a", "abcdefgh")] * 20000)
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100000, 100000))  # the source fits
     words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in"]
-    process = tool(*words, "--output", tmp_path / "out", module="stage04_clean", preexec_fn=limit)
+    process = tool(*words, "--output", tmp_path / "out", module="clean", preexec_fn=limit)
     _, err = process.communicate()
     assert process.returncode == 1
-    assert err.splitlines()[-1] == f"recipes.pipeline.stage04_clean: {tmp_path}: File too large"
+    assert err.splitlines()[-1] == f"recipes.text.clean: {tmp_path}: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]

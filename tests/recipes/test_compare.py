@@ -23,9 +23,8 @@ from recipes.compare.__main__ import main
 from recipes.compare.bootstrap import corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
 from recipes.pipeline.experiment import Experiment, StageError, _digest
-
-from ..commands import ENVIRONMENT, ROOT
-from .test_pipeline import SMALL, label
+from tests.commands import ENVIRONMENT, ROOT
+from tests.recipes.test_pipeline import SMALL, label
 
 ARCHS = ["transformer", "transformer_rope"]
 SETTINGS = [*SMALL, "corpus_heldout=17", "max_epochs=2", "average_checkpoints=1"]  # 17 = 2 * 8 + 1

@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage02_extract.py: what it takes out of corpora, and what it refuses."""
+"""recipes/text/extract.py: what it takes out of corpora, and what it refuses."""
 
 import bz2
 import gzip
@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.pipeline import stage02_extract as stage
-
-from .wmt14_lookalike import DIRT, TEST, TRAINING, VALID, tarball, write_lookalike
+from recipes.text import extract as module
+from tests.recipes.wmt14_lookalike import DIRT, TEST, TRAINING, VALID, tarball, write_lookalike
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -28,7 +27,7 @@ def words(folder, *templates):
 
 def extract(folder, *templates):
     """Run the tool; returns the bytes of both sides, which must be all that it left."""
-    stage.main(words(folder, *templates))
+    module.main(words(folder, *templates))
     assert sorted(os.listdir(folder / "raw")) == ["train.de", "train.en"]
     return tuple((folder / "raw" / f"train.{lang}").read_bytes() for lang in ("en", "de"))
 
@@ -36,11 +35,9 @@ def extract(folder, *templates):
 def refuse(folder, *templates, words=words):
     """The one sentence with which it refuses; it leaves nothing."""
     with pytest.raises(SystemExit) as refused:
-        stage.main(words(folder, *templates))
+        module.main(words(folder, *templates))
     said = refused.value.code
-    assert (
-        isinstance(said, str) and "\n" not in said and said.startswith("recipes.pipeline.stage02_extract: ")
-    )
+    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.extract: ")
     assert not (folder / "raw").exists() or os.listdir(folder / "raw") == []
     return said
 
@@ -146,7 +143,7 @@ def test_an_archive_is_read_once_for_both_languages(tmp_path, monkeypatch):
     template = archive(tmp_path, {"t.en": EN, "t.de": DE})
     opened = []
     original = tarfile.open
-    monkeypatch.setattr(stage.tarfile, "open", lambda **how: opened.append(how) or original(**how))
+    monkeypatch.setattr(module.tarfile, "open", lambda **how: opened.append(how) or original(**how))
     extract(tmp_path, template)
     assert len(opened) == 1
 
@@ -175,7 +172,7 @@ two\rlines</SEG> <seg>on one&#10;line</seg ></p></doc></refset>
 
 @pytest.mark.parametrize("suffix, chunk", [(".sgm", 2**20), (".sgml", 1), (".sgm", 7), (".sgm.gz", 64)])
 def test_sgm_gives_the_text_of_its_segments(tmp_path, monkeypatch, suffix, chunk):
-    monkeypatch.setattr(stage, "CHUNK", chunk)
+    monkeypatch.setattr(module, "CHUNK", chunk)
     en = SGM.encode()
     de = b"<seg>1</seg><seg>2</seg><seg id=3></seg>"
     if suffix.endswith(".gz"):
@@ -188,7 +185,7 @@ def test_sgm_gives_the_text_of_its_segments(tmp_path, monkeypatch, suffix, chunk
 
 
 def test_characters_may_stand_across_two_pieces_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "CHUNK", 3)
+    monkeypatch.setattr(module, "CHUNK", 3)
     en = "aä€\U0001f600\n\u2028\n".encode() * 5
     assert extract(tmp_path, pair_of_files(tmp_path, en, b"x\n" * 10))[0] == en
 
@@ -200,7 +197,7 @@ def test_a_corpus_is_never_all_in_memory(tmp_path):
     template = archive(tmp_path, {"t.en": content, "t.de": content})
     tracemalloc.start()
     try:
-        stage.main(words(tmp_path, template))
+        module.main(words(tmp_path, template))
         assert tracemalloc.get_traced_memory()[1] < size / 4
     finally:
         tracemalloc.stop()
@@ -230,7 +227,7 @@ def test_progress_is_shown_with_a_rate(tmp_path, capsys):
 )  # fmt: skip
 @pytest.mark.parametrize("chunk", [2**20, 5])
 def test_bad_text_is_refused_by_file_and_line(tmp_path, monkeypatch, en, de, said, chunk):
-    monkeypatch.setattr(stage, "CHUNK", chunk)
+    monkeypatch.setattr(module, "CHUNK", chunk)
     assert said.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, pair_of_files(tmp_path, en, de))
 
 
@@ -305,7 +302,7 @@ def test_a_damaged_archive_is_refused(tmp_path, name, how):
 
 
 def test_damage_behind_the_last_member_is_found(tmp_path):
-    content = gzip.decompress(tarball({"t.en": EN, "t.de": DE})) + bytes(3 * stage.CHUNK)
+    content = gzip.decompress(tarball({"t.en": EN, "t.de": DE})) + bytes(3 * module.CHUNK)
     (tmp_path / "a.tgz").write_bytes(gzip.compress(content)[:-5])
     assert f"{tmp_path}/a.tgz is damaged" in refuse(tmp_path, f"{tmp_path}/a.tgz:t.{{lang}}")
 
@@ -349,7 +346,7 @@ def test_bad_languages_are_refused(tmp_path, languages, said):
 def test_the_output_never_overwrites_an_input(tmp_path):
     template = pair_of_files(tmp_path)
     with pytest.raises(SystemExit, match=f"--output: {tmp_path}/c.en would overwrite what .* names"):
-        stage.main([*words(tmp_path, template), "--output", str(tmp_path / "c")])
+        module.main([*words(tmp_path, template), "--output", str(tmp_path / "c")])
     assert (tmp_path / "c.en").read_bytes() == EN
 
 
@@ -425,7 +422,7 @@ def test_a_member_that_comes_twice_is_refused(tmp_path, second):
 
 
 def command(folder, *templates):
-    return [sys.executable, "-m", "recipes.pipeline.stage02_extract", *words(folder, *templates)]
+    return [sys.executable, "-m", "recipes.text.extract", *words(folder, *templates)]
 
 
 def test_a_killed_run_leaves_no_file_and_the_next_one_does_not_mind(tmp_path):
@@ -446,9 +443,9 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stage, "_copy", interrupt)
+    monkeypatch.setattr(module, "_copy", interrupt)
     with pytest.raises(SystemExit) as ended:
-        stage.main(words(tmp_path, pair_of_files(tmp_path)))
+        module.main(words(tmp_path, pair_of_files(tmp_path)))
     assert ended.value.code == 130 and os.listdir(tmp_path / "raw") == []
 
 
@@ -456,7 +453,7 @@ def test_a_refused_run_leaves_the_files_of_an_earlier_one(tmp_path):
     template = pair_of_files(tmp_path)
     extract(tmp_path, template)
     with pytest.raises(SystemExit):
-        stage.main(words(tmp_path, template, pair_of_files(tmp_path, EN, b"\xff")))
+        module.main(words(tmp_path, template, pair_of_files(tmp_path, EN, b"\xff")))
     assert sorted(os.listdir(tmp_path / "raw")) == ["train.de", "train.en"]
     assert (tmp_path / "raw" / "train.de").read_bytes() == DE
 
@@ -482,8 +479,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, disk, size):
     )  # fmt: skip
     assert done.returncode == 1 and "train." not in done.stdout
     assert done.stderr.splitlines()[-1] == (
-        f"recipes.pipeline.stage02_extract: --output: {raw}/train.en cannot be written: "
-        f"No space left on device"
+        f"recipes.text.extract: --output: {raw}/train.en cannot be written: No space left on device"
     )
 
 

@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage01_fetch.py against a server on this machine that does what servers do."""
+"""recipes/text/fetch.py against a server on this machine that does what servers do."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.pipeline import stage01_fetch as stage
+from recipes.text import fetch as module
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = random.Random(5).randbytes(300_000)
@@ -136,7 +136,7 @@ def words(folder, *more, name="f.tgz"):
 
 def fetch(folder, *more):
     """Run the tool; what it fetched must be whole and the only thing there."""
-    stage.main(words(folder, *more))
+    module.main(words(folder, *more))
     assert (folder / "out" / "f.tgz").read_bytes() == GOOD
     assert os.listdir(folder / "out") == ["f.tgz"]
 
@@ -144,9 +144,9 @@ def fetch(folder, *more):
 def refuse(folder, *more, words=words, kept=None):
     """The one sentence with which it refuses; there is nothing but a part, *kept* bytes of the right file."""
     with pytest.raises(SystemExit) as refused:
-        stage.main(words(folder, *more))
+        module.main(words(folder, *more))
     said = refused.value.code
-    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.pipeline.stage01_fetch: ")
+    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.fetch: ")
     there = os.listdir(folder / "out") if (folder / "out").exists() else []
     assert there == ([] if kept is None else ["f.tgz.part"])
     if kept is not None:
@@ -245,7 +245,7 @@ def test_a_wrong_beginning_from_an_earlier_run_costs_one_more_download(site, tmp
 
 def test_errors_of_the_server_are_waited_for_ever_longer(site, tmp_path, capsys, monkeypatch):
     waits = []
-    monkeypatch.setattr(stage.time, "sleep", waits.append)
+    monkeypatch.setattr(module.time, "sleep", waits.append)
     codes = (500, 503, 429, 408)
     manifest(tmp_path, site.put("f.tgz", *(Reply(b"", code) for code in codes), Reply()))
     fetch(tmp_path, "--wait", "3")
@@ -255,7 +255,7 @@ def test_errors_of_the_server_are_waited_for_ever_longer(site, tmp_path, capsys,
 
 def test_no_wait_is_longer_than_two_minutes(site, tmp_path, monkeypatch):
     waits = []
-    monkeypatch.setattr(stage.time, "sleep", waits.append)
+    monkeypatch.setattr(module.time, "sleep", waits.append)
     address = site.put("f.tgz", Reply(b"", 500))
     manifest(tmp_path, address)
     said = refuse(tmp_path, "--wait", "50")
@@ -277,7 +277,7 @@ def test_a_server_that_is_gone_is_named(tmp_path):
 
 
 def test_a_silent_server_is_given_up(site, tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "TIMEOUT", 0.2)
     manifest(tmp_path, site.put("f.tgz", Reply(cut=1000, hang=True)))
     began = time.monotonic()
     said = refuse(tmp_path, "--retries", "0", kept=1000)
@@ -373,7 +373,7 @@ def test_a_redirection_to_a_file_of_this_machine_is_not_followed(site, tmp_path)
 def start(folder, *more):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", "recipes.pipeline.stage01_fetch", *words(folder, *more)],
+        [sys.executable, "-m", "recipes.text.fetch", *words(folder, *more)],
         cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         # a shell that starts the tests in the background has them ignore Ctrl-C, which is inherited
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -409,7 +409,7 @@ def test_progress_is_shown_with_a_rate(site, tmp_path, capsys):
 
 def test_a_stage_loads_neither_torch_nor_fairseq(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "recipes.pipeline.stage01_fetch", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "recipes.text.fetch", "--help"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0
@@ -423,7 +423,7 @@ def test_a_stage_loads_neither_torch_nor_fairseq(tmp_path):
 @pytest.mark.parametrize("size, asked", [(SIZE, []), ("-", [None])])
 def test_a_disk_without_room_is_refused_before_the_download(site, tmp_path, monkeypatch, size, asked):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(stage.shutil, "disk_usage", lambda folder: usage._replace(free=299_999))
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: usage._replace(free=299_999))
     manifest(tmp_path, site.put("f.tgz", Reply()), size=size)
     said = refuse(tmp_path)
     assert f"--output {tmp_path}/out: 0.000 GB are still to be downloaded, and 0.000 GB are free" in said
@@ -432,7 +432,7 @@ def test_a_disk_without_room_is_refused_before_the_download(site, tmp_path, monk
 
 def test_what_is_there_needs_no_room(site, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(stage.shutil, "disk_usage", lambda folder: usage._replace(free=200_000))
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: usage._replace(free=200_000))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "f.tgz.part").write_bytes(GOOD[:100_000])
     manifest(tmp_path, site.put("f.tgz", Reply()))
@@ -446,7 +446,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_it_at_once(site, tmp_path):
     (tmp_path / "out" / "f.tgz.part").symlink_to("/dev/full")
     manifest(tmp_path, site.put("f.tgz", Reply()))
     with pytest.raises(SystemExit, match=r"out/f.tgz.part: No space left on device$"):
-        stage.main(words(tmp_path))
+        module.main(words(tmp_path))
     assert len(site.seen["f.tgz"]) == 1 and not (tmp_path / "out" / "f.tgz").exists()
 
 
@@ -481,7 +481,7 @@ def data(tmp_path):
 
 def test_a_file_in_data_dir_is_not_downloaded(site, tmp_path, data, capsys):
     manifest(tmp_path, site.put("f.tgz", Reply()))
-    stage.main(words(tmp_path, "--data-dir", str(data)))
+    module.main(words(tmp_path, "--data-dir", str(data)))
     assert capsys.readouterr().out == f"f.tgz: in {data}, size and checksum are right\n"
     assert not site.seen and not (tmp_path / "out").exists()
 
@@ -522,7 +522,7 @@ def without_manifest(folder, *more):
 
 
 def test_without_a_manifest_files_are_taken_as_they_are(tmp_path, data, capsys):
-    stage.main(without_manifest(tmp_path, "--data-dir", str(data), "f.tgz"))
+    module.main(without_manifest(tmp_path, "--data-dir", str(data), "f.tgz"))
     assert capsys.readouterr().out == f"f.tgz: in {data}, taken as it is (--manifest none)\n"
     assert not (tmp_path / "out").exists()
 
@@ -554,9 +554,9 @@ def test_bad_flags_are_refused_by_name(site, tmp_path, more, said):
 def test_output_must_be_another_folder_than_data_dir_and_no_file(site, tmp_path, data):
     manifest(tmp_path, site.put("f.tgz", Reply()))
     with pytest.raises(SystemExit, match="must not be --data-dir, which is only ever read"):
-        stage.main(words(tmp_path, "--data-dir", str(data), "--output", str(data)))
+        module.main(words(tmp_path, "--data-dir", str(data), "--output", str(data)))
     with pytest.raises(SystemExit, match=r"--output .*manifest.tsv: must be a folder"):
-        stage.main(words(tmp_path, "--output", str(tmp_path / "manifest.tsv")))
+        module.main(words(tmp_path, "--output", str(tmp_path / "manifest.tsv")))
 
 
 # -- manifests ---------------------------------------------------------------------------------------
@@ -623,8 +623,8 @@ def test_a_bad_manifest_is_refused_by_line(tmp_path, text, line, said):
 def test_a_manifest_from_windows_and_with_empty_lines_is_read(tmp_path):
     path = tmp_path / "manifest.tsv"
     path.write_bytes(f"file\tbytes\tchecksum\turl\r\n\r\n{LINE} http://i/f\r\n".encode())
-    entry = stage.read_manifest(path)["f.tgz"]
-    assert entry == stage.Entry("f.tgz", 1, SHA256, ("http://h/f", "http://i/f"))
+    entry = module.read_manifest(path)["f.tgz"]
+    assert entry == module.Entry("f.tgz", 1, SHA256, ("http://h/f", "http://i/f"))
 
 
 def test_a_manifest_that_is_no_text_is_refused(tmp_path):
@@ -633,7 +633,7 @@ def test_a_manifest_that_is_no_text_is_refused(tmp_path):
 
 
 def test_the_manifest_of_wmt14_names_its_five_files():
-    entries = stage.read_manifest(ROOT / "recipes" / "wmt14_en_de" / "manifest.tsv")
+    entries = module.read_manifest(ROOT / "recipes" / "wmt14_en_de" / "manifest.tsv")
     assert {name: entry.size for name, entry in entries.items()} == {
         "training-parallel-europarl-v7.tgz": 657632379,
         "training-parallel-commoncrawl.tgz": 918311367,

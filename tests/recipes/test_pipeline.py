@@ -18,8 +18,7 @@ from recipes.pipeline import stage06_binarise, stage09_translate
 from recipes.pipeline.__main__ import STAGES, build_parser, experiment, parse
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.settings import SettingsError, read_settings
-
-from ..commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, ROOT
 
 # Small enough for seconds; everything else is the demo's own.
 SMALL = [
@@ -169,7 +168,7 @@ def test_stage_11_writes_what_translates_as_fairseq_did(finished):
     done = recipe(work, "--stage", "11", "--set", "export_quantization=float32")
     model = work / MODEL
     assert "score as in the checkpoint" in done.stdout and "stage 10" not in done.stdout
-    translate = [sys.executable, "-m", "fairseq_rope.translate", "--model", model / "ctranslate2"]
+    translate = [sys.executable, "-m", "fairseq_rope.tools.translate", "--model", model / "ctranslate2"]
     given = (work / "raw" / "test.en").read_text()
     found = subprocess.run(translate, cwd=ROOT, input=given, capture_output=True, text=True, check=True)
     # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.

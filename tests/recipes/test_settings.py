@@ -8,13 +8,12 @@ import subprocess
 import pytest
 import yaml
 
-from fairseq_rope.score import default_tokenize
+from fairseq_rope.tools.score import default_tokenize
 from recipes.pipeline import stage10_score
 from recipes.pipeline.__main__ import STAGES, build_parser, experiment, main, parse
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.settings import SettingsError, check_values, read_settings
-
-from ..commands import ROOT
+from tests.commands import ROOT
 
 DEMO = ROOT / "recipes" / "demo" / "settings.yaml"
 
@@ -176,7 +175,7 @@ def test_others_are_divided_by_subword_nmt_and_scored_with_13a(capsys):
 
 def test_japanese_and_korean_depend_on_what_is_installed(monkeypatch):
     for spec, ja, ko in (("installed", "ja-mecab", "ko-mecab"), (None, "char", "13a")):
-        monkeypatch.setattr("fairseq_rope.score.find_spec", lambda name, spec=spec: spec)
+        monkeypatch.setattr("fairseq_rope.tools.score.find_spec", lambda name, spec=spec: spec)
         assert (default_tokenize("ja"), default_tokenize("ko")) == (ja, ko)
     assert described("--set", "target_lang=ko").bpe == "sentencepiece"
     assert described("--set", "target_lang=ko", "--bpe", "subword-nmt").bpe == "subword-nmt"

@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage03_tokenise: against sacremoses' own command, on any line, and ended early."""
+"""recipes/text/tokenise.py: against sacremoses' own command, on any line, and ended early."""
 
 import contextlib
 import os
@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
-from recipes.pipeline import lines, stage03_tokenise
-
-from ..commands import BIN, ENVIRONMENT, ROOT
+from recipes.text import lines
+from tests.commands import BIN, ENVIRONMENT, ROOT
 
 CLEAN = {
     "en": [
@@ -66,15 +65,15 @@ def read(path):
 def tokenise(tmp_path, lines_, *flags, lang="en"):
     """What the tool makes of *lines_*, in this process."""
     source = write(tmp_path / "in", lines_)
-    stage03_tokenise.main(
+    tokenise.main(
         ["--lang", lang, "--input", source, "--output", str(tmp_path / "out"), "--workers", "1", *flags]
     )
     return read(tmp_path / "out")
 
 
-def tool(*words, module="stage03_tokenise", **kwargs):
+def tool(*words, module="tokenise", **kwargs):
     """The tool as a process of its own."""
-    command = [sys.executable, "-m", f"recipes.pipeline.{module}", *map(str, words)]
+    command = [sys.executable, "-m", f"recipes.text.{module}", *map(str, words)]
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
@@ -185,7 +184,7 @@ def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
             drawn.append(number)
             yield b"%d\n" % number
 
-    make = partial(stage03_tokenise.line_converter, "en", False, False)
+    make = partial(tokenise.line_converter, "en", False, False)
     results = lines._in_order(make, chunks(), 2)
     assert next(results) == (1, b"0\n")
     time.sleep(0.3)
@@ -198,7 +197,7 @@ def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
 
 def refused(*words):
     with pytest.raises(SystemExit) as ended:
-        stage03_tokenise.main([str(word) for word in words])
+        tokenise.main([str(word) for word in words])
     return str(ended.value)
 
 
@@ -222,7 +221,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
         (["--input", source, "--output", out, "--workers", 0], "--workers 0: must be at least 1"),
     ):
         message = refused("--lang", "en", "--workers", 1, *words)
-        assert message == f"recipes.pipeline.stage03_tokenise: {said}"
+        assert message == f"recipes.text.tokenise: {said}"
         assert out.read_text() == "of an earlier run"
         assert not (tmp_path / "out.tmp").exists()
 
@@ -254,7 +253,7 @@ def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
     )
     _, err = process.communicate()
     assert process.returncode == 1
-    assert err.splitlines()[-1] == f"recipes.pipeline.stage03_tokenise: {tmp_path}: File too large"
+    assert err.splitlines()[-1] == f"recipes.text.tokenise: {tmp_path}: File too large"
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -320,7 +319,7 @@ def test_a_killed_process_of_its_ends_it_in_one_sentence(at_work):
     _, err = at_work.process.communicate(timeout=20)
     assert at_work.process.returncode == 1
     assert err.splitlines()[-1].startswith(
-        "recipes.pipeline.stage03_tokenise: --workers 2: one of the processes was killed"
+        "recipes.text.tokenise: --workers 2: one of the processes was killed"
     )
     assert "Traceback" not in err
     assert all_gone(at_work.children)
@@ -328,7 +327,7 @@ def test_a_killed_process_of_its_ends_it_in_one_sentence(at_work):
 
 
 def test_it_starts_without_torch_and_fairseq(tmp_path):
-    names = "stage03_tokenise", "stage04_clean", "stage05_bpe"
+    names = "tokenise", "clean", "bpe"
     imports = "; ".join(f"import recipes.pipeline.{name}" for name in names)
     code = f"import sys; {imports}; sys.exit(bool({{'torch', 'fairseq'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=True)

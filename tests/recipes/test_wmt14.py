@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ..commands import ENVIRONMENT, ROOT, outputs, run_program
-from .test_pipeline import label
-from .wmt14_lookalike import write_lookalike
+from tests.commands import ENVIRONMENT, ROOT, outputs, run_program
+from tests.recipes.test_pipeline import label
+from tests.recipes.wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
 # A model that learns nothing, in seconds; all else is the recipe's own.

@@ -1,0 +1,57 @@
+"""The command ``fairseq-rope``, also ``python -m fairseq_rope``: a front door to the tools.
+
+Each tool is a module of ``fairseq_rope.tools`` and is imported only when it is called, so that
+``fairseq-rope translate`` needs neither torch nor fairseq.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Optional, Sequence
+
+from . import __version__
+
+TOOLS = {
+    "average": "average the weights of several checkpoints",
+    "convert-layout": "convert a rotary checkpoint to the other --rope-layout",
+    "score": "score translations: sacreBLEU, chrF2++, TER, significance",
+    "export": "convert a model to CTranslate2, and check the result",
+    "translate": "translate text with an exported model",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line up to the name of the tool."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-rope",
+        description="Tools for fairseq models with rotary position embedding.",
+        epilog="tools:\n"
+        + "".join(f"  {name:15} {what}\n" for name, what in TOOLS.items())
+        + "\nexample: fairseq-rope convert-layout --path half.pt --rope-layout interleaved --output new.pt\n"
+        "The flags of a tool: fairseq-rope TOOL --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--user-dir", action="store_true", help="print the path that fairseq's --user-dir needs, and exit"
+    )
+    parser.add_argument("tool", nargs="?", choices=TOOLS, metavar="TOOL", help="one of the tools below")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the tool that *argv* names; exits with 2 if it names none."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in TOOLS:
+        importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
+        return
+    parser = build_parser()
+    args = parser.parse_args(words)
+    if not args.user_dir:
+        parser.error(f"a tool is needed: {', '.join(TOOLS)}")
+    print(os.path.dirname(os.path.abspath(__file__)))
+
+
+if __name__ == "__main__":
+    main()

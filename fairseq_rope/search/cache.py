@@ -1,0 +1,194 @@
+"""Keys and values of a beam search, which stay where they were written.
+
+After every step of a search each hypothesis goes on from one of its sentence's, and fairseq's attention
+copies all keys and values of all layers into the new order, and once more to append the next
+(``fairseq/modules/multihead_attention.py``). Here the hypotheses of a sentence share what was written: each
+attends to all of it, and a mask, the same for all layers, says which of it is its own past. What is copied
+after a step is the mask.
+
+When a sentence has ended, the last one moves to its place, so that those that go on lie together: from then
+on, the rows here are in another order than the caller's.
+
+Shapes: N sentences, K hypotheses of each (the beam), N * K rows, H heads, D head dimension, n tokens so far,
+S source positions.
+"""
+
+import copy
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ..attention import PAD_SCORE
+from ..positions.rotary import RotaryEmbedding
+from .equal_rows import whole_sentences
+
+STATE = "fairseq_rope.search.cache"  # where it lies in fairseq's incremental state
+FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step costs the same on average
+
+
+class Beams:
+    """The state of one search, from its first step on.
+
+    Args:
+        sentences: N
+        beam: K
+        steps: of the decoder's layers, kept here for as long as the search goes on
+        source: by layer, keys and values of cross-attention, each (N, H, S, D)
+        source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
+        packed: the weight of the projection onto the vocabulary, packed; None if its module is to be called
+        like: a tensor of the type and on the device of keys and values
+
+    Attributes:
+        sentences, beam, steps, packed: as given, N being those that go on
+        position: of the token that the step is about
+        mask: (N, 1, K, n * K), added to the scores of self-attention
+        source, source_mask: as given, for the sentences that go on
+        rows: (N * K), where each row of the caller's lies here; None while that is where it was
+    """
+
+    def __init__(
+        self,
+        sentences: int,
+        beam: int,
+        steps: List[Any],
+        source: Dict[Any, Tuple[Tensor, ...]],
+        source_mask: Optional[Tensor],
+        packed: Optional[Tensor],
+        like: Tensor,
+    ) -> None:
+        self.sentences, self.beam, self.position = sentences, beam, -1
+        self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
+        self.rows: Optional[Tensor] = None
+        self._slots = list(range(sentences))  # where each sentence of the caller's lies
+        self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
+        self._numbers: Dict[Tuple[int, int, float], Tensor] = {}
+        self._scores = like.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
+
+    def begin_step(self, is_pad: Tensor) -> None:
+        """Make room for one more token of each hypothesis. *is_pad*: (N * K), arranged: is it padding?"""
+        self.position += 1
+        self._numbers.clear()
+        begin, end = self.position * self.beam, (self.position + 1) * self.beam
+        if end > self._scores.size(1):
+            self._scores = _doubled(self._scores, 1, float("-inf"))
+            self._cache = {layer: _doubled(buffer, 3) for layer, buffer in self._cache.items()}
+        scores = self._scores.view(self.sentences, self.beam, -1)
+        pad_scores = is_pad.view(self.sentences, self.beam) * PAD_SCORE
+        scores[:, :, begin:end].diagonal(dim1=1, dim2=2).copy_(pad_scores)
+        self.mask = scores[:, None, :, :end]
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """*x* (N * K, …), its rows reordered from the caller's order to the order of here."""
+        return x if self.rows is None else torch.empty_like(x).index_copy_(0, self.rows, x)
+
+    def numbers(self, rotary: RotaryEmbedding, device: torch.device) -> Tensor:
+        """``rotary.numbers`` for the position of this step, the same for layers of the same rotation."""
+        of = (rotary.head_dim, rotary.dim, rotary.base)
+        if of not in self._numbers:
+            self._numbers[of] = rotary.numbers(self.position, device)
+        return self._numbers[of]
+
+    def append(self, layer: Any, new: Tensor) -> Tuple[Tensor, ...]:
+        """Write keys and values of the step, *new* (2, N, H, K, D); returns those of all steps so far.
+
+        Returns:
+            keys and values, each (N, H, n * K, D)
+        """
+        if layer not in self._cache:
+            two, sentences, heads, _, dim = new.shape
+            self._cache[layer] = new.new_empty((two, sentences, heads, self._scores.size(1), dim))
+        begin, end = self.position * self.beam, (self.position + 1) * self.beam
+        buffer = self._cache[layer]
+        buffer[:, :, :, begin:end] = new
+        return buffer[:, :, :, :end].unbind(0)
+
+    def reorder(self, new_order: Tensor) -> bool:
+        """Let row i go on from row new_order[i] of the last step; rows in the caller's order.
+
+        Returns:
+            whether that can be, and is done: with K > 1, only where the rows are K of each of some sentences
+        """
+        if self.beam == 1:
+            self._copy(new_order)
+            return True
+        kept = whole_sentences(new_order, self.beam)
+        if kept is None:
+            return False
+        origin = new_order if self.rows is None else self.rows[new_order]
+        if kept != list(range(self.sentences)):
+            self._drop(kept)
+            first = torch.tensor(self._slots, device=new_order.device).unsqueeze(1) * self.beam
+            self.rows = (first + torch.arange(self.beam, device=new_order.device)).flatten()
+        self._scores = self._scores.index_select(0, self.arranged(origin))
+        return True
+
+    def of_rows(self, attention: Any) -> Dict[str, Optional[Tensor]]:
+        """What fairseq's incremental state would hold for a layer's self-*attention*."""
+        rows = torch.arange(self._scores.size(0), device=self._scores.device)
+        rows = rows if self.rows is None else self.rows
+        steps = self.position + 1
+        scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
+        score, ancestor = scores.max(dim=2)  # of all others it is minus infinity
+        buffer = self._cache[attention][:, :, :, : steps * self.beam].unflatten(3, (steps, self.beam))
+        step = torch.arange(steps, device=rows.device)
+        found = buffer[:, (rows // self.beam).unsqueeze(1), :, step, ancestor]  # (B, n, 2, H, D)
+        keys, values = found.permute(2, 0, 3, 1, 4).unbind(0)
+        is_pad = score != 0
+        return {
+            "prev_key": attention.in_own_order(keys),
+            "prev_value": values,
+            "prev_key_padding_mask": is_pad if bool(is_pad.any()) else None,
+        }
+
+    def __deepcopy__(self, _: Any) -> "Beams":
+        """A search that goes another way from here: of the same layers, which are not copied."""
+        other = copy.copy(self)
+        other._scores, other._slots = self._scores.clone(), list(self._slots)
+        other._cache = {layer: buffer.clone() for layer, buffer in self._cache.items()}
+        other.source = {layer: tuple(x.clone() for x in pair) for layer, pair in self.source.items()}
+        other.source_mask = None if self.source_mask is None else self.source_mask.clone()
+        return other
+
+    def _drop(self, kept: List[int]) -> None:
+        """Go on with sentences *kept* of the caller's, in that order."""
+        self.sentences = len(kept)
+        slots = [self._slots[sentence] for sentence in kept]
+        free = sorted(set(range(len(kept))) - set(slots))
+        moved = [slot for slot in slots if slot >= len(kept)]
+        to = dict(zip(moved, free))
+        self._slots = [to.get(slot, slot) for slot in slots]
+        end = (self.position + 1) * self.beam
+        for layer, buffer in self._cache.items():
+            buffer[:, free, :, :end] = buffer[:, moved, :, :end]
+            self._cache[layer] = buffer[:, : len(kept)]
+        for layer, keys_and_values in self.source.items():
+            for buffer in keys_and_values:
+                buffer[free] = buffer[moved]
+            self.source[layer] = tuple(buffer[: len(kept)] for buffer in keys_and_values)
+        if self.source_mask is not None:
+            self.source_mask[free] = self.source_mask[moved]
+            self.source_mask = self.source_mask[: len(kept)]
+
+    def _copy(self, rows: Tensor) -> None:
+        """Go on with copies of *rows*, which may be any; a hypothesis of its own is each."""
+        if rows.numel() == self.sentences and torch.equal(
+            rows, torch.arange(rows.numel(), device=rows.device)
+        ):
+            return
+        self.sentences = rows.numel()
+        self._scores = self._scores.index_select(0, rows)
+        used = self.position + 1
+        for layer, buffer in self._cache.items():
+            copied = buffer.new_empty((2, rows.numel(), *buffer.shape[2:]))
+            torch.index_select(buffer[:, :, :, :used], 1, rows, out=copied[:, :, :, :used])
+            self._cache[layer] = copied
+        for layer, (keys, values) in self.source.items():
+            self.source[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
+        if self.source_mask is not None:
+            self.source_mask = self.source_mask.index_select(0, rows)
+
+
+def _doubled(buffer: Tensor, dim: int, filler: float = 0.0) -> Tensor:
+    """*buffer*, twice as long in *dim*."""
+    return torch.cat([buffer, torch.full_like(buffer, filler)], dim=dim)

@@ -1,0 +1,149 @@
+"""What the encoder and the decoder call: begin a search, take a step, reorder its rows.
+
+Shapes: N sentences, K hypotheses of each (the beam), B = N * K rows, S source positions, C the width.
+"""
+
+import os
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import pad_scores
+from ..overrides import has_methods
+from .cache import Beams
+from .equal_rows import LARGEST, EqualRows, whole_sentences
+from .projection import project_packed
+from .step import bind_all
+
+STATE = "fairseq_rope.beams"  # the key of Beams in fairseq's incremental state
+SWITCH = "FAIRSEQ_ROPE_FAST_SEARCH"
+FASTER_ON = ("cpu",)  # types of devices on which benchmarks/generate.py has shown the search to be faster
+
+EncoderOut = Dict[str, List[Tensor]]
+
+
+def is_on(device: torch.device) -> bool:
+    """Whether searches on *device* are to be fast.
+
+    Raises:
+        ValueError: the environment variable FAIRSEQ_ROPE_FAST_SEARCH is neither 0 nor 1.
+    """
+    choice = os.environ.get(SWITCH, "")
+    if choice not in ("", "0", "1"):
+        raise ValueError(f"the environment variable {SWITCH} is {choice!r}: must be 0 (off) or 1 (on)")
+    return choice == "1" or choice == "" and device.type in FASTER_ON
+
+
+def begin(
+    decoder: nn.Module,
+    methods: Dict[str, Any],
+    prev_output_tokens: Tensor,
+    encoder_out: EncoderOut,
+    incremental_state: Dict[str, Any],
+) -> None:
+    """Put a :class:`Beams` into the empty *incremental_state* if the search of *decoder* can be fast.
+
+    Args:
+        methods: the methods of the decoder's class that the search replaces or relies on
+        prev_output_tokens: (B, 1)
+        encoder_out: what the encoder returned, its rows repeated for each hypothesis
+    """
+    (states,) = encoder_out["encoder_out"]  # (S, B, C)
+    if (
+        not is_on(states.device)
+        or torch.is_grad_enabled()
+        or not has_methods(decoder, methods)
+        or decoder.embed_positions is not None
+        or decoder.layers.training  # then LayerDrop drops layers
+        or prev_output_tokens.size(0) != states.size(1)
+    ):
+        return
+    steps = bind_all(decoder.layers)
+    if steps is None:
+        return
+    beam = EqualRows.of(encoder_out)
+    states = states[:, ::beam].contiguous()  # (S, N, C)
+    (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
+    mask = pad_scores(is_pad[::beam], states) if is_pad is not None and is_pad.any() else None
+    attentions = [layer.encoder_attn for layer in decoder.layers]
+    source = {attention: attention.keys_and_values(states) for attention in attentions}
+    packed = decoder.packed_projection.of(decoder.output_projection) if not decoder.adaptive_softmax else None
+    incremental_state[STATE] = Beams(states.size(1), beam, steps, source, mask, packed, states)
+
+
+def step(
+    decoder: nn.Module, prev_output_tokens: Tensor, beams: Beams
+) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+    """What the decoder's ``extract_features`` returns for the last of *prev_output_tokens*: (B, 1, C).
+
+    Everything but the layers is called as fairseq's ``extract_features_scriptable`` calls it.
+    """
+    tokens = prev_output_tokens[:, -1:].contiguous()
+    x = decoder.embed_scale * decoder.embed_tokens(tokens)
+    if decoder.quant_noise is not None:
+        x = decoder.quant_noise(x)
+    if decoder.project_in_dim is not None:
+        x = decoder.project_in_dim(x)
+    if decoder.layernorm_embedding is not None:
+        x = decoder.layernorm_embedding(x)
+    x = decoder.dropout_module(x)  # (B, 1, C)
+    inner_states = [x.transpose(0, 1)]
+    beams.begin_step(beams.arranged(tokens.squeeze(1).eq(decoder.padding_idx)))
+    x = beams.arranged(x.squeeze(1))
+    for layer_step in beams.steps:
+        x = layer_step(x, beams)
+        inner_states.append((x if beams.rows is None else x.index_select(0, beams.rows)).unsqueeze(0))
+    x = inner_states[-1]  # (1, B, C)
+    if decoder.layer_norm is not None:
+        x = decoder.layer_norm(x)
+    x = x.transpose(0, 1)
+    if decoder.project_out_dim is not None:
+        x = decoder.project_out_dim(x)
+    return x, {"attn": [None], "inner_states": inner_states}
+
+
+def project(features: Tensor, beams: Beams) -> Optional[Tensor]:
+    """*features* (B, 1, C) projected onto the vocabulary; None if the decoder's own module has to do it."""
+    if beams.packed is None or features.dtype != torch.float32:
+        return None
+    return project_packed(features, beams.packed)
+
+
+def reorder(layers: nn.ModuleList, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+    """Reorder the search in *incremental_state*: row i continues from row new_order[i] of the last step.
+
+    If the rows cannot be reordered within the shared cache, the state becomes what fairseq's would be, for
+    the *layers* to reorder.
+    """
+    beams = incremental_state[STATE]
+    if not beams.reorder(new_order):
+        del incremental_state[STATE]
+        for layer in layers:
+            layer.self_attn._set_input_buffer(incremental_state, beams.of_rows(layer.self_attn))
+
+
+def reorder_encoder_out(
+    fairseq_reorder: Callable[[EncoderOut, Tensor], EncoderOut], encoder_out: EncoderOut, new_order: Tensor
+) -> EncoderOut:
+    """What *fairseq_reorder* returns for *encoder_out* and *new_order*, without copies where rows are equal.
+
+    In a beam search the rows of a sentence are equal. :class:`EqualRows` among the entries tells the decoder
+    so, and the next call, which returns *encoder_out* itself if each sentence keeps its place.
+    """
+    if torch.is_grad_enabled() or not encoder_out["encoder_out"] or not is_on(new_order.device):
+        return fairseq_reorder(encoder_out, new_order)
+    rows, beam = encoder_out["encoder_out"][0].size(1), EqualRows.of(encoder_out)
+    sentences = whole_sentences(new_order, beam) if beam > 1 else None
+    if sentences == list(range(rows // beam)):
+        return encoder_out
+    if sentences is None:  # a search begins with each row repeated
+        beam = new_order.numel() // rows
+        begins = torch.equal(new_order, torch.arange(rows).to(new_order).repeat_interleave(beam))
+        beam = beam if begins else 1
+    # Tensors that are made in inference mode do not count their versions, which EqualRows compares.
+    with torch.inference_mode(False), torch.no_grad():
+        reordered = fairseq_reorder(encoder_out, new_order)
+    if 1 < beam <= LARGEST:
+        reordered[EqualRows.NAME] = EqualRows(reordered, beam)
+    return reordered

@@ -1,0 +1,143 @@
+"""One step of the decoder in a search: the operations of its layers, bound to their weights.
+
+With few rows, calling modules costs more time than the smaller of their operations. What is bound here
+computes what ``fairseq/modules/transformer_layer.py`` does for one token of each hypothesis, without
+gradients, dropout and weights of attention. A decoder that needs more, for example with quantisation noise,
+``--retain-dropout`` or ``--print-alignment``, or with methods or hooks of somebody else, is called as fairseq
+calls it. Steps are bound anew for each search, so that a search uses the weights that it finds.
+
+Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
+"""
+
+from typing import Any, Callable, List, Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from torch import Tensor, nn
+
+from ..attention import CrossAttention, RotaryMultiheadAttention
+from ..dropout import DROPOUT, Dropout, ResidualInPlace
+from ..overrides import has_methods, hooked, is_plain, is_plain_linear, methods_of
+from ..positions.rotary import RotaryEmbedding
+from .cache import Beams
+
+Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
+
+# The methods whose work a step does.
+LAYER = {
+    **methods_of(TransformerDecoderLayerBase, "__call__", "forward"),
+    **methods_of(ResidualInPlace, "residual_connection"),
+}
+CALL = ("__call__", "forward")
+ATTENTION = (
+    *(*CALL, "_attend", "_score_mask", "_split_heads", "reorder_incremental_state"),
+    *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
+)
+PARTS = {
+    RotaryMultiheadAttention: methods_of(RotaryMultiheadAttention, *ATTENTION),
+    CrossAttention: methods_of(CrossAttention, *ATTENTION),
+    RotaryEmbedding: methods_of(RotaryEmbedding, *CALL),
+    nn.LayerNorm: methods_of(nn.LayerNorm, *CALL),
+    Dropout: DROPOUT,
+}
+
+
+def bind(layer: nn.Module) -> Optional[Step]:
+    """The step of a decoder *layer*; None if it has more to it than can be bound."""
+    if not has_methods(layer, LAYER) or hooked(layer):
+        return None  # a wrapper (FSDP), a layer with methods of its own, or a hook
+    self_attn, cross_attn = layer.self_attn, layer.encoder_attn
+    if not (_is_part(self_attn, RotaryMultiheadAttention) and _is_part(cross_attn, CrossAttention)):
+        return None
+    linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc1, layer.fc2]
+    norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+    if not (
+        all(is_plain_linear(module) and module.bias is not None for module in linear_layers)
+        and all(_is_part(norm, nn.LayerNorm) for norm in norms)
+        and _is_part(layer.dropout_module, Dropout)
+        and _is_part(layer.activation_dropout_module, Dropout)
+        and _is_part(self_attn.rotary, RotaryEmbedding)
+        and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
+        and self_attn.head_dim % 2 == 0  # pairs of neighbours lie within a head
+        and not any(m.training or getattr(m, "apply_during_inference", False) for m in layer.modules())
+        and not (layer.need_attn or layer.onnx_trace)
+    ):
+        return None
+
+    heads, dim, rotary = self_attn.num_heads, self_attn.head_dim, self_attn.rotary
+    cross_heads, cross_dim = cross_attn.num_heads, cross_attn.head_dim
+    qkv_weight, qkv_bias = self_attn.joined_projections()
+    out, cross_q, cross_out, fc1, fc2 = (
+        (m.weight, m.bias)
+        for m in (self_attn.out_proj, cross_attn.q_proj, cross_attn.out_proj, layer.fc1, layer.fc2)
+    )
+    self_norm, cross_norm, final_norm = ((n.normalized_shape, n.weight, n.bias, n.eps) for n in norms)
+    activation, pre_norm = layer.activation_fn, layer.normalize_before
+    linear, layer_norm, attend = F.linear, torch.layer_norm, F.scaled_dot_product_attention
+
+    def step(x: Tensor, beams: Beams) -> Tensor:
+        rows, sentences, beam = x.size(0), beams.sentences, beams.beam
+
+        y = layer_norm(x, *self_norm) if pre_norm else x
+        qkv = linear(y, qkv_weight, qkv_bias)  # (B, 3 * C)
+        turn_in_place(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(rotary, x.device))
+        qkv = qkv.view(sentences, beam, 3, heads, dim).permute(2, 0, 3, 1, 4)
+        k, v = beams.append(self_attn, qkv[1:])  # each (N, H, n * K, D)
+        y = attend(qkv[0], k, v, attn_mask=beams.mask)  # (N, H, K, D)
+        x = linear(y.transpose(1, 2).reshape(rows, heads * dim), *out).add_(x)
+        if not pre_norm:
+            x = layer_norm(x, *self_norm)
+
+        y = layer_norm(x, *cross_norm) if pre_norm else x
+        q = linear(y, *cross_q).view(sentences, beam, cross_heads, cross_dim).transpose(1, 2)
+        k, v = beams.source[cross_attn]  # each (N, H, S, D)
+        y = attend(q, k, v, attn_mask=beams.source_mask)
+        x = linear(y.transpose(1, 2).reshape(rows, cross_heads * cross_dim), *cross_out).add_(x)
+        if not pre_norm:
+            x = layer_norm(x, *cross_norm)
+
+        y = layer_norm(x, *final_norm) if pre_norm else x
+        x = linear(activation(linear(y, *fc1)), *fc2).add_(x)
+        return x if pre_norm else layer_norm(x, *final_norm)
+
+    return step
+
+
+def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
+    """The steps of all *layers*; None unless all of them can be bound."""
+    if autocasts():
+        return None
+    steps = []
+    for layer in layers:
+        step = bind(layer)
+        if step is None:
+            return None
+        steps.append(step)
+    return steps
+
+
+def _is_part(module: Any, cls: type) -> bool:
+    return is_plain(module, cls, PARTS[cls])
+
+
+def _projections(attention: Any) -> List[nn.Module]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
+
+
+def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
+    """Rotate queries and keys *qk* (B, 2 * C), in which pairs are neighbours, in place."""
+    pairs = qk.unflatten(1, (-1, numbers.size(0), 2))  # (B, 2 * H, D / 2, 2)
+    if qk.dtype == torch.float32:
+        torch.view_as_complex(pairs).mul_(numbers)
+    else:
+        wide = pairs if qk.dtype == torch.float64 else pairs.float()
+        pairs.copy_(torch.view_as_real(torch.view_as_complex(wide) * numbers))
+
+
+def autocasts() -> bool:
+    """Whether torch chooses the types of operations here (``--amp``)."""
+    try:
+        return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    except TypeError:  # torch < 2.4 asks for each in its own way
+        return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()

@@ -1,0 +1,691 @@
+"""Convert a checkpoint to CTranslate2, to translate without fairseq: ``python -m fairseq_rope export``.
+
+For ``transformer_rope``, which no converter of CTranslate2's knows, and fairseq's own ``transformer``. What
+is written is loaded and compared with the model that it came from, and appears under its name only when both
+score the same sentences alike: a rotation that was forgotten, or of the other layout, loads without complaint
+and translates badly.
+"""
+
+import argparse
+import contextlib
+import copy
+import fcntl
+import itertools
+import json
+import logging
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from .. import __version__
+from ..errors import InputError, ending_in_one_sentence
+from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from torch import nn
+
+QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
+# How far the log-probability of a word may be from the checkpoint's: see check(). In int8, trained models
+# were 0.01 to 0.12 off, the most where CTranslate2 multiplies with oneDNN (COMPATIBILITY.md). There, a tiny
+# model with random weights was 0.25 off.
+BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
+SAMPLES = 64
+# Of the sentences of the validation set: how many have to be divided into the same words from plain text, and
+# how many a quantised model has to translate as the checkpoint does.
+SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
+MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
+SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
+# fairseq's names, and CTranslate2's of the same function
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_accurate": "GELUTanh",
+    "gelu_fast": "GELUTanh",
+    "swish": "SWISH",
+}
+# fairseq's flags for what a layer of NormFormer has more, by its name there
+NORMFORMER = {
+    "attn_ln": "scale-attn",
+    "c_attn": "scale-heads",
+    "ffn_layernorm": "scale-fc",
+    "w_resid": "scale-resids",
+}
+
+
+class ExportError(InputError):
+    """A checkpoint that CTranslate2 has no place for, or an unusable flag; the message says which."""
+
+
+# -- what can be exported --------------------------------------------------------------------------
+
+
+def refuse_what_has_no_place(model: Any, path: str) -> None:
+    """Raise an ExportError that names the first option of *model* that CTranslate2 cannot represent."""
+    from fairseq.models.transformer import (
+        TransformerDecoderBase,
+        TransformerEncoderBase,
+        TransformerModelBase,
+    )
+    from torch import nn
+
+    from ..positions.rotary import RotaryEmbedding
+    from ..transformer import RotaryDecoder, RotaryEncoder
+
+    def refuse(what: str) -> None:
+        raise ExportError(f"--path {path}: {what}, for which CTranslate2 has no place")
+
+    if not isinstance(model, TransformerModelBase):
+        refuse(f"it is a {type(model).__name__}, and neither transformer_rope nor transformer")
+    encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
+    if not isinstance(encoder, TransformerEncoderBase) or not isinstance(decoder, TransformerDecoderBase):
+        refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
+    if not len(encoder.layers) or not len(decoder.layers):
+        refuse("its encoder or decoder has no layers")
+    if decoder.adaptive_softmax is not None:
+        refuse("it was trained with --adaptive-softmax-cutoff")
+    if cfg.no_cross_attention or cfg.cross_self_attention:
+        refuse(f"it was trained with --{'no-cross' if cfg.no_cross_attention else 'cross-self'}-attention")
+    if cfg.base_layers:
+        refuse("it was trained with --base-layers")
+    if cfg.activation_fn not in ACTIVATIONS:
+        refuse(f"it was trained with --activation-fn {cfg.activation_fn}")
+    for side, name, rotary in ((encoder, "encoder", RotaryEncoder), (decoder, "decoder", RotaryDecoder)):
+        if side.embed_positions is None and not isinstance(side, rotary):
+            refuse("it was trained with --no-token-positional-embeddings")
+        if side.quant_noise is not None:  # a layer of its own behind the embeddings
+            refuse("it was trained with --quant-noise-pq")
+        if getattr(getattr(cfg, name), "xformers_att_config", None):
+            refuse(f"it was trained with --{name}-xformers-att-config")
+        for layer in side.layers:
+            for part, flag in NORMFORMER.items():
+                if getattr(layer, part, None) is not None:
+                    refuse(f"it was trained with --{flag}")
+            attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
+            linear = [m for a in attentions for m in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
+            if not all(type(m) is nn.Linear for m in (*linear, layer.fc1, layer.fc2)):
+                refuse(f"layers of its {name} are quantised")
+            if any(a.bias_k is not None or a.add_zero_attn for a in attentions):
+                refuse("its attention has extra keys")
+        rotations = [layer.self_attn.rotary for layer in side.layers if hasattr(layer.self_attn, "rotary")]
+        if any(type(rotary) is not RotaryEmbedding for rotary in rotations):
+            refuse(f"the rotation of its {name} is another than fairseq_rope.positions.rotary's")
+
+
+# -- the model in CTranslate2's terms --------------------------------------------------------------
+
+
+def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
+    """CTranslate2's ``TransformerSpec`` of *model*; its weights are copies.
+
+    Args:
+        model: in eval mode, float32, on the CPU
+        source, target: its dictionaries
+    """
+    from ctranslate2.converters import fairseq as fairseq_converter
+    from ctranslate2.specs import common_spec, transformer_spec
+
+    model = copy.deepcopy(model).requires_grad_(False)  # quantisation works in place, in shared memory
+    encoder, decoder = model.encoder, model.decoder
+    activation = getattr(common_spec.Activation, ACTIVATIONS[model.cfg.activation_fn])
+
+    def options(side: Any, cfg: Any) -> Dict[str, Any]:
+        found = {
+            "num_layers": len(side.layers),
+            "num_heads": cfg.attention_heads,
+            "pre_norm": cfg.normalize_before,
+            "no_final_norm": side.layer_norm is None,
+            "activation": activation,
+            "layernorm_embedding": side.layernorm_embedding is not None,
+        }
+        rotary = getattr(side.layers[0].self_attn, "rotary", None) if len(side.layers) else None
+        if rotary is not None:
+            found.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
+        return found
+
+    encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
+    projects = decoder.project_in_dim is not None or decoder.project_out_dim is not None
+    decoder_spec = transformer_spec.TransformerDecoderSpec(
+        **options(decoder, model.cfg.decoder), project_in_out=projects
+    )
+    for spec, side in ((encoder_spec, encoder), (decoder_spec, decoder)):
+        embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
+        fairseq_converter.set_embeddings(embeddings, side.embed_tokens)
+        spec.scale_embeddings = side.embed_scale
+        if side.embed_positions is not None:
+            spec.position_encodings.encodings = _positions(side.embed_positions)
+        for name in ("layer_norm", "layernorm_embedding"):
+            if getattr(side, name) is not None:
+                fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
+    for layer_spec, layer in zip(encoder_spec.layer, encoder.layers):
+        fairseq_converter.set_transformer_encoder_layer(layer_spec, layer)
+    for layer_spec, layer in zip(decoder_spec.layer, decoder.layers):
+        fairseq_converter.set_transformer_decoder_layer(layer_spec, layer)
+    fairseq_converter.set_linear(decoder_spec.projection, decoder.output_projection)
+    if projects:
+        for name in ("project_in", "project_out"):
+            module = getattr(decoder, f"{name}_dim")
+            if module is None:  # the specification has both or neither
+                delattr(decoder_spec, name)
+            else:
+                fairseq_converter.set_linear(getattr(decoder_spec, name), module)
+    spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
+    spec.register_source_vocabulary(words(source))
+    spec.register_target_vocabulary(words(target))
+    spec.config.decoder_start_token = spec.config.eos_token
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = 1e-5
+    return spec
+
+
+def _positions(embedding: Any) -> Any:
+    """Vectors of the positions from the first: all that were learnt, or SINUSOIDS of fairseq's."""
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    first = embedding.padding_idx + 1
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        count = max(first + SINUSOIDS, len(embedding.weights))
+        return embedding.get_embedding(count, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
+    return embedding.weight.detach()[first:].numpy()
+
+
+def words(dictionary: "Dictionary") -> List[str]:
+    """The entries of *dictionary* by CTranslate2's names.
+
+    Raises:
+        ExportError: two have the same name, of which CTranslate2 would see the first alone
+    """
+    named = ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
+    if len(set(named)) < len(named):
+        twice = next(word for word in named if named.count(word) > 1)
+        raise ExportError(
+            f"its dictionary has the word {twice} twice (CTranslate2 calls padding <blank>), of which "
+            "CTranslate2 would see one"
+        )
+    return named
+
+
+# -- is it the same model? -------------------------------------------------------------------------
+
+
+Pairs = List[Tuple[List[int], List[int]]]
+
+
+def drawn(task: Any, count: int = SAMPLES, longest: int = 2 * SAMPLES) -> Pairs:
+    """Pairs of sentences to score: 1 to *longest* words at random, as numbers, without end.
+
+    The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
+    """
+    draw = random.Random(1)
+
+    def sentence(dictionary: "Dictionary", length: int) -> List[int]:
+        return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
+
+    lengths = [1 + longest * n * n // count**2 for n in range(count)]  # more short than long
+    return [
+        (
+            sentence(task.source_dictionary, length),
+            sentence(task.target_dictionary, min(max(1, length + n % 5 - 2), longest)),
+        )
+        for n, length in enumerate(lengths)
+    ]
+
+
+def validating(task: Any, count: int = SAMPLES) -> Pairs:
+    """Pairs from all over the validation set, in the same form; none if the data folder has no such set."""
+    from fairseq.tasks.translation import TranslationTask
+
+    if not isinstance(task, TranslationTask):
+        return []
+    if "valid" not in task.datasets:
+        try:
+            task.load_dataset("valid")
+        except FileNotFoundError:
+            return []
+    data = task.dataset("valid")
+    chosen = range(0, len(data), max(1, len(data) // count))
+    pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen if data.tgt is not None]
+    return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:count]
+
+
+def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float]]:
+    """Of each target the log-probability of every word and of the end, by the checkpoint's model."""
+    import torch
+
+    end = task.target_dictionary.eos()
+    found = []
+    with torch.no_grad():
+        for source, target in pairs:
+            src_tokens = torch.tensor([[*source, task.source_dictionary.eos()]])
+            wanted = torch.tensor([[*target, end]])
+            out = model(src_tokens, torch.tensor([src_tokens.size(1)]), torch.tensor([[end, *target]]))
+            lprobs = model.get_normalized_probs(out, log_probs=True)
+            found.append(lprobs.gather(2, wanted.unsqueeze(2)).flatten().tolist())
+    return found
+
+
+def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float]]:
+    """The same by CTranslate2."""
+    names = [words(task.source_dictionary), words(task.target_dictionary)]
+    sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
+    results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
+    return [list(result.log_probs) for result in results]
+
+
+def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
+    """How many sources of *pairs* :mod:`.translate` finds the same words for as fairseq's search."""
+    import torch
+    from fairseq.sequence_generator import SequenceGenerator
+
+    translator = Translator(folder)
+    of_source, of_target, s = task.source_dictionary, task.target_dictionary, translator.settings
+    generator = SequenceGenerator(
+        [model],
+        task.target_dictionary,
+        beam_size=s["beam"],
+        len_penalty=s["lenpen"],
+        max_len_a=1,
+        max_len_b=s["max_len_b"],
+    )
+    agree = 0
+    # In batches of one length: fairseq has one limit for all of a batch.
+    for _, batch in itertools.groupby(sorted((source for source, _ in pairs), key=len), key=len):
+        sources = list(batch)
+        tokens = torch.tensor([[*source, task.source_dictionary.eos()] for source in sources])
+        lengths = torch.full((len(sources),), tokens.size(1))
+        with torch.no_grad():
+            by_fairseq = generator.generate(
+                [model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
+            )
+        found = translator.search([[of_source[word] for word in source] for source in sources])
+        for nbest, ((best, _),) in zip(by_fairseq, found):
+            agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
+    return agree
+
+
+def positions(side: Any) -> Optional[int]:
+    """How many tokens, with the end, *side* of a model has absolute positions for; None if any number."""
+    return None if side.embed_positions is None else len(_positions(side.embed_positions))
+
+
+def refuse_below(share: float, same: int, count: int, said: str, force: bool) -> None:
+    """Raise an ExportError that begins with *said* if *same* < *share* of *count*, unless *force* is true."""
+    needed = math.ceil(share * count)
+    if same < needed and not force:
+        raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
+
+
+def check(
+    folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False
+) -> str:
+    """Compare what is in *folder* with *model*; returns sentences that say how near it is.
+
+    The score of a sentence is the mean log-probability of its words and its end.
+
+    Raises:
+        ExportError: in float32 a sentence, or quantised the average one, is farther off than BOUNDS; or
+            quantised, and without *force*, fewer translations are the same than SAME_TRANSLATIONS
+    """
+    import ctranslate2
+
+    ctranslate2.set_log_level(logging.ERROR)  # 16-bit weights may be computed with in 32
+    translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
+    most = [positions(side) for side in (model.encoder, model.decoder)]
+    longest = min([2 * SAMPLES, *(count - 1 for count in most if count is not None)])
+    real = [pair for pair in validating(task) if longest == 2 * SAMPLES or max(map(len, pair)) <= longest]
+    pairs = [*drawn(task, longest=longest), *real]
+    expected, found = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
+    if [len(scores) for scores in found] != [len(scores) for scores in expected]:
+        raise ExportError("CTranslate2 scores another number of words than there are: nothing was written")
+    differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, found)]
+    sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, found)]
+    if quantization:
+        measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
+    else:
+        measured, what = max(sentences), "at most"
+    bound, called, computed = BOUNDS[quantization], quantization or "float32", translator.compute_type
+    if computed not in (called, f"{called}_float32"):  # this CPU lacks the type that was asked for
+        bound = max(bound, BOUNDS.get(computed, 0.0))
+        called += f" (computed in {computed} on this machine)"
+    if not measured <= bound:  # also of NaN
+        raise ExportError(
+            f"what CTranslate2 makes of it scores sentences {measured:.2g} a word off {what}, and {bound:g} "
+            "is allowed: nothing was written"
+        )
+    said = (
+        f"{called}: {len(pairs)} sentences score as in the checkpoint, {measured:.1e} a word off {what} "
+        f"({bound:g} is allowed)"
+    )
+    if real:
+        same = agreeing(folder, model, task, real)
+        compared = f"{called}: {same} of {len(real)} sentences of the validation set"
+        compared += " are translated into the same words as by the checkpoint"
+        if quantization:
+            refuse_below(SAME_TRANSLATIONS, same, len(real), compared, force)
+        said += f"\n{compared}"
+    return said
+
+
+def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
+    """A sentence that says whether plain text becomes the words of the validation set; none without one.
+
+    Raises:
+        ExportError: fewer sources become the same words than SAME_SOURCES, without *force*
+    """
+    # The set has words alone: Moses makes them plain text first, of the source language.
+    source = settings["source"]
+    back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
+    text = Text(folder, settings)
+    symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
+    lines = [[symbols[n] for n in source] for source, _ in validating(task) if unknown not in source]
+    if not lines:
+        return []
+    alike = sum(text.tokens(back.plain(line)) == line for line in lines)
+    said = (
+        f"{alike} of {len(lines)} sources of the validation set, as plain text, are divided as they are there"
+    )
+    cause = "--tokenizer or the subwords are not those of the data"
+    refuse_below(SAME_SOURCES, alike, len(lines), f"{said} ({cause})", force)
+    return [said]
+
+
+# -- the folder ------------------------------------------------------------------------------------
+
+
+def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Optional[str], Optional[str]]:
+    """Which subwords the text is divided into, and the file that says how: of the flags, or beside the data.
+
+    Returns:
+        "subword_nmt", "sentencepiece" or None, and the file
+
+    Raises:
+        ExportError: the file is not there, or the dictionary is one of subwords and there is none
+    """
+    given = {"subword_nmt": args.bpe_codes, "sentencepiece": args.sentencepiece_model}
+    for kind, path in given.items():
+        if path is not None:
+            if not os.path.isfile(path):
+                flag = "--bpe-codes" if kind == "subword_nmt" else "--sentencepiece-model"
+                raise ExportError(f"{flag} {path}: must be a file that exists")
+            return kind, path
+    for kind, name in SUBWORDS.items():
+        if os.path.isfile(os.path.join(args.data, name)):
+            return kind, os.path.join(args.data, name)
+    if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
+        raise ExportError(
+            f"--data {args.data}: the words of its dictionary are divided, and it has neither bpecodes nor "
+            "sentencepiece.bpe.model; name the file with --bpe-codes or --sentencepiece-model"
+        )
+    return None, None
+
+
+def tokenisation(
+    tokenizer: Optional[str], kind: Optional[str], dictionary: "Dictionary", source: str, target: str
+) -> Optional[Dict[str, Any]]:
+    """How Moses divides text before its subwords; None if it does not.
+
+    Args:
+        tokenizer: "moses", "none", or None for what the recipes do: sentencepiece takes plain text
+        kind: of subwords
+        dictionary: with ``@-@``, which Moses' ``-a`` makes of a hyphen, hyphens are divided
+    """
+    if tokenizer == "none" or (tokenizer is None and kind == "sentencepiece"):
+        return None
+    return {"source": source, "target": target, "dash_splits": "@-@" in dictionary}
+
+
+README = """# {source} to {target}
+
+A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
+
+    pip install '/path/to/fairseq-rope[ctranslate2]'    # a clone of its repository
+    fairseq-rope translate --model . < raw.{source} > translated.{target}
+
+or in Python:
+
+    from fairseq_rope.tools.translate import Translator
+    translator = Translator(".")
+    print(translator.translate("A small dog runs."))
+
+A list of sentences gives a list; `translator.translate_lines(lines)` yields the translations one by one.
+
+The search is that of
+
+    fairseq-interactive --beam {beam} --lenpen {lenpen} --max-len-a 1 --max-len-b {max_len_b}
+
+`--beam`, `--lenpen` and `--max-len-b` change it here, too. To CTranslate2, the first two are beam_size and
+length_penalty. `{settings}` says how text is treated and where the model came from. It also has the checksums
+of the other files, which are compared when the model is loaded.
+"""
+
+
+def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
+    """Write model, vocabularies, subwords, settings and README into the new *folder*."""
+    os.makedirs(folder, exist_ok=True)
+    spec.save(folder)
+    if file is not None:
+        shutil.copyfile(file, os.path.join(folder, settings["subwords"]["file"]))
+    sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+    with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as out:
+        json.dump({**settings, "sha256": sums}, out, indent=1, ensure_ascii=False)
+        out.write("\n")
+    with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
+        out.write(README.format(**{**settings, "settings": SETTINGS}))
+
+
+@contextlib.contextmanager
+def _naming(output: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(f"--output {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def replacing(output: str) -> Iterator[str]:
+    """The name of a new folder that takes the place of *output* when the block has ended without an error.
+
+    The new folder is written inside a hidden one. *output* is moved there, too, just before the new folder
+    gets its name. If the process is killed between these two steps, the next call moves *output* back.
+
+    Raises:
+        ExportError: another process writes *output*, or a folder cannot be made or renamed
+    """
+    hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
+    new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
+
+    def put_back() -> None:
+        if os.path.exists(old) and not os.path.exists(output):
+            os.rename(old, output)
+
+    with _naming(output):
+        os.makedirs(hidden, exist_ok=True)
+        lock = os.open(hidden, os.O_RDONLY)  # any end of the process unlocks it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ExportError(f"--output {output}: another export is writing it") from None
+        except OSError:  # some network file systems have no locks
+            pass
+    try:
+        put_back()
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield new
+        with _naming(output):
+            if os.path.exists(output):
+                os.rename(output, old)
+            os.rename(new, output)
+    finally:
+        put_back()
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.close(lock)
+
+
+def export(args: argparse.Namespace) -> str:
+    """Do what the flags ask for; returns what the check found.
+
+    Raises:
+        ExportError: nothing was written
+    """
+    output = os.path.realpath(args.output)
+    if not os.path.isdir(os.path.dirname(output)):
+        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+    with replacing(output) as folder:
+        refuse_other_folders(output, args)
+        return convert(args, folder)
+
+
+def convert(args: argparse.Namespace, folder: str) -> str:
+    """Write the model that the flags name into *folder*, which is new; returns what the check found.
+
+    Raises:
+        ExportError: the model cannot be exported, or a check failed
+    """
+    import ctranslate2
+    import fairseq
+    import torch
+    from fairseq import checkpoint_utils
+    from fairseq.tasks.translation import TranslationTask
+
+    if not os.path.isdir(args.data):
+        raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise ExportError(f"--path {args.path}, --data {args.data}: {error}") from error
+    if type(task) is not TranslationTask:
+        raise ExportError(
+            f"--path {args.path}: it is of a {type(task).__name__}, and not of --task translation"
+        )
+    model = models[0].float().eval()
+    refuse_what_has_no_place(model, args.path)
+    kind, file = subwords(args, task.source_dictionary)
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    rotary = ("rope_base", "rope_layout", "rope_fraction")
+    settings = {
+        "source": source,
+        "target": target,
+        "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
+        "subwords": kind and {"kind": kind, "file": file},
+        # Tokens, with the end, that there are absolute positions for; null: any number.
+        "positions": {"source": positions(model.encoder), "target": positions(model.decoder)},
+        "beam": args.beam,
+        "lenpen": args.lenpen,
+        "max_len_b": args.max_len_b,
+        "quantization": args.quantization,
+        "checkpoint": os.path.basename(args.path),
+        "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
+        "version": __version__,
+        "versions": {
+            "ctranslate2": ctranslate2.__version__,
+            "fairseq": fairseq.__version__,
+            "torch": torch.__version__,
+        },
+    }
+    of_text = check_text("", settings, task, args.force)
+    if kind:
+        settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
+    found = []
+    asked = None if args.quantization == "float32" else args.quantization
+    with _naming(args.output):
+        # Quantised weights are near those of a wrong model, too: in float32 it has to be the right one first.
+        for quantization in dict.fromkeys([None, asked]):
+            spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+            spec.validate()
+            spec.optimize(quantization=quantization)
+            if os.path.exists(folder):
+                shutil.rmtree(folder)
+            write_beside(folder, spec, settings, file)
+            found.append(check(folder, model, task, quantization, args.force))
+    return "\n".join([*found, *of_text])
+
+
+def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
+    """Raise an ExportError if *output* is there and is not to be replaced."""
+    if not os.path.exists(output):
+        return
+    try:
+        there = set(os.listdir(output))
+    except NotADirectoryError:
+        raise ExportError(f"--output {args.output}: is a file, and must be a folder to be written") from None
+    own = {"model.bin", "config.json", SETTINGS, "README.md", *SUBWORDS.values()}
+    others = {name for name in there - own if not name.endswith("_vocabulary.json")}
+    if SETTINGS not in there or others:
+        what = f"other files than a model's ({min(others)})" if others else "no model of fairseq-rope export"
+        raise ExportError(f"--output {args.output}: is there and has {what}; it is not replaced")
+    if not args.replace and not args.force:
+        raise ExportError(f"--output {args.output}: is there already; --replace replaces it")
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-rope export",
+        description="Convert a checkpoint to CTranslate2, and check the result.",
+        epilog="example: fairseq-rope export "
+        "--path averaged.pt --data data-bin --output served --quantization int8",
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {__version__}")
+    add("--path", required=True, metavar="FILE", help="the checkpoint, of transformer_rope or transformer")
+    add("--data", required=True, metavar="DIR", help="the folder of its dictionaries, data-bin")
+    add("--output", required=True, metavar="DIR", help="the folder to write")
+    add(
+        "--quantization",
+        choices=("float32", *QUANTIZATIONS),
+        default="float32",
+        help="of the weights; default: %(default)s",
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--bpe-codes", metavar="FILE", help="of subword-nmt; default: bpecodes in --data")
+    either.add_argument(
+        "--sentencepiece-model", metavar="FILE", help="default: sentencepiece.bpe.model in --data"
+    )
+    add(
+        "--tokenizer",
+        choices=("moses", "none"),
+        help="of plain text, before its subwords; default: moses, for sentencepiece none",
+    )
+    add("--replace", action="store_true", help="replace a model that is there")
+    add(
+        "--force",
+        action="store_true",
+        help="replace a model that is there, and write one even if too few sentences of the validation set "
+        "are divided as there, or translated as by the checkpoint",
+    )
+    search = parser.add_argument_group("the default search of fairseq-rope translate")
+    add = search.add_argument
+    add("--beam", type=int, default=4, metavar="N", help="beam size; default: %(default)s")
+    add("--lenpen", type=float, default=0.6, metavar="X", help="length penalty; default: %(default)s")
+    add(
+        "--max-len-b",
+        type=int,
+        default=MAX_LEN_B,
+        metavar="N",
+        help="tokens that an output may have more than its source; default: %(default)s",
+    )
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    refuse_numbers(parser, args)
+    # As Ctrl-C does, so that what is half-written is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with ending_in_one_sentence("fairseq-rope export"):
+        found = export(args)
+    print(f"{found}\nwrote {args.output}")

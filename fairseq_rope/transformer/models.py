@@ -1,0 +1,64 @@
+"""The model ``transformer_rope``: fairseq's transformer, its self-attention rotary.
+
+Everything but self-attention and the missing absolute positions is fairseq's own code
+(``fairseq/models/transformer``, ``fairseq/modules/transformer_layer.py``), reached by subclassing, so
+that flags, parameter names and checkpoints are the same.
+"""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any, Dict, Union
+
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import register_model
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from omegaconf import DictConfig
+from torch import nn
+
+from .config import TransformerRopeConfig, as_namespace, refuse_what_cannot_work, rope_architecture
+from .decoder import RotaryDecoder
+from .encoder import RotaryEncoder
+
+
+@register_model("transformer_rope")
+class TransformerRopeModel(TransformerModel):
+    """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864).
+
+    Queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
+    cross-attention are not, and no absolute positions are added to the embeddings.
+    """
+
+    @classmethod
+    def hub_models(cls) -> Dict[str, Any]:
+        """None yet: fairseq's published models are sinusoidal."""
+        return {}
+
+    @classmethod
+    def add_args(cls, parser: ArgumentParser) -> None:
+        """Add fairseq's transformer flags and --rope-base, --rope-layout, --rope-fraction."""
+        gen_parser_from_dataclass(parser, TransformerRopeConfig(), delete_default=True, with_prefix="")
+
+    @classmethod
+    def build_model(cls, args: Union[Namespace, DictConfig], task: Any) -> "TransformerRopeModel":
+        """Build the model that *args* describes for the dictionaries of *task*.
+
+        Raises:
+            ValueError: *args* asks for what rotary self-attention cannot do, or for a rotation that is
+                not defined (see ``fairseq_rope.positions.rotary``).
+        """
+        args = as_namespace(args)
+        rope_architecture(args)  # fills in what checkpoints of older versions lack
+        refuse_what_cannot_work(args)
+        model = super().build_model(args, task)
+        learns_alignments = getattr(getattr(task, "cfg", None), "load_alignments", False)
+        model.decoder.alignment_in_training = bool(learns_alignments)
+        return model
+
+    @classmethod
+    def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryEncoder:
+        return RotaryEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryDecoder:
+        cfg = TransformerConfig.from_namespace(args)
+        return RotaryDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)

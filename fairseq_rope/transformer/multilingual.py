@@ -1,0 +1,46 @@
+"""The model ``multilingual_transformer_rope``: one rotary encoder and decoder a language, or shared ones.
+
+As ``fairseq/models/multilingual_transformer.py``, for ``--task multilingual_translation``.
+"""
+
+from argparse import ArgumentParser, Namespace
+from typing import Any, List
+
+from fairseq.data import Dictionary
+from fairseq.models import FairseqMultiModel, register_model
+from fairseq.models.multilingual_transformer import MultilingualTransformerModel
+from torch import nn
+
+from .config import as_namespace, refuse_what_cannot_work, rope_architecture
+from .models import TransformerRopeModel
+
+
+@register_model("multilingual_transformer_rope")
+class MultilingualTransformerRopeModel(MultilingualTransformerModel):
+    """fairseq's MultilingualTransformerModel of rotary encoders and decoders."""
+
+    @staticmethod
+    def add_args(parser: ArgumentParser) -> None:
+        """Add the flags of transformer_rope and of fairseq's multilingual_transformer."""
+        MultilingualTransformerModel.add_args(parser)
+        TransformerRopeModel.add_args(parser)  # leaves alone what is there
+
+    @classmethod
+    def build_model(cls, args: Namespace, task: Any) -> FairseqMultiModel:
+        """Build the model that *args* describes; raises what TransformerRopeModel raises."""
+        args = as_namespace(args)
+        rope_architecture(args)
+        refuse_what_cannot_work(args)
+        return super().build_model(args, task)
+
+    @classmethod
+    def _get_module_class(
+        cls,
+        is_encoder: bool,
+        args: Namespace,
+        lang_dict: Dictionary,
+        embed_tokens: nn.Embedding,
+        langs: List[str],
+    ) -> nn.Module:
+        build = TransformerRopeModel.build_encoder if is_encoder else TransformerRopeModel.build_decoder
+        return build(args, lang_dict, embed_tokens)

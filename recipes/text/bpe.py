@@ -1,0 +1,223 @@
+"""Learn one byte-pair encoding over both languages, and apply it (subword-nmt or sentencepiece)."""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from subword_nmt import apply_bpe, learn_bpe
+
+from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from recipes.text.lines import (
+    Convert,
+    convert_file,
+    count_lines,
+    ending_on_signals,
+    progress,
+    read_chunks,
+    written_whole,
+)
+
+MIN_FREQUENCY = 2  # of a pair of symbols that is merged; subword-nmt's default
+CACHED_WORDS = 500_000  # of which a process remembers the subwords: some 150 MB
+
+
+def count_words(paths: Sequence[str]) -> Counter[str]:
+    """How often each word stands in the files *paths*. All words are in memory, but not the text.
+
+    Raises:
+        InputError: a file is empty or not UTF-8, or there is no word in any
+        OSError: a file cannot be read
+    """
+    counts: Counter[str] = Counter()
+    with progress(None, sum(map(count_lines, paths)), "count words") as bar:
+        for path in paths:
+            for chunk in read_chunks(path):
+                counts.update(re.split("[ \r\n]", chunk.decode("utf-8")))
+                bar.update(chunk.count(b"\n"))
+    del counts[""]  # between two blanks
+    if not counts:
+        raise InputError(f"{' and '.join(paths)}: no word is in it")
+    return counts
+
+
+def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+    """The lines of a codes file with which the words of *counts* give about *vocab_size* subwords.
+
+    They are those of ``subword-nmt learn-bpe --total-symbols --symbols VOCAB_SIZE``: a merge for each
+    subword that is not a character, where characters within words and at their end count apart. Some
+    subwords are always merged further, so that the text has a few less. With too small a corpus that
+    command ends early and says nothing.
+
+    Raises:
+        InputError: *vocab_size* is too small for the characters or too large for the words; the message
+            says what is possible
+    """
+    within = {character for word in counts for character in word[:-1]}
+    characters = len(within) + len({word[-1] for word in counts})
+    if vocab_size <= characters:
+        raise InputError(f"vocab_size {vocab_size}: must be more than the corpus' {characters} characters")
+    codes = io.StringIO()
+    if within:
+        # Its own bar is drawn ten times a second, into a log file as well.
+        learn_bpe.tqdm = lambda merges: progress(merges, len(merges), "learn", " merges")
+        lines = (f"{word} {count}" for word, count in counts.items())
+        learn_bpe.learn_bpe(lines, codes, vocab_size, MIN_FREQUENCY, is_dict=True, total_symbols=True)
+    learnt = codes.getvalue().splitlines(keepends=True)
+    most = characters + len(learnt[1:])
+    if most < vocab_size:
+        raise InputError(f"vocab_size {vocab_size}: must be at most {most}, all that the corpus' words give")
+    return learnt
+
+
+def subword_nmt_converter(codes: str) -> Convert:
+    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does.
+
+    Raises:
+        InputError: *codes* are no codes
+        OSError: *codes* cannot be read
+    """
+    with open(codes, encoding="utf-8", newline="\n") as file:
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                bpe = apply_bpe.BPE(file)
+        except (SystemExit, ValueError):
+            raise InputError(f"--codes {codes}: is not codes of subword-nmt") from None
+
+    def convert(lines: list[str]) -> list[str]:
+        if len(bpe.cache) > CACHED_WORDS:
+            bpe.cache.clear()
+        return [bpe.process_line(line) for line in lines]
+
+    return convert
+
+
+def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
+    """A SentencePiece BPE model with *vocab_size* pieces for the text in the files *paths*.
+
+    Every character gets a piece, no line is too long, and the text is normalised by SentencePiece's own
+    rules (nmt_nfkc), which the model holds. Pieces do not depend on the number of cores.
+
+    Raises:
+        InputError: a file is empty or not UTF-8, or *vocab_size* is too small for the characters or too
+            large for the words; the message says what is possible
+        OSError: a file cannot be read
+    """
+    import sentencepiece
+
+    # Of an error while it reads, the trainer would make another.
+    if not sum(len(line.split()) for line in _lines(paths)):
+        raise InputError(f"{' and '.join(paths)}: no word is in it")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(progress(_lines(paths), sum(map(count_lines, paths)), "read")),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            max_sentence_length=2**30,  # bytes; longer ones are left out
+            minloglevel=2,  # errors only
+        )
+    except RuntimeError as error:
+        most = re.search(r"Please set it to a value <= (\d+)", str(error))
+        fewest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        if most:
+            raise InputError(
+                f"vocab_size {vocab_size}: must be at most {most[1]}, all that the corpus' words give"
+            ) from None
+        if fewest:
+            raise InputError(
+                f"vocab_size {vocab_size}: must be at least {fewest[1]}, the corpus' characters and 3 marks"
+            ) from None
+        raise InputError(f"sentencepiece cannot learn from {' and '.join(paths)}: {error}") from None
+    return model.getvalue()
+
+
+def _lines(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        for chunk in read_chunks(path):
+            yield from chunk.decode("utf-8").split("\n")[:-1]
+
+
+def sentencepiece_converter(model: str) -> Convert:
+    """The function that splits lines as fairseq's ``--bpe sentencepiece --sentencepiece-model MODEL`` does.
+
+    Raises:
+        InputError: *model* is no model
+        OSError: *model* cannot be read
+    """
+    import sentencepiece
+
+    with open(model, "rb") as file:
+        contents = file.read()
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(contents)
+    except RuntimeError:
+        raise InputError(f"--model {model}: is not a model of sentencepiece") from None
+
+    def convert(lines: list[str]) -> list[str]:
+        return [" ".join(pieces) for pieces in processor.encode(lines, out_type=str, num_threads=1)]
+
+    return convert
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recipes.text.bpe", description="Learn subwords over both languages, and apply them."
+    )
+    tools = parser.add_subparsers(dest="tool", required=True)
+    for name, what in (
+        ("learn", "learn a byte-pair encoding (subword-nmt)"),
+        ("sentencepiece-train", "learn a byte-pair encoding of raw text (sentencepiece)"),
+    ):
+        tool = tools.add_parser(name, help=what, description=what)
+        tool.add_argument("--vocab-size", required=True, type=int, metavar="N", help="subwords in all")
+        tool.add_argument("--output", required=True, metavar="FILE")
+        tool.add_argument("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
+    for name, flag, what in (
+        ("apply", "--codes", "split words into subwords (subword-nmt)"),
+        ("sentencepiece-encode", "--model", "split raw text into subwords (sentencepiece)"),
+    ):
+        tool = tools.add_parser(name, help=what, description=what)
+        tool.add_argument(flag, required=True, dest="learnt", metavar="FILE", help="what was learnt")
+        tool.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
+        tool.add_argument("--output", required=True, metavar="FILE", help="where to write as many lines")
+        tool.add_argument(
+            "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
+        )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    with ending_in_one_sentence("recipes.text.bpe"), ending_on_signals():
+        refuse_output(args.output)
+        if args.tool in ("apply", "sentencepiece-encode"):
+            converter = subword_nmt_converter if args.tool == "apply" else sentencepiece_converter
+            make = partial(converter, args.learnt)
+            convert_file(make, args.input, args.output, args.workers, f"{args.tool} {args.input}")
+            return
+        start = time.perf_counter()
+        if args.tool == "learn":
+            counts = count_words(args.inputs)
+            learnt = learn(counts, args.vocab_size)
+            made = f"{len(learnt) - 1} merges from {len(counts)} different words"
+            contents = "".join(learnt).encode("utf-8")
+        else:
+            contents = train_sentencepiece(args.inputs, args.vocab_size)
+            made = f"{args.vocab_size} pieces"
+        with written_whole(args.output) as (file,):
+            file.write(contents)
+        print(f"{args.output}: {made} in {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

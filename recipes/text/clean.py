@@ -1,0 +1,182 @@
+"""Drop the pairs that cannot be a sentence and its translation, and hold some out for validation."""
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.tools.score import UNSPACED, language
+from recipes.text.lines import count_lines, ending_on_signals, progress, read_chunks, written_whole
+
+MAX_CHARACTERS = 1000  # of a word; Moses' clean-corpus-n.perl has the same limit
+
+EMPTY = "a side is empty"
+LONG = "a side has more than {max_words} words"
+UNLIKE = "a side is more than {max_ratio:g} times as long as the other"
+LONG_WORD = f"a word has more than {MAX_CHARACTERS} characters"
+
+
+def why_not(
+    source: Sequence[str],
+    target: Sequence[str],
+    max_words: int,
+    max_ratio: float,
+    unspaced: Sequence[bool] = (False, False),
+) -> str | None:
+    """Why the pair of these words is left out, or None: the rules and order of Moses' clean-corpus-n.perl.
+
+    Args:
+        max_words: a side may have so many words, and must have one
+        max_ratio: a side may be so many times as long as the other; 0 is no limit
+        unspaced: whether source and target are written without blanks between words; then a character
+            counts as a word
+    """
+    spaced = [words for words, without in zip((source, target), unspaced, strict=True) if not without]
+    shorter, longer = sorted(
+        sum(map(len, words)) if without else len(words)
+        for words, without in zip((source, target), unspaced, strict=True)
+    )
+    if shorter == 0:
+        return EMPTY
+    if longer > max_words:
+        return LONG
+    if max_ratio and longer / shorter > max_ratio:
+        return UNLIKE
+    if any(len(word) > MAX_CHARACTERS for words in spaced for word in words):
+        return LONG_WORD
+    return None
+
+
+def clean(
+    sources: Sequence[str],
+    outputs: Sequence[str],
+    heldout: Sequence[str] = (),
+    *,
+    max_words: int,
+    max_ratio: float,
+    holdout_every: int = 0,
+    unspaced: Sequence[bool] = (False, False),
+) -> Counter[str]:
+    """Write the pairs in the two files *sources* that :func:`why_not` has nothing against to *outputs*.
+
+    Runs of blanks become one. Of the pairs kept, each of which the number is a multiple of *holdout_every*
+    goes to *heldout* instead. Returns how many were "read", "kept" and "held out", and how many were left
+    out for each reason.
+
+    Raises:
+        InputError: a file is empty or not UTF-8, the two have not as many lines, or nothing would be left
+        OSError: a file cannot be read or written
+    """
+    lengths = [count_lines(path) for path in sources]
+    if 0 not in lengths and lengths[0] != lengths[1]:
+        raise InputError(
+            f"{sources[0]} has {lengths[0]} lines and {sources[1]} {lengths[1]}: they are not translations "
+            f"of each other line by line"
+        )
+    counts: Counter[str] = Counter()
+    with written_whole(*outputs, *heldout) as files:
+        pairs = zip_longest(*(_words(path) for path in sources), fillvalue=[])
+        for pair in progress(pairs, lengths[0], f"clean {sources[0]}", " pairs"):
+            counts["read"] += 1
+            reason = why_not(*pair, max_words, max_ratio, unspaced)
+            if reason is None:
+                number = counts["kept"] + counts["held out"] + 1
+                hold_out = holdout_every > 0 and number % holdout_every == 0
+                counts["held out" if hold_out else "kept"] += 1
+                for words, file in zip(pair, files[2:] if hold_out else files[:2], strict=True):
+                    file.write(" ".join(words).encode("utf-8") + b"\n")
+            else:
+                counts[reason] += 1
+        if not counts["kept"]:
+            raise InputError(f"{' and '.join(sources)}: of {counts['read']} pairs none is left")
+        if heldout and not counts["held out"]:
+            raise InputError(
+                f"--holdout-every {holdout_every}: must be at most {counts['kept']}, the pairs that are left"
+            )
+    return counts
+
+
+def _words(path: str) -> Iterator[list[str]]:
+    """The words of each line of *path*: what stands between blanks, Unicode's included, as in Perl."""
+    for chunk in read_chunks(path):
+        for line in chunk.decode("utf-8").split("\n")[:-1]:
+            yield line.split()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recipes.text.clean",
+        description="Leave out sentence pairs by length and ratio, as Moses' clean-corpus-n.perl does.",
+    )
+    parser.add_argument("--source-lang", required=True, metavar="LANG")
+    parser.add_argument("--target-lang", required=True, metavar="LANG")
+    parser.add_argument("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
+    parser.add_argument("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
+    parser.add_argument(
+        "--max-words",
+        type=int,
+        default=250,
+        metavar="N",
+        help="on either side, and characters of a language without blanks; default: %(default)s",
+    )
+    parser.add_argument(
+        "--max-ratio",
+        type=float,
+        default=9.0,
+        metavar="R",
+        help="of the longer side to the shorter, in words; 0: no limit; default: %(default)s",
+    )
+    parser.add_argument(
+        "--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair that is kept"
+    )
+    parser.add_argument("--heldout", metavar="PREFIX", help="where to: PREFIX.LANG of both")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    with ending_in_one_sentence("recipes.text.clean"), ending_on_signals():
+        _refuse_values(args)
+        langs = (args.source_lang, args.target_lang)
+        sources, outputs, heldout = (
+            [f"{prefix}.{lang}" for lang in langs] if prefix else []
+            for prefix in (args.input, args.output, args.heldout)
+        )
+        for flag, paths in (("--output", outputs), ("--heldout", heldout)):
+            for path in paths:
+                refuse_output(path, flag)
+        start = time.perf_counter()
+        counts = clean(
+            sources, outputs, heldout,
+            max_words=args.max_words, max_ratio=args.max_ratio, holdout_every=args.holdout_every,
+            unspaced=[language(lang) in UNSPACED for lang in langs],
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+    for name in ("read", "kept", "held out"):
+        if name != "held out" or heldout:
+            print(f"{counts[name]:>10} pairs {name}")
+    for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
+        print(f"{counts[reason]:>10} left out: {reason.format_map(vars(args))}")
+    print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")
+
+
+def _refuse_values(args: argparse.Namespace) -> None:
+    if args.source_lang == args.target_lang:
+        raise InputError(f"--target-lang {args.target_lang}: must be another than --source-lang")
+    if args.max_words < 1:
+        raise InputError(f"--max-words {args.max_words}: must be at least 1")
+    if not (args.max_ratio == 0 or args.max_ratio >= 1):
+        raise InputError(f"--max-ratio {args.max_ratio:g}: must be at least 1, or 0 for no limit")
+    if bool(args.heldout) != bool(args.holdout_every):
+        raise InputError("--holdout-every N and --heldout PREFIX: must be given together")
+    if args.heldout and args.holdout_every < 2:
+        raise InputError(f"--holdout-every {args.holdout_every}: must be at least 2")
+    if args.heldout == args.output:
+        raise InputError(f"--heldout {args.heldout}: must be another than --output")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""Extract the sentences of both languages from corpora, and check them.
+
+    python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
+
+writes ``raw/train.en`` and ``raw/train.de``, a raw sentence a line, from all corpora in their order. A
+template is ``PATH`` or ``ARCHIVE:MEMBER``; ``{lang}`` in it stands for the language and ``{side}`` for
+``src`` or ``ref``.
+
+Lines end on "\\n" and on nothing else: CR, NEL and U+2028 stand inside lines of News Commentary v9, and
+where they split a line, all that follow are paired with the wrong translation. Nothing is unpacked to the
+disk: what an archive calls its members, and whether they are links, cannot make anything be written.
+"""
+
+import argparse
+import bz2
+import codecs
+import contextlib
+import difflib
+import gzip
+import html
+import lzma
+import os
+import re
+import signal
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from fairseq_rope.errors import InputError, ending_in_one_sentence
+
+CHUNK = 2**20
+ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
+OPENED = re.compile(r"<seg\b", re.IGNORECASE)
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz"}
+
+
+class ExtractError(InputError):
+    """A corpus cannot be taken as it is; the message names the template, file, member or line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the sentences of one language stand: a file, or a member of an archive."""
+
+    path: Path
+    member: str | None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f"{self.path}:{self.member}"
+
+
+class Side:
+    """The output of one language: a file that gets its name when all is written.
+
+    Attributes:
+        lang: the language
+        word: what ``{side}`` stands for
+        path: the file
+        lines: how many were written so far
+    """
+
+    def __init__(self, lang: str, word: str, path: Path) -> None:
+        self.lang, self.word, self.path = lang, word, path
+        self.lines = 0
+        self._temporary = path.with_name(path.name + ".tmp")
+        with self._naming_it():
+            self._file = self._temporary.open("wb")
+
+    def place(self, template: str) -> Place:
+        """Where *template* has this language."""
+        named = template.replace("{lang}", self.lang).replace("{side}", self.word)
+        match = ARCHIVE.fullmatch(named)
+        return Place(Path(match.group(1)), match.group(2)) if match else Place(Path(named), None)
+
+    def write(self, text: str) -> None:
+        with self._naming_it():
+            self._file.write(text.encode("utf-8"))
+        self.lines += text.count("\n")
+
+    def finish(self) -> None:
+        """See that all is on the disk, still under its temporary name."""
+        with self._naming_it():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def rename(self) -> None:
+        os.replace(self._temporary, self.path)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # on a full disk, closing tries to write once more
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _naming_it(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ExtractError(f"--output: {self.path} cannot be written: {error.strerror}") from None
+
+
+class _Counted:
+    """A file whose bytes move a progress bar when they are read."""
+
+    def __init__(self, file: BinaryIO, bar: tqdm) -> None:
+        self._file, self._bar = file, bar
+
+    def read(self, size: int = -1) -> bytes:
+        got = self._file.read(size)
+        self._bar.update(len(got))
+        return got
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header. tarfile takes a damaged one, unless it is the first, for the archive's end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        try:
+            return super().fromtarfile(archive)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:
+            raise tarfile.ReadError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """Around reading *path*: what decompressors and tarfile raise, as one sentence."""
+    try:
+        yield
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
+        if getattr(error, "errno", None) is not None:  # of the system, and not of gzip or bz2
+            raise
+        raise ExtractError(f"{path} is damaged, or is not what its name says: {error}") from None
+
+
+def _texts(stream: BinaryIO, place: Place) -> Iterator[str]:
+    """What *stream* holds, piece by piece; bytes that are not UTF-8 are refused with their line."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    lines = 0
+    while True:
+        chunk = stream.read(CHUNK)
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line = lines + error.object[: error.start].count(b"\n") + 1
+            byte = error.object[error.start]
+            raise ExtractError(f"{place}, line {line}: is not UTF-8 at the byte 0x{byte:02x}") from None
+        lines += text.count("\n")
+        if text:
+            yield text
+        if not chunk:
+            return
+
+
+def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
+    """The text of each ``<seg>`` as a line, entities resolved."""
+    rest, number = "", 0
+    for text in texts:
+        rest += text
+        end = 0
+        for match in SEGMENT.finditer(rest):
+            end = match.end()
+            number += 1
+            if OPENED.search(match.group(1)):
+                raise ExtractError(f"{place}: <seg> number {number} is not closed by </seg>")
+            yield html.unescape(match.group(1)).strip().replace("\n", " ") + "\n"
+        rest = rest[end:]
+        if not OPENED.search(rest):
+            rest = rest[-len("<seg") :]  # what can still become one
+    if OPENED.search(rest):
+        raise ExtractError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
+
+
+def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
+    """Write the sentences of *stream* to *side*, whatever its format by the name of *place*.
+
+    Returns: how many
+    """
+    before = side.lines
+    name = Path(place.member or place.path)
+    if name.suffix in OPENERS:
+        stream = OPENERS[name.suffix](stream, "rb")
+        name = name.with_suffix("")
+    texts = _texts(stream, place)
+    markup = name.suffix in (".sgm", ".sgml")
+    last = "\n"
+    for text in _segments(texts, place) if markup else texts:
+        side.write(text)
+        last = text[-1]
+    if last != "\n":
+        side.write("\n")
+    if side.lines == before:
+        raise ExtractError(f"{place} {'has no <seg>' if markup else 'is empty'}")
+    return side.lines - before
+
+
+def _read_file(place: Place, side: Side, bar: tqdm) -> int:
+    with place.path.open("rb") as file, _naming_damage(place.path):
+        return _copy(_Counted(file, bar), place, side)
+
+
+def _read_archive(path: Path, wanted: dict[Place, Side], bar: tqdm) -> dict[Side, int]:
+    """Write members of the archive *path*, in whatever order it has them.
+
+    All of the archive is read: a member that comes a second time is found, and so is damage.
+
+    Returns: the number of sentences of each side
+    """
+    members = {_plain(place.member or ""): place for place in wanted}
+    counts: dict[Side, int] = {}
+    names = []
+    with path.open("rb") as file, _naming_damage(path):
+        kind = next((kind for magic, kind in MAGIC.items() if file.peek(8).startswith(magic)), None)
+        stream = _Counted(file, bar)
+        if kind is not None:
+            stream = OPENERS[kind](stream, "rb")
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_Header) as archive:
+            for member in archive:
+                place = members.get(_plain(member.name))
+                if place is None:
+                    names += [member.name] if member.isreg() else []
+                    continue
+                if not member.isreg():
+                    raise ExtractError(f"{place} is a {_type(member)}, and must be a regular file")
+                if wanted[place] in counts:
+                    raise ExtractError(f"{path} has {place.member} twice")
+                counts[wanted[place]] = _copy(archive.extractfile(member), place, wanted[place])
+        while stream.read(CHUNK):  # to the checksum at the end
+            pass
+    for place, side in wanted.items():
+        if side not in counts:
+            raise ExtractError(f"{path} has no member {place.member}{_nearest(place.member or '', names)}")
+    return counts
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^(\./+)+", "", name)
+
+
+def _type(member: tarfile.TarInfo) -> str:
+    kinds = {"folder": member.isdir(), "symbolic link": member.issym(), "hard link": member.islnk()}
+    return next((kind for kind, is_one in kinds.items() if is_one), "device or pipe")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, names, 1, 0.0)
+    return f"; the nearest that it has is {nearest[0]}" if nearest else "; it has none at all"
+
+
+def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
+    """Where *template* has each side.
+
+    Raises:
+        ExtractError: both are in one place, or a file is not there
+    """
+    places = {side.place(template): side for side in sides}
+    if len(places) < len(sides):
+        raise ExtractError(f"{template}: must have {{lang}} or {{side}} in it, which tell the sides apart")
+    for place in places:
+        if place.path.is_file():
+            continue
+        if place.path.exists():
+            raise ExtractError(f"{place.path}: is not a file")
+        folder = place.path.parent
+        if not folder.is_dir():
+            raise ExtractError(f"{place.path}: there is no folder {folder}")
+        nearest = _nearest(place.path.name, sorted(os.listdir(folder)))
+        raise ExtractError(f"{place.path}: there is no such file in {folder}{nearest}")
+    for place in places:
+        for side in sides:
+            if side.path.exists() and side.path.samefile(place.path):
+                raise ExtractError(f"--output: {side.path} would overwrite what {template} names")
+    return places
+
+
+def extract(templates: Sequence[str], source: str, target: str, prefix: Path) -> int:
+    """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*; both appear when both are whole.
+
+    Returns: the number of pairs
+
+    Raises:
+        ExtractError: see the message
+        OSError: a file cannot be read
+    """
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as discarding:
+        sides = []
+        for lang, word in ((source, "src"), (target, "ref")):
+            sides.append(Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")))
+            discarding.callback(sides[-1].discard)
+        corpora = [(template, _places(template, sides)) for template in templates]
+        size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
+        with tqdm(total=size, desc="  read", unit="B", unit_scale=True, mininterval=0.5) as bar:
+            for template, places in corpora:
+                pairs = _read(template, places, bar)
+                bar.write(f"{template}: {pairs:,} pairs", file=sys.stdout)
+                sys.stdout.flush()
+        for side in sides:
+            side.finish()
+        for side in sides:
+            side.path.unlink(missing_ok=True)  # killed here, it leaves no pair of an old and a new file
+        for side in sides:
+            side.rename()
+    return sides[0].lines
+
+
+def _read(template: str, places: dict[Place, Side], bar: tqdm) -> int:
+    """Write both sides of one template. Returns the number of pairs."""
+    counts: dict[Side, int] = {}
+    for path in dict.fromkeys(place.path for place in places):
+        here = {place: side for place, side in places.items() if place.path == path}
+        place, side = next(iter(here.items()))
+        if place.member is None:
+            counts[side] = _read_file(place, side, bar)
+        else:
+            counts.update(_read_archive(path, here, bar))
+    if len(set(counts.values())) > 1:
+        told = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
+        raise ExtractError(f"{template}: {told}, and both must have the same number")
+    return next(iter(counts.values()))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="recipes.text.extract",
+        description="Take the sentences of both languages out of corpora, one a line, and check them.",
+    )
+    parser.add_argument("--source-lang", required=True, metavar="LANG")
+    parser.add_argument("--target-lang", required=True, metavar="LANG")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.LANG for both languages"
+    )
+    parser.add_argument(
+        "templates",
+        nargs="+",
+        metavar="TEMPLATE",
+        help="PATH or ARCHIVE:MEMBER with {lang} for the language and {side} for src or ref in it; .gz, .bz2 "
+        "and .xz are decompressed, .sgm gives its <seg>s",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    with ending_in_one_sentence("recipes.text.extract"):
+        languages = (args.source_lang, args.target_lang)
+        if languages[0] == languages[1]:
+            raise ExtractError(f"--target-lang {languages[1]}: must not be --source-lang")
+        for flag, lang in zip(("--source-lang", "--target-lang"), languages, strict=True):
+            if not re.fullmatch(r"\w[\w-]*", lang):
+                raise ExtractError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
+        try:
+            pairs = extract(args.templates, *languages, args.output)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+    print(f"{args.output}: {pairs:,} pairs")
+
+
+if __name__ == "__main__":
+    main()

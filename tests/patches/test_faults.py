@@ -1,0 +1,565 @@
+"""Training that is killed, and commands given the wrong file: fairseq_rope/patches."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_rope.patches.ending import sentence_for
+from fairseq_rope.patches.loading import (
+    CAN_ALLOW_LIST,
+    CheckpointError,
+    load_checkpoint,
+    why_weights_do_not_fit,
+)
+from fairseq_rope.patches.saving import naming_the_file
+from fairseq_rope.tools.average import main as average
+from fairseq_rope.transformer import TransformerRopeModel
+from tests.commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training
+from tests.conftest import write_pairs
+
+
+def losses_by_update(log):
+    """Number of updates to the loss that was logged there, and epoch to the validation loss."""
+    entries = [
+        json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", log, re.MULTILINE) if '"loss"' in line
+    ]
+    curve = {int(entry["num_updates"]): entry["loss"] for entry in entries if "num_updates" in entry}
+    valid = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", log)]
+    return curve, {entry["epoch"]: entry["valid_loss"] for entry in valid}
+
+
+EVERY_UPDATE = ["--log-interval", 1, "--save-interval-updates", 5, "--keep-interval-updates", 3]
+
+
+@pytest.mark.slow
+def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbed_one(data_bin, tmp_path):
+    options = [*EVERY_UPDATE, "--max-epoch", 20, "--keep-last-epochs", 2]
+    undisturbed = run_program(*training(data_bin, tmp_path / "undisturbed", *options))
+    expected, expected_valid = losses_by_update(undisturbed.stdout + undisturbed.stderr)
+    total = max(expected)
+    assert total >= 60 and sorted(expected) == list(range(1, total + 1))
+
+    draw = random.Random(7)
+    folder = tmp_path / "killed"
+    command = training(data_bin, folder, *options)
+    words = [str(BIN / command[0]), *(str(word) for word in command[1:])]
+    curve, valid, reached = {}, {}, 0
+    for kill in range(10):
+        stop_at = min(total - 3, reached + draw.randint(1, total // 10))
+        log = open(tmp_path / f"{kill}.log", "w+")
+        process = subprocess.Popen(
+            words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        deadline = time.time() + 120
+        while max(losses_by_update((tmp_path / f"{kill}.log").read_text())[0], default=0) < stop_at:
+            assert process.poll() is None and time.time() < deadline, (tmp_path / f"{kill}.log").read_text()
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.close()
+        seen, seen_valid = losses_by_update((tmp_path / f"{kill}.log").read_text())
+        assert min(seen) == 1 or kill > 0
+        reached = max(reached, max(seen))
+        for known, new in ((curve, seen), (valid, seen_valid)):
+            known.update(new)
+        whole = sorted(folder.glob("*.pt"))
+        for path in whole:
+            load_checkpoint(str(path))  # raises if it is not whole
+        if sum(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) is not None for path in whole) >= 2:
+            average(
+                ["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(tmp_path / "a.pt")]
+            )
+    finished = run_program(*command)
+    seen, seen_valid = losses_by_update(finished.stdout + finished.stderr)
+    assert min(seen) > 1, "the last run resumed"
+    curve.update(seen)
+    valid.update(seen_valid)
+    assert curve == expected
+    assert valid == expected_valid
+    assert weights_equal(folder / "checkpoint_last.pt", tmp_path / "undisturbed" / "checkpoint_last.pt")
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
+def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_have_taken(
+    data_bin, tmp_path, arch
+):
+    options = ["--arch", arch, *EVERY_UPDATE, "--max-epoch", 4]
+    expected, expected_valid = losses_by_update(train(data_bin, tmp_path / "one", *options))
+    middle = max(expected) * 5 // 8
+    assert middle % (max(expected) // 4) != 0, "an epoch does not end there"
+    train(data_bin, tmp_path / "two", *options, "--max-update", middle)
+    curve, valid = losses_by_update(train(data_bin, tmp_path / "two", *options))
+    assert curve == {number: loss for number, loss in expected.items() if number > middle}
+    assert valid == {epoch: loss for epoch, loss in expected_valid.items() if epoch in valid} and valid
+
+
+@pytest.mark.parametrize("per_epoch", ["--no-epoch-checkpoints", "--save-interval=2"])
+def test_no_checkpoint_of_an_interval_is_left_out_at_the_end_of_an_epoch(data_bin, tmp_path, per_epoch):
+    options = "--save-interval-updates 1 --keep-interval-updates 4 --disable-validation --max-tokens 1500"
+    log = train(data_bin, tmp_path, *options.split(), per_epoch, "--max-epoch", 3, "--log-interval", 1)
+    last = max(losses_by_update(log)[0])
+    assert last // 3 < 4, "among the last four is an epoch's end"
+    of_updates = {path.name for path in tmp_path.glob("checkpoint_*_*.pt")}
+    # what is saved as an epoch's has no other name
+    of_epochs = {int(last * 2 / 3)} if per_epoch == "--save-interval=2" else set()
+    numbers = [number for number in range(last, 0, -1) if number not in of_epochs][:4]
+    assert {int(name.split("_")[2][:-3]) for name in of_updates} == set(numbers)
+    assert (tmp_path / "checkpoint2.pt").exists() == bool(of_epochs)
+
+
+def test_training_resumed_on_data_in_shards_takes_the_batches_it_would_have_taken(data_bin, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(data_bin, other)
+    shards = f"{data_bin}{os.pathsep}{other}"
+    options = [*EVERY_UPDATE, "--max-epoch", 4]
+    expected, _ = losses_by_update(train(shards, tmp_path / "one", *options))
+    train(shards, tmp_path / "two", *options, "--max-update", max(expected) * 5 // 8)
+    curve, _ = losses_by_update(train(shards, tmp_path / "two", *options))
+    assert curve and curve.items() <= expected.items()
+
+
+# -- the wrong file ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_dictionary(tmp_path_factory):
+    """Data like data_bin's whose dictionary is smaller."""
+    folder = tmp_path_factory.mktemp("other")
+    text = write_pairs(folder / "text", 50, seed=2)
+    for path in text.iterdir():
+        path.write_text("\n".join("cat" if path.suffix == ".en" else "CAT" for _ in range(20)) + "\n")
+    run_program(
+        "fairseq-preprocess", "-s", "en", "-t", "de",
+        "--trainpref", text / "train", "--validpref", text / "valid",
+        "--testpref", text / "test", "--joined-dictionary", "--destdir", folder / "bin",
+    )  # fmt: skip
+    return folder / "bin"
+
+
+def digests(folder):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+
+
+def refusal(program, *words):
+    """The sentence with which *program* ends; it has to end with one."""
+    try:
+        call(program, *words)
+    except BaseException as error:
+        assert error.__traceback__ is not None
+        if isinstance(error, SystemExit):
+            raise AssertionError(f"argparse refused {words}") from error
+        sentence = sentence_for(error, error.__traceback__)
+        assert sentence is not None, f"a traceback: {error!r}"
+        assert "\n" not in sentence
+        return sentence
+    raise AssertionError(f"{program} did not refuse {words}")
+
+
+class RunsCode:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def truncated(good, path):
+    path.write_bytes(good.read_bytes()[:-2000])
+
+
+def empty(good, path):
+    path.write_bytes(b"")
+
+
+def foreign(good, path):
+    torch.save({"state_dict": {"weight": torch.ones(2)}}, path)
+
+
+def foreign_with_a_model(good, path):
+    torch.save({"model": {"weight": torch.ones(2)}, "epoch": 3}, path)
+
+
+def text_file(good, path):
+    path.write_text("This is no checkpoint.\n")
+
+
+def hostile(good, path):
+    torch.save({"model": {"weight": torch.ones(2)}, "cfg": RunsCode(path.with_name("was_run"))}, path)
+
+
+def damaged_in_the_middle(good, path):
+    data = bytearray(good.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 100] = bytes(byte ^ 255 for byte in data[middle : middle + 100])
+    path.write_bytes(data)
+
+
+def changed(**entries):
+    """A good checkpoint with other entries."""
+
+    def change(good, path):
+        torch.save({**torch.load(good, weights_only=False), **entries}, path)
+
+    change.__name__ = "with_" + "_".join(f"{name}_{value}" for name, value in entries.items())
+    return change
+
+
+def folder_in_its_place(good, path):
+    path.mkdir()
+
+
+BROKEN = {
+    truncated: r"is not a whole checkpoint: ",
+    empty: r"is not a whole checkpoint: ",
+    foreign: r"is not a fairseq checkpoint: it has no entry 'model' with weights",
+    foreign_with_a_model: r"is not a fairseq checkpoint: it has no entry '",
+    # where no class can be refused, a text is a pickle that went wrong
+    text_file: r"was not loaded, and nothing in it was run: " if CAN_ALLOW_LIST else r"is not a whole",
+    hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
+    damaged_in_the_middle: r"is not a whole checkpoint: its part \S+ is damaged",
+    changed(optimizer_history=7): r"is not a fairseq checkpoint: ",
+    changed(model={3: torch.ones(2)}): r"is not a fairseq checkpoint: it has a weight that is named 3",
+    folder_in_its_place: r"(Is a directory|is a folder, and must be a file)",
+}
+
+
+def generate(data, path, *more):
+    return ["fairseq-generate", data, "--user-dir", PLUGIN, "--path", path, "--cpu", *more]
+
+
+@pytest.mark.parametrize("fault", list(BROKEN), ids=lambda fault: fault.__name__)
+def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault):
+    if fault is hostile and not CAN_ALLOW_LIST:
+        pytest.skip("torch < 2.6 cannot allow-list classes by name")
+    path = tmp_path / "checkpoint_last.pt"
+    fault(trained / "checkpoint_last.pt", path)
+    (tmp_path / "checkpoint1.pt").write_bytes((trained / "checkpoint_last.pt").read_bytes())
+    before = digests(tmp_path)
+    commands = {
+        "generate": generate(data_bin, path),
+        "resume": training(data_bin, tmp_path, "--max-epoch", 30),
+        "fine-tune": training(data_bin, tmp_path / "new", "--finetune-from-model", path),
+    }
+    for name, command in commands.items():
+        sentence = refusal(*command)
+        assert str(path.parent) in sentence and path.name in sentence, (name, sentence)
+        assert re.search(BROKEN[fault], sentence), (name, sentence)
+    assert digests(tmp_path) == before
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize("cfg", [None, {"a": 1}, [1]])
+def test_a_checkpoint_without_options_can_be_trained_on_and_cannot_be_translated_with(
+    data_bin, trained, tmp_path, cfg
+):
+    path = tmp_path / "checkpoint_last.pt"
+    changed(cfg=cfg)(trained / path.name, path)
+    assert f"{path} is not a fairseq checkpoint: " in refusal(*generate(data_bin, path))
+    if cfg != [1]:
+        train(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-update", 1)
+        assert (tmp_path / "new" / path.name).exists()
+
+
+def test_an_unreadable_checkpoint_is_named(trained):
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        path = os.path.join(open_to_all, "checkpoint_last.pt")
+        shutil.copy(trained / "checkpoint_last.pt", path)
+        os.chmod(path, 0)
+        if os.geteuid() == 0:  # root may read everything; for a moment the process is somebody else
+            os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError) as refused:
+                checkpoint_utils.load_model_ensemble_and_task([path])
+        finally:
+            os.seteuid(os.getuid())
+    assert sentence_for(refused.value, refused.tb) == f"{path}: Permission denied"
+
+
+def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
+    missing = tmp_path / "no.pt"
+    assert refusal(*generate(data_bin, missing)) == f"Model file not found: {missing}"
+    sentence = refusal(*training(data_bin, tmp_path / "new", "--finetune-from-model", missing))
+    assert sentence == f"--finetune-from-model {missing} does not exist"
+
+
+def test_training_starts_from_the_beginning_and_says_so_if_the_restore_file_is_missing(data_bin, tmp_path):
+    missing = tmp_path / "new" / "checkpoint_best.pt"
+    options = ["--max-epoch", 1, "--restore-file", missing]
+    log = train(data_bin, tmp_path / "new", *options)
+    assert f"--restore-file {missing} does not exist: training starts from the beginning" in log
+    # the next start of the same command finds the file
+    assert "does not exist" not in train(data_bin, tmp_path / "new", *options, "--max-epoch", 2)
+    assert (tmp_path / "new" / "checkpoint2.pt").exists()
+
+
+def test_a_dictionary_that_does_not_fit_is_said(trained, other_dictionary, tmp_path):
+    path = trained / "checkpoint_last.pt"
+    before = digests(trained)
+    shutil.copy(path, tmp_path)
+    for command, name in (
+        (generate(other_dictionary, path), path),
+        (training(other_dictionary, tmp_path, "--max-epoch", 30), tmp_path / path.name),
+    ):
+        sentence = refusal(*command)
+        assert re.search(
+            rf"{name} does not fit: \S+embed_tokens.weight has the shape \[\d+, 64\] in it and "
+            r"\[\d+, 64\] here; the dictionaries \(dict\.\*\.txt in the data folder\) are not those it was "
+            r"trained with",
+            sentence,
+        ), sentence
+    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (
+            ["--encoder-ffn-embed-dim", 96],
+            r"fc1.weight has the shape \[64, 64\] in it and \[96, 64\] here; --arch or the sizes",
+        ),
+        (["--decoder-layers", 3], "it lacks decoder.layers.2.* are not those it was trained with"),
+        (["--encoder-normalize-before"], "it lacks encoder.layer_norm.* are not those it was trained with"),
+    ],
+)
+def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path, flags, reason):
+    shutil.copy(trained / "checkpoint_last.pt", tmp_path)
+    before = digests(tmp_path)
+    sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, *flags))
+    assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit: .*{reason}", sentence), sentence
+    assert digests(tmp_path) == before
+
+
+def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
+    path = trained / "checkpoint_last.pt"
+    before = digests(trained)
+    swapped = ["--source-lang", "de", "--target-lang", "en"]
+    reason = "was trained from en to de, and the data are from de to en: give data of its direction, or "
+    reason += "--source-lang en --target-lang de"
+    assert refusal(*generate(data_bin, path, *swapped)) == f"{path} {reason}"
+    shutil.copy(path, tmp_path)
+    same_folder = training(data_bin, tmp_path, "--max-epoch", 30, *swapped)
+    assert refusal(*same_folder) == f"{tmp_path / path.name} {reason}"
+    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+    # To learn the other direction from what is known of this one is another matter.
+    train(data_bin, tmp_path / "new", "--finetune-from-model", path, *swapped)
+    assert (tmp_path / "new" / "checkpoint_last.pt").exists()
+
+
+def test_the_other_direction_is_noticed_in_validation_and_from_python(data_bin, trained):
+    path, pair = trained / "checkpoint_last.pt", ["--source-lang", "de", "--target-lang", "en"]
+    flags = ["--user-dir", PLUGIN, "--path", path, "--task", "translation", "--cpu", "--max-tokens", 500]
+    assert "was trained from en to de" in refusal("fairseq-validate", data_bin, *flags, *pair)
+    with pytest.raises(CheckpointError, match="was trained from en to de"):
+        TransformerRopeModel.from_pretrained(
+            str(trained), path.name, str(data_bin), source_lang="de", target_lang="en"
+        )
+    # who knows that the model speaks both ways can say so
+    both = ["--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"]
+    call(*generate(data_bin, path, *pair, *both))
+
+
+def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
+    train(data_bin, tmp_path / "half", "--rope-layout", "half", "--no-epoch-checkpoints")
+    path = tmp_path / "half" / "checkpoint_last.pt"
+    resumed = refusal(*training(data_bin, tmp_path / "half", "--max-epoch", 2))
+    cure = "use the same value, or convert the checkpoint first: python -m fairseq_rope convert-layout"
+    assert resumed == f"{path} was trained with --rope-layout half, not interleaved; {cure}"
+    tuned = training(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-epoch", 1)
+    assert refusal(*tuned) == resumed
+    same = ["--rope-layout", "half"]
+    other_base = training(data_bin, tmp_path / "half", "--max-epoch", 2, *same, "--rope-base", 500)
+    reason = "was trained with --rope-base 10000.0, not 500.0; use the same value"
+    assert refusal(*other_base) == f"{path} {reason}"
+    # a longer context can be learnt with another base
+    train(data_bin, tmp_path / "new", "--finetune-from-model", path, *same, "--rope-base", 500)
+
+
+def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path):
+    class Fails:
+        def __reduce__(self):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    path = tmp_path / "checkpoint1.pt"
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        checkpoint_utils.torch_persistent_save({"model": Fails()}, str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, monkeypatch):
+    tries = []
+
+    def save(obj, file):
+        tries.append(file.write(b"the first half of it"))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr("fairseq_rope.patches.saving.PAUSE", 0)
+    path = tmp_path / "checkpoint1.pt"
+    with pytest.raises(OSError, match="could not be written whole .No space left on device") as refused:
+        checkpoint_utils.torch_persistent_save({}, str(path))
+    assert refused.value.filename == str(path) and len(tries) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/checkpoint1.pt", "gone/checkpoint1.pt"])
+def test_a_failed_write_is_named_where_free_space_is_unknown(path):
+    with pytest.raises(OSError) as refused:
+        with naming_the_file(path, f"{path}.tmp"):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+    assert (refused.value.filename, refused.value.errno) == (path, errno.EDQUOT)
+    assert refused.value.strerror == "could not be written whole (Disk quota exceeded)"
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append("rename"), replace(a, b))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("rename"), replace(a, b))[1])
+    path = tmp_path / "checkpoint1.pt"
+    checkpoint_utils.torch_persistent_save({}, str(path))
+    checkpoint_utils.PathManager.copy(str(path), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
+    assert order == ["fsync", "rename"] * 2
+
+
+def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
+    no_data = tmp_path / "no-data"
+    shutil.copytree(data_bin, tmp_path / "bin")
+    (tmp_path / "bin" / "test.en-de.en.bin").unlink()
+    (tmp_path / "bin" / "test.en-de.en.idx").unlink()
+    pair = ["--source-lang", "en", "--target-lang", "de"]
+    assert str(no_data) in refusal(*training(no_data, tmp_path / "new", *pair))
+    sentence = refusal(*generate(tmp_path / "bin", trained / "checkpoint_last.pt"))
+    assert sentence == f"Dataset not found: test ({tmp_path / 'bin'})"
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (["--rope-fraction", "0.3"], "--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6 to rotate"),
+        (["--rope-fraction", "2"], "--rope-fraction 2.0: .* must be in (0, 1]"),
+        (["--rope-base", "-1"], "--rope-base -1.0: must be a finite number above 1"),
+        (["--encoder-learned-pos"], "--encoder-learned-pos asks for learned absolute positions"),
+        (
+            ["--decoder-attention-heads", "5"],
+            "--decoder-attention-heads 5: must divide --decoder-embed-dim 64",
+        ),
+    ],
+)
+def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags, reason):
+    sentence = refusal(*training(data_bin, tmp_path / "new", *flags))
+    assert re.search(re.escape(reason).replace(r"\.\*", ".*"), sentence)
+    assert not (tmp_path / "new").exists() or digests(tmp_path / "new") == {}
+
+
+def test_the_programs_end_with_the_sentence_alone(data_bin, trained, tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    truncated(trained / path.name, path)
+    done = run_program(*generate(data_bin, path), check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        f"fairseq-generate: error: {path} is not a whole checkpoint"
+    )
+
+
+def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
+    def fail(kind):
+        try:
+            raise kind("something")
+        except kind as error:
+            return sentence_for(error, error.__traceback__)
+
+    kinds = (RuntimeError, ValueError, KeyError, ConnectionError, OSError, Exception)
+    assert [fail(kind) for kind in kinds] == [None] * 6
+
+
+def test_reasons_are_read_out_of_torchs_message():
+    model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
+    good = model.state_dict()
+    cases = [
+        (
+            {**good, "embed_tokens.weight": torch.ones(7, 2)},
+            "has the shape [7, 2] in it and [5, 2] here; the dictionaries",
+        ),
+        (
+            {**good, "fc1.bias": torch.ones(4)},
+            "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes",
+        ),
+        ({**good, "fc2.bias": torch.ones(4)}, "only it has fc2.bias; --arch or options"),
+        ({name: good[name] for name in list(good)[:2]}, "it lacks fc1.bias; --arch or options"),
+    ]
+    for weights, reason in cases:
+        with pytest.raises(RuntimeError) as refused:
+            model.load_state_dict(weights)
+        assert reason in why_weights_do_not_fit(str(refused.value))
+
+
+# -- a full disk ---------------------------------------------------------------------------------------
+
+ON_A_SMALL_DISK = """
+mkdir {disk} && mount -t tmpfs -o size={size}k tmpfs {disk} || exit 99
+{command} > {log} 2>&1
+echo "status $?"
+cp -r {disk} {copy}
+"""
+
+
+def weights_equal(one, other):
+    one, other = (load_checkpoint(str(path))["model"] for path in (one, other))
+    return all(torch.equal(one[name], weight) for name, weight in other.items())
+
+
+def test_a_full_disk_is_named_the_good_checkpoints_stay_and_training_resumes(data_bin, tmp_path):
+    options = ["--max-epoch", 3, "--keep-last-epochs", 3]
+    roomy, disk, copy, log = (tmp_path / name for name in ("roomy", "disk", "copy", "log"))
+    train(data_bin, roomy, *options)
+    command = training(data_bin, disk, *options)
+    script = ON_A_SMALL_DISK.format(
+        disk=disk,
+        copy=copy,
+        log=log,
+        # room for what epoch 1 leaves (checkpoint1, _best, _last) and one more, but not for its copies
+        size=int(4.5 * (roomy / "checkpoint1.pt").stat().st_size / 1024),
+        command=shlex.join([str(BIN / command[0]), *(str(word) for word in command[1:])]),
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    if "status" not in done.stdout:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+    assert done.stdout == "status 1\n"
+    assert re.fullmatch(
+        rf"fairseq-train: error: {disk}/checkpoint\w+\.pt: could not be written whole "
+        r"\(No space left on device; \d+ MiB left on its disk\)",
+        log.read_text().splitlines()[-1],
+    )
+    left = {path.name for path in copy.iterdir()}
+    assert left == {f"checkpoint{name}.pt" for name in ("1", "2", "_best", "_last")}
+    for name in left:
+        assert any(weights_equal(copy / name, roomy / f"checkpoint{epoch}.pt") for epoch in (1, 2))
+    train(data_bin, copy, *options)
+    assert weights_equal(copy / "checkpoint_last.pt", roomy / "checkpoint3.pt")

@@ -1,0 +1,578 @@
+"""fairseq_rope/patches: what works with fairseq alone does the same with each patch in place.
+
+"fairseq alone" is a second copy of ``fairseq.checkpoint_utils``, loaded from its file, or the function that a
+replacement wraps.
+"""
+
+import builtins
+import contextlib
+import functools
+import importlib.util
+import itertools
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data import Dictionary, FastaDataset, data_utils
+from fairseq.file_io import PathManager
+from fairseq.options import get_training_parser, parse_args_and_arch
+
+from fairseq_rope import patches
+from fairseq_rope.patches import options, saving
+from fairseq_rope.patches.loading import CheckpointError, load_checkpoint
+from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call, run_program, train
+
+LIMITS = ({"max_tokens": 400}, {"max_sentences": 16})
+
+
+def without_replacements(path):
+    """A second copy of a module of fairseq, loaded from its file."""
+    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}_alone", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.lru_cache
+def fairseq_alone():
+    return without_replacements(checkpoint_utils.__file__)
+
+
+@functools.lru_cache
+def fasta_dataset_alone():
+    return without_replacements(sys.modules[FastaDataset.__module__].__file__)
+
+
+def equal(one, other):
+    """Whether two states of a checkpoint are the same, tensors compared by value."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+# -- the same with and without each patch --------------------------------------------------------------
+
+
+def loading_gives_the_same_state(request, folder):
+    path = request.getfixturevalue("trained") / "checkpoint_last.pt"
+    with open(path, "rb") as file:
+        state = checkpoint_utils.torch.load(file, map_location="cpu")
+    assert equal(state, torch.load(path, map_location="cpu", weights_only=False))
+
+
+def upgrading_gives_the_same_state(request, folder):
+    path = str(request.getfixturevalue("trained") / "checkpoint_last.pt")
+    for overrides in (None, {"dropout": 0.3, "data": "elsewhere"}):
+        state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
+        assert equal(state, fairseq_alone().load_checkpoint_to_cpu(path, overrides))
+
+
+def an_ensemble_has_the_same_weights(request, folder):
+    paths = [str(request.getfixturevalue("trained") / "checkpoint_last.pt")]
+    overrides = {"data": str(request.getfixturevalue("data_bin"))}
+    (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task(paths, overrides)
+    (theirs,), _, _ = fairseq_alone().load_model_ensemble_and_task(paths, overrides)
+    assert equal(ours.state_dict(), theirs.state_dict())
+
+
+def resuming_reads_the_same(request, folder):
+    """load_checkpoint gives the trainer the same file and flags, and returns the same."""
+    given = []
+
+    def trainer(module):
+        extra = {"train_iterator": {"epoch": 3}, "best": 2.5}
+        return SimpleNamespace(
+            checkpoint_suffix="",
+            cfg=Namespace(model=Namespace(), task=Namespace()),
+            task=SimpleNamespace(cfg=Namespace(source_lang="en", target_lang="de")),
+            load_checkpoint=lambda *args, **kwargs: given.append((module, args, kwargs)) or dict(extra),
+            get_train_iterator=lambda **kwargs: SimpleNamespace(epoch=3, load_state_dict=lambda state: None),
+            lr_step=lambda epoch: None,
+        )
+
+    (folder / "pretrained.pt").touch()
+    for changes in (
+        {},
+        {"restore_file": str(folder / "missing.pt")},
+        {"restore_file": str(folder / "pretrained.pt"), "reset_optimizer": True},
+        {"finetune_from_model": str(folder / "pretrained.pt")},
+    ):
+        cfg = Namespace(
+            save_dir=str(folder), restore_file="checkpoint_last.pt", finetune_from_model=None,
+            reset_optimizer=False, reset_lr_scheduler=False, reset_meters=False, reset_dataloader=False,
+            optimizer_overrides="{}", continue_once=None,
+        )  # fmt: skip
+        vars(cfg).update(changes)
+        given.clear()
+        extra = [module.load_checkpoint(cfg, trainer(module))[0] for module in BOTH()]
+        assert extra[0] == extra[1] and given[0][1:] == given[1][1:], changes
+
+
+def BOTH():
+    return checkpoint_utils, fairseq_alone()
+
+
+def expressions_have_the_same_value(request, folder):
+    for text in (
+        "1/32", "5e-4/2", "2**-3", "7 // 2", "3 - 1", "-(2 + 3)", "10**5", "[1/2, 3]", "(0.9, 1 - 0.02)",
+        "[(512, 10, 5)] + [(512, 3, 2)] * 4", "{'name': 1/2}", "{1/32, 2}", "True", "None",
+        "'a' * 3", "{1, 2}", "1e-8",
+    ):  # fmt: skip
+        assert options.literal(text) == builtins.eval(text), text
+    assert utils.eval_str_list("1/32") == [1 / 32]
+
+
+def copies_and_renames_are_the_same(request, folder):
+    for name, manager in (("ours", checkpoint_utils.PathManager), ("theirs", PathManager)):
+        (folder / name).mkdir()
+        (folder / name / "disk").mkdir()
+        source, target, link = (folder / name / file for file in ("1.pt", "last.pt", "link.pt"))
+        source.write_bytes(b"new" * 1000)
+        (folder / name / "disk" / "big.pt").write_bytes(b"old")
+        link.symlink_to(Path("disk") / "big.pt")
+        private, device = folder / name / "private.pt", folder / name / "null.pt"
+        private.touch(mode=0o600)
+        device.symlink_to("/dev/null")
+        for copy in (target, target, link, private, device):
+            assert manager.copy(str(source), str(copy), overwrite=True)
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+        assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+        manager.rename(str(source), str(folder / name / "renamed.pt"))
+    described = [
+        sorted(
+            (
+                str(path.relative_to(top)),
+                path.is_symlink(),
+                path.is_file() and path.read_bytes(),
+                path.stat().st_mode,
+            )
+            for path in top.rglob("*")
+        )
+        for top in (folder / "ours", folder / "theirs")
+    ]
+    assert described[0] == described[1]
+    assert ("link.pt", True, b"new" * 1000) in [entry[:3] for entry in described[0]]
+
+
+def a_saved_state_is_the_same(request, folder):
+    state = {"model": {"w": torch.arange(3.0)}, "args": Namespace(x=1)}
+    loaded = []
+    for name, module in zip(("ours", "theirs"), BOTH(), strict=True):
+        path = folder / f"{name}.pt"
+        module.torch_persistent_save(state, str(path))
+        loaded.append(torch.load(path))
+    assert equal(*loaded) and sorted(os.listdir(folder)) == ["ours.pt", "theirs.pt"]
+
+
+def a_second_try_succeeds(request, folder):
+    """A write that fails once. fairseq leaves its beginning in the file; ours starts again."""
+    real, tries = torch.save, []
+
+    def save(obj, file):
+        tries.append(file.write(b"half of it"))
+        if len(tries) % 2:
+            raise OSError("Stale file handle")
+        file.seek(-len(b"half of it"), os.SEEK_CUR)
+        real(obj, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        patch.setattr(saving, "PAUSE", 0)
+        patch.setattr("time.sleep", lambda seconds: None)
+        for name, module in zip(("ours", "theirs"), BOTH(), strict=True):
+            module.torch_persistent_save({"model": {}}, str(folder / name))
+    assert len(tries) == 4
+    assert (folder / "theirs").read_bytes().startswith(b"half of it"), "fairseq is mended: the patch can go"
+    assert not (folder / "ours").read_bytes().startswith(b"half of it")
+    assert torch.load(folder / "ours") == {"model": {}}
+
+
+def fasta_files_have_the_same_index(request, folder):
+    (folder / "x.fasta").write_text(">first one\nACGT\nAC\n>second\nA\n>3 > 2\nACGTACGT\n\nAC\n")
+    offsets, sizes = FastaDataset(str(folder / "x"))._build_index(str(folder / "x"))
+    assert (offsets.tolist(), sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
+    if shutil.which("tqdm"):  # which fairseq calls
+        alone = fasta_dataset_alone().FastaDataset(str(folder / "x"))
+        assert (alone.offsets.tolist(), alone.sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
+
+
+def other_programs_keep_their_tracebacks(request, folder):
+    for name in ("fairseq-mine", "mine.py"):
+        script = "import fairseq, fairseq_rope\nraise ValueError('told in one line')\n"
+        (folder / name).write_text(script)
+        path = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, folder / name], capture_output=True, text=True, env=path)
+        assert "Traceback" in done.stderr and done.stderr.endswith("ValueError: told in one line\n")
+
+
+def the_same_checkpoints_are_written(request, folder):
+    """All combinations of flags; the difference is the checkpoint that fairseq leaves out."""
+    number = 0
+    for epoch, updates, ends in ((1, 10, True), (2, 20, True), (2, 15, False), (2, 17, True)):
+        for no_epoch in (False, True):
+            for interval, every in ((1, 0), (2, 0), (1, 5), (2, 5)):
+                written = []
+                for module in BOTH():
+                    number += 1
+                    cfg = checkpointing(folder / str(number), no_epoch, interval, every)
+                    iterator = mock.Mock(epoch=epoch, **{"end_of_epoch.return_value": ends})
+                    module.save_checkpoint(cfg, SavingTrainer(updates), iterator, None)
+                    written.append(set(os.listdir(cfg.save_dir)))
+                left_out = every and updates % every == 0 and ends and (no_epoch or epoch % interval)
+                extra = {f"checkpoint_{epoch}_{updates}.pt"} if left_out else set()
+                assert written[0] == written[1] | extra, (epoch, updates, ends, no_epoch, interval, every)
+
+
+def checkpointing(folder, no_epoch, interval, every):
+    return Namespace(
+        save_dir=str(folder), no_save=False, no_epoch_checkpoints=no_epoch, save_interval=interval,
+        save_interval_updates=every, keep_best_checkpoints=0, no_last_checkpoints=False,
+        maximize_best_checkpoint_metric=False, write_checkpoints_asynchronously=False,
+        keep_interval_updates=0, keep_last_epochs=0, keep_interval_updates_pattern=-1,
+    )  # fmt: skip
+
+
+class SavingTrainer:
+    data_parallel_rank, should_save_checkpoint_on_current_rank = 0, True
+    always_call_state_dict_during_save_checkpoint, checkpoint_suffix, task = False, "", None
+
+    def __init__(self, updates):
+        self.get_num_updates = lambda: updates
+
+    def consolidate_optimizer(self):
+        pass
+
+    def save_checkpoint(self, filename, extra_state):
+        Path(filename).write_bytes(b"checkpoint")
+        return filename
+
+
+def batches_are_the_same(request, folder):
+    """Any iterable of numbers; the difference is the last batch, which fairseq drops."""
+    draw = np.random.RandomState(1)
+    for count in (8, 20, 100):
+        order, sizes = draw.permutation(count), np.arange(count) % 30 + 1
+        kinds = (np.asarray, list, iter, lambda numbers: dict.fromkeys(numbers).keys())
+        for kind, limits, multiple in itertools.product(kinds, LIMITS, (1, 8)):
+            alone, ours = (
+                list(
+                    map(
+                        list,
+                        compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limits),
+                    )
+                )
+                for compose in (data_utils.batch_by_size.__wrapped__, data_utils.batch_by_size)
+            )
+            assert ours[: len(alone)] == alone and len(ours) - len(alone) <= 1
+            assert sum(ours, []) == order.tolist()
+
+
+def a_training_from_the_beginning_takes_the_same_batches(request, folder):
+    ours = tasks.FairseqTask.get_batch_iterator
+    of_start = {}
+    for name, get_iterator in (("ours", ours), ("fairseq's", ours.__wrapped__)):
+        for first in (1, 3):
+            task = translation_task(request.getfixturevalue("data_bin"))
+            task.load_dataset("train")
+            iterator = get_iterator(task, task.dataset("train"), max_tokens=200, seed=5, epoch=first)
+            of_start[name, first] = []
+            while iterator.next_epoch_idx < 5:
+                batches = list(iterator.next_epoch_itr(shuffle=True))
+                of_start[name, first].append([batch["id"].tolist() for batch in batches])
+    assert of_start["ours", 1] == of_start["fairseq's", 1]
+    assert of_start["ours", 3] == of_start["ours", 1][2:]
+    assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is mended: the patch can go"
+
+
+def translation_task(data, source="en", target="de"):
+    flags = [str(data), "--arch", "transformer_tiny", "-s", source, "-t", target]
+    return tasks.setup_task(parse_args_and_arch(get_training_parser(), flags))
+
+
+SAME = {
+    "fairseq.checkpoint_utils.torch": loading_gives_the_same_state,
+    "fairseq.*.eval": expressions_have_the_same_value,
+    "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
+    "sys.excepthook": other_programs_keep_their_tracebacks,
+    "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,
+    "fairseq.checkpoint_utils._torch_persistent_save": a_second_try_succeeds,
+    "fairseq.checkpoint_utils.torch_persistent_save": a_saved_state_is_the_same,
+    "fairseq.checkpoint_utils.save_checkpoint": the_same_checkpoints_are_written,
+    "fairseq.tasks.FairseqTask.get_batch_iterator": a_training_from_the_beginning_takes_the_same_batches,
+    "fairseq.data.data_utils.batch_by_size": batches_are_the_same,
+    "fairseq.checkpoint_utils.load_checkpoint_to_cpu": upgrading_gives_the_same_state,
+    "fairseq.checkpoint_utils.load_checkpoint": resuming_reads_the_same,
+    "fairseq.checkpoint_utils.load_model_ensemble_and_task": an_ensemble_has_the_same_weights,
+}
+
+
+@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.target)
+def test_what_works_with_fairseq_alone_does_the_same_with_the_patch(patch, request, tmp_path):
+    SAME[patch.target](request, tmp_path)
+
+
+def test_each_patch_is_in_place_once_and_says_why():
+    targets = [patch.target for patch in patches.PATCHES]
+    assert len(set(targets)) == len(targets)
+    patches.apply()  # a second time
+    for patch in patches.PATCHES:
+        assert patch.prevents in ("code execution", "lost data", "wrong results", "an unreadable error")
+        assert patch.reason.endswith((".", ")")) and patch.until
+        places = patches.owners(patch.target)
+        assert places
+        for owner, name in places:
+            assert vars(owner)[name] is patch.replacement
+        # no patch of a patch: what a replacement wraps is fairseq's own
+        wrapped = getattr(patch.replacement, "__wrapped__", None)
+        if wrapped is not None:
+            assert "fairseq_rope" not in wrapped.__code__.co_filename
+
+
+# -- code in a checkpoint ------------------------------------------------------------------------------
+
+
+SHELL = "$(touch was_run)"
+
+
+def fasta_model(trained, data_bin, folder, edit):
+    """A checkpoint whose options *edit* changes, and data with a command in the names of its FASTA files."""
+    data, source = folder / "data", f"en{SHELL}"
+    data.mkdir()
+    for language in (source, "de"):
+        (data / f"dict.{language}.txt").write_bytes((data_bin / "dict.en.txt").read_bytes())
+    for suffix in ("fasta", "idx", "bin"):  # fairseq looks for the last two, and reads the first
+        (data / f"valid.{source}-de.{source}.{suffix}").write_text(">1\nA\n")
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    options = state["cfg"]["task"]
+    hostile = {**(options if isinstance(options, dict) else vars(options))}
+    hostile.update(dataset_impl="fasta", source_lang=source)
+    edit(state, hostile)
+    torch.save(state, folder / "model.pt")
+    return str(folder / "model.pt"), {"data": str(data)}
+
+
+def plainly(state, hostile):
+    state["cfg"]["task"] = hostile
+
+
+def by_interpolation(state, hostile):
+    state["cfg"].update(task="${other}", other=hostile)
+
+
+def in_old_args(state, hostile):
+    state["args"] = Namespace(**{**vars(state["cfg"]["model"]), **hostile})
+
+
+@pytest.mark.parametrize("edit", [plainly, by_interpolation, in_old_args])
+def test_a_command_in_the_options_of_a_checkpoint_runs_without_the_patch_only(
+    trained, data_bin, tmp_path, monkeypatch, edit
+):
+    path, overrides = fasta_model(trained, data_bin, tmp_path, edit)
+    monkeypatch.chdir(tmp_path)
+
+    def read_sample_sentences():
+        _, _, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
+        with contextlib.suppress(Exception):
+            task.load_dataset("valid")
+        return (tmp_path / "was_run").exists()
+
+    assert not read_sample_sentences()
+    for index in (tmp_path / "data").glob("*.npy"):  # which is read in place of the files
+        index.unlink()
+    monkeypatch.setattr(FastaDataset, "_build_index", fasta_dataset_alone().FastaDataset._build_index)
+    assert read_sample_sentences()
+
+
+@pytest.mark.parametrize("language", ["tok.en", "中文"])
+def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_path, language):
+    data = tmp_path / "data"
+    shutil.copytree(data_bin, data)
+    for path in list(data.iterdir()):
+        path.rename(path.with_name(path.name.replace("en-de.en", f"{language}-de.{language}")
+                                   .replace("en-de.de", f"{language}-de.de")
+                                   .replace("dict.en.", f"dict.{language}.")))  # fmt: skip
+    pair = ["-s", language, "-t", "de"]
+    train(data, tmp_path / "model", *pair, "--max-update", 1)
+    train(data, tmp_path / "model", *pair, "--max-update", 2)
+    path = tmp_path / "model" / "checkpoint_last.pt"
+    assert call("fairseq-generate", data, *pair, "--path", path, "--cpu", "--batch-size", 8).count("H-") == 20
+
+
+# -- what checkpoints hold -----------------------------------------------------------------------------
+
+
+def test_dictionaries_in_the_state_of_a_task_are_read(tmp_path):
+    dictionary = Dictionary()
+    dictionary.add_symbol("word", n=7)
+    state = {
+        "model": {"w": torch.ones(2), "layer._extra_state": {"calibrated": True, "scale": 0.5}, "_ema": {}},
+        "task_state": {"target_dictionary": dictionary, "dictionaries": [dictionary], "labels": {"a": "1"}},
+    }
+    torch.save(state, tmp_path / "audio.pt")
+    read = checkpoint_utils.torch.load(str(tmp_path / "audio.pt"))
+    assert read["task_state"]["target_dictionary"].indices == dictionary.indices
+    assert read["task_state"]["dictionaries"][0].count == dictionary.count
+    assert read["model"]["layer._extra_state"] == {"calibrated": True, "scale": 0.5}
+
+
+def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, data_bin, tmp_path):
+    """One thread loads for en-de, which fits; the other for de-en, which is refused, every time."""
+    path, outcomes = str(trained / "checkpoint_last.pt"), {"en": [], "de": []}
+    start = threading.Barrier(2)
+
+    def load(source, target):
+        task = translation_task(data_bin, source, target)
+        for _ in range(10):
+            start.wait()
+            try:
+                checkpoint_utils.load_model_ensemble([path], task=task)
+                outcomes[source].append("loaded")
+            except CheckpointError as error:
+                outcomes[source].append(str(error).split(":")[0])
+
+    threads = [threading.Thread(target=load, args=pair) for pair in (("en", "de"), ("de", "en"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = f"{path} was trained from en to de, and the data are from de to en"
+    assert outcomes == {"en": ["loaded"] * 10, "de": [refused] * 10}
+
+
+# -- options that fairseq evaluates --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("__import__('os').getcwd()", "it has a Call"),
+        ("9**9**9", "the power is too large"),
+        ("('a' * 90000) * [0]", "can't multiply"),
+        ("('a' * 90000) * ([0] * 5000)", "more than 100000 entries"),
+        ("'a' * 60000 + 'a' * 60000", "more than 100000 entries"),
+        ("2**1000", "the power is too large"),
+        ("[0] * 10**9", "more than 100000 entries"),
+        ("10**9 * 'a'", "more than 100000 entries"),
+        ("1/0", "division by zero"),
+        ("[1] + 'a'", "can only concatenate"),
+        ("args.x", "it has a Attribute"),
+        ("1 +", "invalid syntax"),
+        ("'a' % 3", "it has a BinOp"),
+    ],
+)
+def test_an_expression_that_is_refused_is_shown_with_the_reason(text, reason):
+    with pytest.raises(ValueError) as refused:
+        options.literal(text)
+    message = str(refused.value)
+    assert message.startswith(f"{text!r}: must be a literal, or + - * / // ** on literals (")
+    assert reason in message
+
+
+def test_the_option_of_a_refused_expression_is_named(build):
+    with pytest.raises(ValueError, match=r"^--encoder-layers 'args': must be a literal"):
+        build("fconv", encoder_layers="args")
+    with pytest.raises(ValueError, match=r"^--adaptive-softmax-cutoff 'cutoff\(\)': must be a literal"):
+        build("transformer_tiny", adaptive_softmax_cutoff="cutoff()")
+
+
+# -- importing -----------------------------------------------------------------------------------------
+
+
+def in_a_process(code, *, cwd=None, path=()):
+    """Run Python *code* in a new process, with *path* before everything else; returns what it printed."""
+    search = os.pathsep.join([*map(str, path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env={**ENVIRONMENT, "PYTHONPATH": search},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+REGISTERED = """
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq import checkpoint_utils
+print("transformer_rope_tiny" in ARCH_MODEL_REGISTRY, type(checkpoint_utils.torch).__name__)
+"""
+USER_DIR = """
+import argparse, fairseq.utils, os
+fairseq.utils.import_user_module(argparse.Namespace(user_dir=os.path.dirname(fairseq_rope.__file__)))
+"""
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in PLUGIN.rglob("*.py")
+    if path.name not in ("__init__.py", "__main__.py")
+)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import fairseq, fairseq_rope",
+        "import fairseq_rope, fairseq",
+        "import fairseq_rope" + USER_DIR,
+        "import fairseq_rope.attention" + USER_DIR,
+        "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
+        "from fairseq_rope.transformer import TransformerRopeModel",
+        "; ".join(f"import {module}" for module in MODULES),
+        "; ".join(f"import {module}" for module in reversed(MODULES)),
+    ],
+    ids=["fairseq first", "plugin first", "user-dir", "module, user-dir", "program", "model", "a-z", "z-a"],
+)
+def test_the_plugin_registers_in_any_order_of_imports(imports):
+    assert in_a_process(imports + REGISTERED if "\n" in imports else imports + "\n" + REGISTERED) == (
+        "True TorchWithSafeLoad"
+    )
+
+
+EACH_FIRST = f"""
+import importlib, os, sys, torch
+for module in {MODULES}:
+    child = os.fork()
+    if child == 0:
+        importlib.import_module(module)
+        os._exit(("fairseq" in sys.modules) != ("fairseq_rope.plugin" in sys.modules))
+    if os.waitpid(child, 0)[1] != 0:
+        print(module)
+"""
+
+
+def test_each_module_can_be_the_first_that_is_imported():
+    assert in_a_process(EACH_FIRST) == "", "these fail, or load fairseq and register no plugin"
+
+
+def test_modules_that_need_no_fairseq_import_without_it():
+    code = "import sys; sys.modules['fairseq'] = None; import fairseq_rope.positions.rotary"
+    code += ", fairseq_rope.tools.translate"
+    assert in_a_process(code + "; print('there')") == "there"
+
+
+def test_importing_the_package_loads_neither_torch_nor_fairseq():
+    assert in_a_process("import sys, fairseq_rope; print({'torch', 'fairseq'} & set(sys.modules))") == "set()"
+
+
+def test_the_translator_imports_beside_a_folder_named_fairseq(tmp_path):
+    (tmp_path / "fairseq").mkdir()
+    code = "import sys; sys.path.insert(0, ''); from fairseq_rope.tools.translate import Translator"
+    assert in_a_process(f"{code}; print('there')", cwd=tmp_path) == "there"
+
+
+def test_the_folder_around_the_plugin_is_refused_with_the_path_of_the_plugin(tmp_path):
+    done = run_program("fairseq-train", "data-bin", "--user-dir", ROOT, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"--user-dir {ROOT}: must be the folder of the plugin, {PLUGIN}"

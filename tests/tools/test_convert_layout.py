@@ -1,0 +1,311 @@
+"""fairseq_rope/tools/convert_layout.py: the other layout, the same model."""
+
+import re
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+import fairseq_rope
+from fairseq_rope.patches.loading import load_checkpoint
+from fairseq_rope.tools import convert_layout as layout
+from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
+from tests.conftest import needs_half_layer_norm, needs_half_linear
+
+
+def logits(path):
+    """What the model in *path* makes of a batch with padding: (B, T, words)."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    torch.manual_seed(1)
+    words = torch.randint(4, len(task.source_dictionary), (3, 9))
+    source = words.masked_fill(torch.arange(9) < torch.tensor([[0], [2], [4]]), task.source_dictionary.pad())
+    lengths = torch.tensor([9, 7, 5])
+    return model.eval()(source, lengths, words)[0].detach()
+
+
+@pytest.mark.parametrize("fraction", [1, 0.5])
+@pytest.mark.parametrize("there, back", [("half", "interleaved"), ("interleaved", "half")])
+def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weights(
+    data_bin, tmp_path, fraction, there, back
+):
+    flags = ["--rope-layout", back, "--rope-fraction", fraction, "--decoder-attention-heads", 4]
+    train(data_bin, tmp_path, *flags, "--no-epoch-checkpoints")
+    path, turned, again = (tmp_path / name for name in ("checkpoint_last.pt", "turned.pt", "again.pt"))
+    layout.main(["--path", str(path), "--rope-layout", there, "--output", str(turned)])
+    layout.main(["--path", str(turned), "--rope-layout", back, "--output", str(again)])
+    torch.testing.assert_close(logits(turned), logits(path), atol=1e-5, rtol=1e-5)
+    weights = [load_checkpoint(str(file))["model"] for file in (path, turned, again)]
+    assert all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+    changed = {name for name, weight in weights[0].items() if not torch.equal(weight, weights[1][name])}
+    assert {re.sub(r"^(encoder|decoder)\.layers\.\d+\.", "", name) for name in changed} <= {
+        f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias")
+    }
+    # Without the change of weights it would be another model, silently.
+    state = load_checkpoint(str(path))
+    state["cfg"]["model"].rope_layout = there
+    torch.save(state, tmp_path / "wrong.pt")
+    assert not torch.allclose(logits(tmp_path / "wrong.pt"), logits(path), atol=1e-2)
+
+
+def test_a_turned_checkpoint_translates_the_same(data_bin, trained, tmp_path):
+    turned = tmp_path / "half.pt"
+    layout.main(
+        ["--path", str(trained / "checkpoint_last.pt"), "--rope-layout", "half", "--output", str(turned)]
+    )
+    printed = [
+        call("fairseq-generate", data_bin, "--user-dir", PLUGIN, "--path", path, "--cpu", "--beam", 3)
+        for path in (trained / "checkpoint_last.pt", turned)
+    ]
+    assert outputs(printed[0]) == outputs(printed[1])
+    assert [pytest.approx(values, abs=1e-3) for values in scores(printed[0]).values()] == list(
+        scores(printed[1]).values()
+    )
+
+
+SMALL = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("embed-dim=32", "layers=1")]
+
+
+def update_losses(log):
+    """Update to training loss, of a log with --log-interval 1."""
+    entries = re.findall(r'"loss": "([\d.]+)".*?"num_updates": "(\d+)"', log)
+    return {int(update): float(loss) for loss, update in entries}
+
+
+@pytest.mark.parametrize(
+    "flags, flat",
+    [
+        (["--rope-fraction", 0.5, "--encoder-attention-heads", 4], False),
+        (["--store-ema", "--ema-fp32"], False),
+        (["--optimizer", "nag", "--lr", 0.1, "--momentum", 0.9], False),
+        (["--optimizer", "sgd", "--lr", 0.1, "--momentum", 0.9], False),
+        (["--optimizer", "adamax"], False),
+        (["--optimizer", "adagrad"], False),
+        (["--optimizer", "adadelta", "--lr", 1], False),
+        (["--arch", "transformer_rope_align", *SMALL], False),
+        pytest.param(["--memory-efficient-fp16"], False, marks=[needs_half_layer_norm, needs_half_linear]),
+        pytest.param(["--fp16"], True, marks=[needs_half_layer_norm, needs_half_linear]),
+    ],
+)
+def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
+    data_bin, tmp_path, flags, flat, monkeypatch
+):
+    flags = ["--max-epoch", 2, "--log-interval", 1, "--fp16-init-scale", 4, *flags]
+    # All that --fp16 needs a GPU for, on top of what --memory-efficient-fp16 needs.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    undisturbed, converted = tmp_path / "undisturbed", tmp_path / "converted"
+    converted.mkdir()
+    expected = train(data_bin, undisturbed, *flags)
+    paths = ["--path", undisturbed / "checkpoint1.pt", "--output", converted / "checkpoint_last.pt"]
+    layout.main(["--rope-layout", "half", *map(str, paths)])
+    resumed = train(data_bin, converted, *flags, "--rope-layout", "half")
+
+    count = len(load_checkpoint(str(paths[1]))["last_optimizer_state"]["param_groups"][0]["params"])
+    assert (count == 1) == flat, "the form of the optimiser's state that is tested"
+    losses = update_losses(expected)
+    second_half = {update: loss for update, loss in losses.items() if update > len(losses) // 2}
+    assert update_losses(resumed) == pytest.approx(second_half, abs=1.1e-3)  # three decimals are printed
+    expected_valid, resumed_valid = (valid_losses(log) for log in (expected, resumed))
+    assert resumed_valid == {2: expected_valid[2]}
+    # The weights are compared too, in one layout: moments in the wrong rows change them by 0.001 or more.
+    close = 5e-4 if {"--fp16", "--memory-efficient-fp16"} & set(flags) else 1e-4
+    end = [load_checkpoint(str(folder / "checkpoint2.pt")) for folder in (undisturbed, converted)]
+    end[1] = layout.convert_layout(end[1], "interleaved")
+    for name, weight in end[0]["model"].items():
+        if ".self_attn.q_proj." in name or ".self_attn.k_proj.weight" in name:
+            torch.testing.assert_close(end[1]["model"][name], weight, atol=close, rtol=0)
+    if "--store-ema" in flags:
+        for average in ("ema", "ema_fp32_params"):
+            name = "encoder.layers.0.self_attn.q_proj.weight"
+            averages = [state["extra_state"][average][name] for state in end]
+            torch.testing.assert_close(averages[1], averages[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        # of --optimizer composite
+        (
+            lambda state: {"default": state["last_optimizer_state"]},
+            "it is not of one optimiser with one group of parameters",
+        ),
+        # of --optimizer adafactor
+        (
+            lambda state: with_moments(state, exp_avg_sq_row=torch.ones(64)),
+            "it holds exp_avg_sq_row, whose rows are not known",
+        ),
+        (
+            lambda state: with_moments(state, exp_avg=torch.ones(3, 2)),
+            "it holds exp_avg of the shape (3, 2) for encoder.embed_tokens.weight",
+        ),
+        (
+            lambda state: as_multilingual(state),
+            "the model has no encoder.embed_tokens, and the order of its parameters is not known",
+        ),
+        # of a model with a frozen parameter
+        (
+            lambda state: with_numbers(state, range(84)),
+            "it is of 84 parameters, and the model has 85",
+        ),
+        (
+            lambda state: state["cfg"]["distributed_training"].update(ddp_backend="fully_sharded"),
+            "--ddp-backend fully_sharded numbers the parameters in another order",
+        ),
+        (
+            lambda state: setattr(state["cfg"]["model"], "decoder_normalize_before", True),
+            "its parameter decoder.layer_norm.weight is not that of the model that its options describe",
+        ),
+        (
+            lambda state: setattr(state["cfg"]["model"], "activation_fn", "sine"),
+            "the model cannot be built, to number its parameters: ",
+        ),
+    ],
+)
+def test_a_state_of_the_optimiser_that_is_not_understood_is_dropped_with_a_warning(
+    trained, tmp_path, capsys, change, reason
+):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    changed = change(state)
+    if changed is not None:
+        state["last_optimizer_state"] = changed
+    path, output = tmp_path / "odd.pt", tmp_path / "half.pt"
+    torch.save(state, path)
+    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(output)])
+    printed, warned = capsys.readouterr()
+    assert f"fairseq_rope.tools.convert_layout: warning: the optimiser's state is dropped: {reason}" in warned
+    assert "starts with a new optimiser" in warned
+    assert printed == f"wrote {output}, without the state of the optimiser\n"
+    after = load_checkpoint(str(output))
+    assert set(state) - set(after) == {"last_optimizer_state"}
+
+
+def as_multilingual(state):
+    """Make *state* one of multilingual_transformer_rope for the pair en-de."""
+    state["model"] = {f"models.en-de.{name}": weight for name, weight in state["model"].items()}
+    state["cfg"]["model"].arch = "multilingual_transformer_rope"
+
+
+def with_moments(state, **moments):
+    """The optimiser's state of *state*, with other entries for its first parameter."""
+    optimiser = state["last_optimizer_state"]
+    return {**optimiser, "state": {**optimiser["state"], 0: {**optimiser["state"][0], **moments}}}
+
+
+def with_numbers(state, numbers):
+    """The optimiser's state of *state*, of the parameters with these numbers alone."""
+    optimiser = state["last_optimizer_state"]
+    groups = [{**optimiser["param_groups"][0], "params": list(numbers)}]
+    return {"state": {n: optimiser["state"][n] for n in numbers}, "param_groups": groups}
+
+
+def test_a_checkpoint_without_the_state_of_an_optimiser_is_turned_without_a_warning(
+    trained, tmp_path, capsys
+):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    del state["last_optimizer_state"]  # as fairseq_rope.tools.average writes it
+    path, output = tmp_path / "average.pt", tmp_path / "half.pt"
+    torch.save(state, path)
+    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(output)])
+    assert capsys.readouterr() == (f"wrote {output}\n", "")
+
+
+def test_the_input_is_replaced_only_with_force(trained, tmp_path):
+    path, link, hard_link = (tmp_path / name for name in ("a.pt", "link.pt", "hard.pt"))
+    path.write_bytes((trained / "checkpoint_last.pt").read_bytes())
+    link.symlink_to(path)
+    hard_link.hardlink_to(path)
+    before = path.read_bytes()
+    for given, output in ((path, path), (path, link), (link, path), (path, hard_link)):
+        flags = ["--path", str(given), "--rope-layout", "half", "--output", str(output)]
+        with pytest.raises(SystemExit, match=f"--output {output}: is the file that --path {given} names"):
+            layout.main(flags)
+        assert path.read_bytes() == before
+    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(path), "--force"])
+    assert load_checkpoint(str(path))["cfg"]["model"].rope_layout == "half"
+
+
+def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tmp_path):
+    train(data_bin, tmp_path, "--no-epoch-checkpoints", "--store-ema")
+    path, nested, turned = (tmp_path / name for name in ("checkpoint_last.pt", "nested.pt", "turned.pt"))
+    state = load_checkpoint(str(path))
+    flat = vars(state["cfg"]["model"])
+    sides = {
+        side: {"layers": 2, "embed_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
+        for side in ("encoder", "decoder")
+    }
+    given = {"_name": "transformer_rope", "share_all_embeddings": True, **sides}
+    assert flat["encoder_ffn_embed_dim"] == 64, "the sizes of the tiny model"
+    state["cfg"]["model"] = given
+    torch.save(state, nested)
+    layout.main(["--path", str(nested), "--rope-layout", "half", "--output", str(turned)])
+    torch.testing.assert_close(logits(turned), logits(path), atol=1e-5, rtol=1e-5)
+    after, name = load_checkpoint(str(turned)), "encoder.layers.0.self_attn.q_proj.weight"
+    order = [row for head in (0, 1) for row in (head * 32 + n for n in layout.row_order(32, 32, "half"))]
+    assert torch.equal(after["extra_state"]["ema"][name], state["extra_state"]["ema"][name][order])
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda state: state["cfg"].update(model=None), "it has no options of its model"),
+        (
+            lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"),
+            "its rope_layout is neox, and must",
+        ),
+        (
+            lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
+            "rows, which 5 heads do not",
+        ),
+        (lambda state: state["model"].clear(), "it has no self-attention"),
+        (
+            lambda state: state["model"].update(
+                {"encoder.layers.0.self_attn.q_proj.centroids": torch.ones(2)}
+            ),
+            "centroids is neither weight nor bias, but of a quantised projection",
+        ),
+    ],
+)
+def test_what_cannot_be_turned_is_refused_by_name(trained, tmp_path, change, said):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    change(state)
+    path = tmp_path / "changed.pt"
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match=f"{path}: .*{said}"):
+        layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+
+
+def test_an_old_checkpoint_with_args_is_turned(trained, tmp_path):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    state["args"], state["cfg"] = state["cfg"]["model"], None
+    turned = layout.convert_layout(state, "half")
+    assert turned["args"].rope_layout == "half" and state["args"].rope_layout == "interleaved"
+
+
+def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, tmp_path, capsys):
+    path, same = trained / "checkpoint_last.pt", tmp_path / "same.pt"
+    layout.main(["--path", str(path), "--rope-layout", "interleaved", "--output", str(same)])
+    said = f"{path} has the layout interleaved already: nothing was changed\nwrote {same}\n"
+    assert capsys.readouterr() == (said, "")
+    before, after = (load_checkpoint(str(file)) for file in (path, same))
+    assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
+    moments = [state["last_optimizer_state"]["state"] for state in (before, after)]
+    assert all(torch.equal(moments[0][n]["exp_avg"], moments[1][n]["exp_avg"]) for n in moments[0])
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        layout.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fairseq_rope.tools.convert_layout {fairseq_rope.__version__}\n"
+
+
+def test_a_model_that_is_not_rotary_is_refused(data_bin, tmp_path):
+    train(data_bin, tmp_path, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
+    path = tmp_path / "checkpoint_last.pt"
+    with pytest.raises(SystemExit, match=f"--path {path}: it is of the model transformer, which is not"):
+        layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_the_rows_of_one_head_in_either_order():
+    assert layout.row_order(8, 6, "half") == [0, 2, 4, 1, 3, 5, 6, 7]
+    assert layout.row_order(8, 6, "interleaved") == [0, 3, 1, 4, 2, 5, 6, 7]

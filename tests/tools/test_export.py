@@ -1,0 +1,634 @@
+"""fairseq_rope/tools/export.py: CTranslate2's model against the checkpoint's, for every option."""
+
+import argparse
+import ast
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import ctranslate2
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+
+from fairseq_rope import __version__
+from fairseq_rope.errors import REQUIREMENTS
+from fairseq_rope.positions.rotary import RotaryEmbedding
+from fairseq_rope.tools import export, translate
+from fairseq_rope.tools.export import ExportError, main, refuse_what_has_no_place, replacing, to_spec, words
+from fairseq_rope.tools.translate import Text, Translator
+from fairseq_rope.transformer import architectures as presets
+from tests.commands import ENVIRONMENT, ROOT, train
+
+
+def strong(model):
+    """*model* with queries and keys so large that attention, and so a rotation, matters."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if re.search(r"(q|k)_proj\.weight", name):
+                parameter.mul_(4.0)
+    return model
+
+
+def write(model, task, folder, quantization=None, change=lambda spec: None):
+    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+    change(spec)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    folder.mkdir()
+    spec.save(str(folder))
+    return str(folder)
+
+
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+EXPORTED = {
+    "the default": {},
+    "half": {"rope_layout": "half"},
+    "a fraction": {"rope_fraction": 0.25},
+    "half, a fraction, another base": {"rope_layout": "half", "rope_fraction": 0.5, "rope_base": 500.0},
+    "pre-norm": PRE_NORM,
+    "the encoder pre-norm, the decoder not": {"encoder_normalize_before": True},
+    "the decoder pre-norm, the encoder not": {"decoder_normalize_before": True},
+    "pre-norm without the last norm": {**PRE_NORM, "no_decoder_final_norm": True},
+    "shared embeddings": {"share_all_embeddings": True},
+    "shared decoder embeddings": {"share_decoder_input_output_embed": True},
+    "embeddings not scaled": {"no_scale_embedding": True},
+    "embeddings normalised": {"layernorm_embedding": True},
+    "other sizes": {
+        "encoder_embed_dim": 32, "decoder_embed_dim": 64, "encoder_attention_heads": 1,
+        "decoder_attention_heads": 4, "encoder_layers": 3, "decoder_layers": 1, "encoder_ffn_embed_dim": 48,
+    },
+    "projected in": {"decoder_input_dim": 48},
+    "projected out": {"decoder_output_dim": 48},
+    "projected in and out": {"decoder_input_dim": 48, "decoder_output_dim": 48},
+    "gelu": {"activation_fn": "gelu"},
+    "gelu_fast": {"activation_fn": "gelu_fast"},
+    "gelu_accurate": {"activation_fn": "gelu_accurate"},
+    "layers dropped": {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2},
+    "sinusoids": {"arch": "transformer_tiny"},
+    "sinusoids, pre-norm": {"arch": "transformer_tiny", **PRE_NORM},
+    "learnt positions": {
+        "arch": "transformer_tiny", "encoder_learned_pos": True, "decoder_learned_pos": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(EXPORTED))
+def test_every_option_scores_as_in_the_checkpoint(build, task, tmp_path, name):
+    model = strong(build(**{"arch": "transformer_rope_tiny", **EXPORTED[name]}))
+    refuse_what_has_no_place(model, "model.pt")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    folder = write(model, task, tmp_path / "model")
+    assert "score as in the checkpoint" in export.check(folder, model, task, None)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_sinusoids_go_on_where_fairseqs_would(build, task, tmp_path):
+    model = build("transformer_tiny", max_source_positions=2000, max_target_positions=2000)
+    translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
+    pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
+    (found,), (expected,) = (
+        export.exported_scores(translator, task, pairs),
+        export.torch_scores(model, task, pairs),
+    )
+    assert found == pytest.approx(expected, abs=1e-4) and len(found) == 1401
+
+
+@pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
+def test_quantised_it_is_within_its_bound_and_the_checkpoint_as_it_was(build, task, tmp_path, quantization):
+    model = build("transformer_rope_tiny", share_all_embeddings=True)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    folder = write(model, task, tmp_path / "model", quantization)
+    said = export.check(folder, model, task, quantization)
+    assert "a word off on average" in said
+    there = ctranslate2.get_supported_compute_types("cpu")
+    assert ("(computed in " in said) == (quantization not in there)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def of_self_attention(spec, **changes):
+    for side in (spec.encoder, spec.decoder):
+        for layer in side.layer:
+            for name, value in changes.items():
+                setattr(layer.self_attention, name, value)
+
+
+def without_rotation(spec):
+    for side in (spec.encoder, spec.decoder):
+        for layer in side.layer:
+            del layer.self_attention.rotary_dim
+
+
+WRONG = {
+    "no rotation": without_rotation,
+    "the other layout": lambda spec: of_self_attention(spec, rotary_interleave=False),
+    "another base": lambda spec: of_self_attention(spec, rotary_base=ctranslate_float(500.0)),
+    "no scale of embeddings": lambda spec: setattr(spec.decoder, "scale_embeddings", 1.0),
+    "another epsilon": lambda spec: setattr(spec.config, "layer_norm_epsilon", 0.1),
+    "another start": lambda spec: setattr(spec.config, "decoder_start_token", "<s>"),
+}
+
+
+def ctranslate_float(value):
+    import numpy as np
+
+    return np.dtype("float32").type(value)
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
+    model = strong(build("transformer_rope_tiny"))
+    folder = write(model, task, tmp_path / "model", change=WRONG[name])
+    with pytest.raises(ExportError, match="off at most, and 0.0001 is allowed: nothing was written"):
+        export.check(folder, model, task, None)
+
+
+@pytest.mark.parametrize("arch", presets.ARCHITECTURES["transformer_rope"])
+def test_every_named_architecture_is_exported(build, task, tmp_path, arch):
+    sizes = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("embed_dim", 32), ("ffn_embed_dim", 32), ("attention_heads", 2))
+    }
+    model = strong(build(arch.replace("transformer", "transformer_rope"), **sizes))
+    refuse_what_has_no_place(model, "model.pt")
+    assert "score as in the checkpoint" in export.check(write(model, task, tmp_path / "m"), model, task, None)
+
+
+def test_few_learnt_positions_are_enough(build, task, tmp_path):
+    positions = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+    model = build("transformer_tiny", max_source_positions=30, max_target_positions=20, **positions)
+    folder = write(model, task, tmp_path / "model")
+    assert "score as in the checkpoint" in export.check(folder, model, task, None)
+    assert (export.positions(model.encoder), export.positions(model.decoder)) == (30, 20)
+
+
+REFUSED = {
+    "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "20"},
+    "--no-cross-attention": {"no_cross_attention": True},
+    "--activation-fn tanh": {"activation_fn": "tanh"},
+    "--no-token-positional-embeddings": {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
+    "--quant-noise-pq": {"quant_noise_pq": 0.1},
+    "--cross-self-attention": {"arch": "transformer_tiny", "cross_self_attention": True},
+    "no layers": {"encoder_layers": 0},
+    "--scale-attn": {"scale_attn": True},
+    "--scale-heads": {"scale_heads": True},
+    "--scale-fc": {"scale_fc": True},
+    "--scale-resids": {"scale_resids": True},
+}
+
+
+@pytest.mark.parametrize("flag", list(REFUSED))
+def test_what_has_no_place_is_refused_by_name(build, flag):
+    model = build(**{"arch": "transformer_rope_tiny", **REFUSED[flag]})
+    with pytest.raises(ExportError, match=f"--path model.pt: .*{flag}, for which CTranslate2 has no place"):
+        refuse_what_has_no_place(model, "model.pt")
+
+
+def test_layers_of_another_kind_are_refused(build):
+    model = build()
+    model.decoder.layers[0].fc1 = torch.nn.Sequential(model.decoder.layers[0].fc1)
+    with pytest.raises(ExportError, match="layers of its decoder are quantised"):
+        refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.cfg.base_layers = 1  # building them wants several processes
+    with pytest.raises(ExportError, match="--base-layers"):
+        refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.encoder.layers[0].self_attn.bias_k = torch.nn.Parameter(torch.zeros(1, 1, 64))
+    with pytest.raises(ExportError, match="its attention has extra keys"):
+        refuse_what_has_no_place(model, "model.pt")
+    model = build()
+    model.decoder.layers[0].self_attn.rotary = type("Another", (RotaryEmbedding,), {})(32)
+    with pytest.raises(ExportError, match="the rotation of its decoder is another than"):
+        refuse_what_has_no_place(model, "model.pt")
+    with pytest.raises(ExportError, match="it is a Linear, and neither transformer_rope nor transformer"):
+        refuse_what_has_no_place(torch.nn.Linear(2, 2), "model.pt")
+
+
+@pytest.mark.parametrize("word", ["<blank>", "dog"])
+def test_a_word_that_ctranslate2_would_not_see_is_refused(word):
+    dictionary = Dictionary()
+    dictionary.add_symbol("dog")
+    dictionary.add_symbol(word, overwrite=True)
+    with pytest.raises(ExportError, match=f"has the word {word} twice"):
+        words(dictionary)
+
+
+def test_padding_has_ctranslate2s_name():
+    dictionary = Dictionary()
+    dictionary.add_symbol("dog")
+    assert words(dictionary) == ["<s>", "<blank>", "</s>", "<unk>", "dog"]
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def exported(trained, data_bin, output, *more):
+    checkpoint = trained / "checkpoint_last.pt"
+    main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(output), *map(str, more)])
+    return output
+
+
+def refusal(capsys, *args):
+    with pytest.raises(SystemExit) as stopped:
+        exported(*args)
+    return stopped.value.code
+
+
+def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    assert f"wrote {folder}" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.bin", "config.json", "shared_vocabulary.json", "fairseq_rope.json", "README.md"} == names
+    settings = json.loads((folder / "fairseq_rope.json").read_text())
+    assert (settings["source"], settings["target"]) == ("en", "de")
+    assert settings["positions"] == {"source": None, "target": None}
+    assert ctranslate2.Translator(str(folder)).num_translators == 1
+    assert "fairseq_rope.tools.translate --model ." in (folder / "README.md").read_text()
+    assert settings["sha256"] == {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("model.bin", "config.json", "shared_vocabulary.json")
+    }
+
+
+def test_the_sinusoidal_model_is_exported_too(data_bin, tmp_path, capsys):
+    train(data_bin, tmp_path / "model", "--arch", "transformer_tiny", "--max-epoch", 1)
+    exported(tmp_path / "model", data_bin, tmp_path / "exported", "--quantization", "int8")
+    assert "score as in the checkpoint" in capsys.readouterr().out
+    assert json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())["positions"] == {
+        "source": 4096,
+        "target": 4096,
+    }
+
+
+@pytest.mark.parametrize("flag", ["--replace", "--force"])
+def test_what_is_there_is_replaced_by_a_flag_alone_and_only_a_model(trained, data_bin, tmp_path, flag):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").stat().st_ino
+    with pytest.raises(SystemExit, match="is there already; --replace replaces it"):
+        exported(trained, data_bin, folder)
+    (tmp_path / "link").symlink_to("model")
+    exported(trained, data_bin, tmp_path / "link", flag, "--quantization", "int8")
+    assert (folder / "model.bin").stat().st_ino != before and (tmp_path / "link").is_symlink()
+    (folder / "thesis.tex").write_text("")
+    with pytest.raises(SystemExit, match=r"other files than a model's \(thesis.tex\); it is not replaced"):
+        exported(trained, data_bin, folder, flag)
+    (tmp_path / "texts").mkdir()
+    with pytest.raises(SystemExit, match="no model of fairseq_rope.tools.export's; it is not replaced"):
+        exported(trained, data_bin, tmp_path / "texts", flag)
+    with pytest.raises(SystemExit, match="is a file, and must be a folder"):
+        exported(trained, data_bin, folder / "thesis.tex", flag)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
+
+
+def test_a_model_that_cannot_be_replaced_is_put_back(trained, data_bin, tmp_path, monkeypatch):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").read_bytes()
+    rename, count = os.rename, iter(range(3))
+
+    def full(old, new):
+        if next(count) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
+        exported(trained, data_bin, folder, "--replace", "--quantization", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "model.bin").read_bytes() == before
+
+
+KILLED = """
+import os, signal, sys
+from fairseq_rope.tools.export import ExportError, replacing
+
+output, = sys.argv[1:]
+
+def write(folder, text):
+    os.mkdir(folder)
+    for name in "ab":
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(text)
+
+def content(folder):
+    texts = [open(os.path.join(folder, name)).read() for name in sorted(os.listdir(folder))]
+    return texts[0] if len(texts) == 2 and len(set(texts)) == 1 else texts
+
+def killed_at(step):
+    steps = iter(range(step))
+    def hook(event, args):
+        if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open") and next(steps, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if not (child := os.fork()):
+        sys.addaudithook(hook)
+        with replacing(output) as new:
+            write(new, "new")
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+write(output, "old")
+found, step = [], 0
+while killed_at(step):
+    there = os.path.exists(output) and content(output)
+    try:
+        with replacing(output):
+            raise ExportError
+    except ExportError:
+        found.append((there, content(output)))
+    assert os.listdir(os.path.dirname(output)) == [os.path.basename(output)]
+    for name in "ab":
+        with open(os.path.join(output, name), "w") as file:
+            file.write("old")
+    step += 1
+print(found)
+"""
+
+
+def test_a_model_whose_replacement_is_killed_is_whole_after_the_next_export(tmp_path):
+    """The export is killed before each of its steps in the file system."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "model")], cwd=ROOT, env=ENVIRONMENT,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    found = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
+    assert set(found) == {("old", "old"), (False, "old"), ("new", "new")}
+
+
+def test_what_sigterm_ends_leaves_nothing(trained, data_bin, tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from fairseq_rope import export\n"
+        "export.check = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or 'never returned'\n"
+        "export.main(sys.argv[1:])"
+    )
+    checkpoint = trained / "checkpoint_last.pt"
+    flags = ["--path", checkpoint, "--data", data_bin, "--output", tmp_path / "model"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (143, []), done.stderr
+
+
+def test_two_exports_to_one_folder_do_not_mix(tmp_path):
+    with replacing(str(tmp_path / "model")) as folder:
+        os.mkdir(folder)
+        with (
+            pytest.raises(ExportError, match="another export is writing it"),
+            replacing(str(tmp_path / "model")),
+        ):
+            pass
+        assert os.path.isdir(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("interrupted", [KeyboardInterrupt, MemoryError])
+def test_what_is_interrupted_leaves_nothing(trained, data_bin, tmp_path, monkeypatch, interrupted):
+    def check(*_):
+        raise interrupted
+
+    monkeypatch.setattr(export, "check", check)
+    with pytest.raises((SystemExit, interrupted)):
+        exported(trained, data_bin, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_what_fails_its_check_is_not_left(trained, data_bin, tmp_path, monkeypatch, quantization):
+    folder = exported(trained, data_bin, tmp_path / "model")
+    before = (folder / "model.bin").read_bytes()
+    monkeypatch.setitem(export.BOUNDS, quantization, 0.0)
+    with pytest.raises(SystemExit, match="nothing was written"):
+        exported(trained, data_bin, folder, "--replace", "--quantization", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "model.bin").read_bytes() == before
+
+
+def test_scores_that_are_no_numbers_are_noticed(build, task, tmp_path):
+    model = build("transformer_rope_tiny")
+    folder = write(model, task, tmp_path / "model")
+    with torch.no_grad():
+        model.decoder.layers[0].fc2.weight.fill_(math.nan)
+    for quantization in (None, "int8"):
+        with pytest.raises(ExportError, match="nan a word off"):
+            export.check(folder, model, task, quantization)
+
+
+def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path):
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["model"] = {key: value.half() for key, value in state["model"].items()}
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    exported(tmp_path, data_bin, tmp_path / "model")
+
+
+def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path):
+    folder = exported(trained, data_bin, tmp_path / "model", "--beam", 5, "--lenpen", 0.3, "--max-len-b", 7)
+    readme = (folder / "README.md").read_text()
+    assert "fairseq-interactive --beam 5 --lenpen 0.3 --max-len-a 1 --max-len-b 7" in readme
+    lines = [
+        line.strip() for line in readme.split("or in Python:")[1].splitlines() if line.startswith("    ")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines[:3])], cwd=folder, capture_output=True, text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    expected = Translator(str(folder)).translate("A small dog runs.", 5, 0.3)
+    assert done.stdout == f"{expected}\n", done.stderr
+    assert (
+        "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]
+    )  # no package of that name is on PyPI
+
+
+def test_subwords_without_their_codes_are_refused(tmp_path):
+    dictionary = Dictionary()
+    dictionary.add_symbol("do@@")
+    args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None)
+    with pytest.raises(ExportError, match="name the file with --bpe-codes or --sentencepiece-model"):
+        export.subwords(args, dictionary)
+    (tmp_path / "bpecodes").write_text("#version: 0.2\n")
+    assert export.subwords(args, dictionary) == ("subword_nmt", str(tmp_path / "bpecodes"))
+    args.bpe_codes = str(tmp_path / "none")
+    with pytest.raises(ExportError, match="--bpe-codes .*none: must be a file that exists"):
+        export.subwords(args, dictionary)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"--data": "none"}, "--data none: must be the folder of the dictionaries"),
+        ({"--output": "none/model"}, "--output none/model: must be in a folder that exists"),
+        ({"--path": "none.pt"}, "none.pt"),
+    ],
+)
+def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, said):
+    flags = {
+        "--path": str(trained / "checkpoint_last.pt"),
+        "--data": str(data_bin),
+        "--output": str(tmp_path / "model"),
+    }
+    with pytest.raises(SystemExit, match=said):
+        main([word for flag in {**flags, **change}.items() for word in flag])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flag, value, allowed",
+    [
+        ("--beam", "0", "must be 1 or more"),
+        ("--beam", "-3", "must be 1 or more"),
+        ("--lenpen", "nan", "must be a number"),
+        ("--lenpen", "inf", "must be a number"),
+        ("--max-len-b", "-1", "must be 0 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(capsys, tmp_path, flag, value, allowed):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--path", "none.pt", "--data", "none", "--output", str(tmp_path / "model"), f"{flag}={value}"])
+    assert stopped.value.code == 2 and f"{flag} {value}: {allowed}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [export, translate])
+def test_the_tools_have_the_version_of_the_package(capsys, tool):
+    with pytest.raises(SystemExit) as stopped:
+        tool.main(["--version"])
+    assert not stopped.value.code and capsys.readouterr().out.split() == [tool.__name__, __version__]
+
+
+def test_without_ctranslate2_one_sentence_says_so(trained, data_bin, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
+    with pytest.raises(SystemExit, match="ctranslate2 is not installed: pip install 'ctranslate2>=4.6.3,<5'"):
+        exported(trained, data_bin, tmp_path / "model")
+
+
+def test_missing_packages_are_named_as_in_setup_py():
+    setup = (ROOT / "setup.py").read_text()
+    assert [name for name in REQUIREMENTS.values() if f'"{name}' not in setup] == []
+
+
+def test_samples_are_short_and_long_and_the_same_every_time(task):
+    pairs = export.drawn(task)
+    assert pairs == export.drawn(SimpleNamespace(**vars(task)))
+    lengths = [len(source) for source, _ in pairs]
+    assert min(lengths) == 1 and max(lengths) > 100
+
+
+def test_translations_of_the_validation_set_are_compared(trained, data_bin, tmp_path, capsys):
+    exported(trained, data_bin, tmp_path / "model")
+    assert "\nfloat32: 20 of 20 sentences of the validation set are translated" in capsys.readouterr().out
+    # Another model's translations agree less.
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained / "checkpoint_last.pt")], {"data": str(data_bin)}
+    )
+    with torch.no_grad():
+        model.decoder.layers[0].fc2.weight.neg_()
+    assert export.agreeing(str(tmp_path / "model"), model.eval(), task, export.validating(task)) < 20
+
+
+def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(
+    trained, data_bin, tmp_path, capsys
+):
+    exported(trained, data_bin, tmp_path / "model")
+    assert "\n20 of 20 sources of the validation set" in capsys.readouterr().out
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
+    letters = (trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
+    with pytest.raises(SystemExit, match="0 of 20 sources .* the subwords are not .*, and 19 are needed"):
+        exported(*letters)
+    assert not (tmp_path / "letters").exists()
+    exported(*letters, "--force")
+    assert "\n0 of 20 sources" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", [9, 10])
+def test_quantised_models_that_translate_otherwise_are_refused_without_force(
+    trained, data_bin, tmp_path, monkeypatch, same
+):
+    monkeypatch.setattr(export, "agreeing", lambda *_: same)
+    exported(trained, data_bin, tmp_path / "float32", "--quantization", "float32")
+    assert json.loads((tmp_path / "float32" / "fairseq_rope.json").read_text())["quantization"] == "float32"
+    if same == 9:
+        with pytest.raises(SystemExit, match="9 of 20 sentences .*, and 10 are needed: nothing was written"):
+            exported(trained, data_bin, tmp_path / "int8", "--quantization", "int8")
+        assert not (tmp_path / "int8").exists()
+    exported(trained, data_bin, tmp_path / "int8", "--quantization", "int8", *["--force"] * (same == 9))
+
+
+@pytest.mark.parametrize("other", [6, 7])
+def test_58_of_64_sources_have_to_be_divided_as_the_data(monkeypatch, other):
+    dictionary = Dictionary()
+    words = [dictionary.add_symbol(word) for word in ("dog", "dog's")]  # Moses writes the second as two
+    pairs = [([words[n < other]], [4]) for n in range(64)]
+    monkeypatch.setattr(export, "validating", lambda task: pairs)
+    settings = {
+        "source": "en",
+        "moses": export.tokenisation(None, None, dictionary, "en", "de"),
+        "subwords": None,
+    }
+    task = SimpleNamespace(source_dictionary=dictionary)
+    if other == 6:
+        (said,) = export.check_text("", settings, task)
+        assert said.startswith("58 of 64 sources")
+    else:
+        with pytest.raises(ExportError, match="57 of 64 sources .*, and 58 are needed"):
+            export.check_text("", settings, task)
+
+
+def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
+    dictionary = Dictionary()
+    sentence = "a dog , a cat and a man &apos;s hat .".split()
+    pairs = [([dictionary.add_symbol(word) for word in sentence], [4])]
+    monkeypatch.setattr(export, "validating", lambda task: pairs)
+    task = SimpleNamespace(source_dictionary=dictionary)
+    for tokenizer, same in (("moses", 1), ("none", 0)):
+        moses = export.tokenisation(tokenizer, None, dictionary, "en", "de")
+        settings = {"source": "en", "moses": moses, "subwords": None}
+        (said,) = export.check_text("", settings, task, force=True)
+        assert said.startswith(f"{same} of 1 sources")
+
+
+@pytest.mark.parametrize(
+    "flag, content, said",
+    [
+        ("--bpe-codes", b"\xff\xfe", "cannot be read as a file of BPE codes"),
+        ("--bpe-codes", b"a line of words\n", "cannot be read as a file of BPE codes"),
+        ("--sentencepiece-model", b"words", "cannot be read as a sentencepiece model"),
+    ],
+)
+def test_a_file_of_subwords_that_is_none_is_refused(trained, data_bin, tmp_path, capsys, flag, content, said):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'file'}: {said}"):
+        exported(trained, data_bin, tmp_path / "model", flag, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "tokenizer, kind, symbol, divided",
+    [
+        (None, None, "dog", ["a-b", ","]),
+        (None, None, "@-@", ["a", "@-@", "b", ","]),
+        ("none", None, "@-@", ["a-b,"]),
+        (None, "sentencepiece", "dog", ["a-b,"]),
+        ("moses", "sentencepiece", "dog", ["a-b", ","]),
+    ],
+)
+def test_plain_text_is_divided_as_the_data_were(tokenizer, kind, symbol, divided):
+    dictionary = Dictionary()
+    dictionary.add_symbol(symbol)
+    moses = export.tokenisation(tokenizer, kind, dictionary, "en", "de")
+    assert Text("", {"moses": moses, "subwords": None}).tokens("a-b,") == divided
+
+
+def test_no_validation_set_is_needed(trained, data_bin, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    for dictionary in data_bin.glob("dict.*.txt"):
+        shutil.copy(dictionary, tmp_path / "data")
+    exported(trained, tmp_path / "data", tmp_path / "model")
+    assert "of the validation set" not in capsys.readouterr().out

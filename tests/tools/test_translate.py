@@ -1,0 +1,607 @@
+"""fairseq_rope/tools/translate.py: what fairseq-interactive translates, without fairseq."""
+
+import contextlib
+import errno
+import gzip
+import json
+import math
+import os
+import pty
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import termios
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sentencepiece as spm
+import torch
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_rope.tools import translate
+from fairseq_rope.tools.export import main as export_main
+from fairseq_rope.tools.export import to_spec, write_beside
+from fairseq_rope.tools.translate import Text, Translator
+from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
+
+SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50"]
+
+
+@pytest.fixture(scope="module")
+def model(trained, data_bin, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    checkpoint = trained / "checkpoint_last.pt"
+    export_main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sources(data_bin):
+    lines = (data_bin.parent / "text" / "test.en").read_text().splitlines()
+    return [*lines, 'The dog, who sees "it", isn\'t here.', "unknown words & <tags>", "house"]
+
+
+MOSES = ("--tokenizer", "moses", "--moses-no-dash-splits")
+
+
+def interactive(trained, data_bin, sources, *more, tokenizer=MOSES):
+    """What fairseq-interactive prints of each translation: number of the line from 0, score, text."""
+    printed = call(
+        "fairseq-interactive", data_bin, "--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt",
+        "--cpu", "--source-lang", "en", "--target-lang", "de", *tokenizer, *SEARCH, *more,
+        stdin="".join(f"{line}\n" for line in sources),
+    )  # fmt: skip
+    rows = [line[2:].split("\t") for line in printed.splitlines() if line.startswith("D-")]
+    return [(int(number), float(score), text) for number, score, text in rows]
+
+
+def edited(model, folder, **settings):
+    """A copy of *model* as *folder*, with other settings; those that are None are left out."""
+    shutil.copytree(model, folder)
+    there = json.loads((folder / "fairseq_rope.json").read_text())
+    for name, value in settings.items():
+        there[name] = value
+        if value is None:
+            del there[name]
+    (folder / "fairseq_rope.json").write_text(json.dumps(there))
+    return folder
+
+
+def command(model, *more, **kwargs):
+    words = [sys.executable, "-m", "fairseq_rope.tools.translate", "--model", str(model), *map(str, more)]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **{**pipes, "encoding": "utf-8", **kwargs})
+
+
+@pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), (8, 0.6), (8, 0.0), (4, 1.0)])
+def test_it_translates_as_fairseq_interactive(model, trained, data_bin, sources, search):
+    beam, lenpen = search
+    expected = interactive(trained, data_bin, sources, "--beam", beam, "--lenpen", lenpen)
+    assert Translator(str(model)).translate(sources, beam, lenpen) == [text for _, _, text in expected]
+
+
+MARKED = [
+    "</s>", "the dog </s>", "</s> dog", "<s>", "<s> </s>", "<s> </s> dog", "the <s> dog", "</s> </s>",
+    "the <blank> cat", "<blank>", "<pad>", "<pad> <pad> the dog", "<pad> </s>", "<unk> dog", "the dog",
+]  # fmt: skip
+
+
+def test_special_symbols_in_text_are_those_of_fairseq_interactive(model, trained, data_bin, tmp_path):
+    folder = edited(model, tmp_path / "words")
+    settings = json.loads((folder / "fairseq_rope.json").read_text())
+    (folder / "fairseq_rope.json").write_text(json.dumps({**settings, "moses": None}))
+    expected = interactive(trained, data_bin, MARKED, "--nbest", 1, tokenizer=())
+    found = [nbest for (nbest,) in Translator(str(folder)).chunk(MARKED, nbest=1)]
+    assert [text for text, _ in found] == [text for _, _, text in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
+
+
+def test_padding_in_text_is_left_out_where_positions_are_absolute(build, task, tmp_path, capsys):
+    dictionary, model = task.source_dictionary, build("transformer_tiny")
+    pad, eos = dictionary.pad(), dictionary.eos()
+    sources = [[5, pad, 6, 7], [8, 9, pad], [pad, 10, pad, eos, 11]]
+    with torch.no_grad():
+        steer(model, {pad: -16.0})
+        expected = by_fairseq(model, dictionary, sources, beam_size=4, len_penalty=0.6, max_len_b=3)
+    positions = {"source": 100, "target": 100}
+    translator = served(model, dictionary, tmp_path, max_len_b=3, positions=positions)
+    found = translator.translate([" ".join(dictionary[word] for word in source) for source in sources])
+    assert found == [" ".join(best) for best, *_ in expected]
+    assert capsys.readouterr().err == ""
+
+
+def test_padding_after_a_word_gives_a_warning_where_positions_are_rotary(build, task, tmp_path, capsys):
+    translator = served(build(), task.source_dictionary, tmp_path)
+    translator.translate(["w1 <pad> w2", "<pad> w1", "w1 <pad>"])
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split(" has <pad> after a word")[0] for line in warnings] == [
+        "fairseq_rope.tools.translate: line 1",
+        "fairseq_rope.tools.translate: line 3",
+    ]
+
+
+@pytest.mark.parametrize("nbest", [1, 3])
+def test_n_best_are_fairseqs_with_its_scores(model, trained, data_bin, sources, nbest):
+    lines = [sources[0], "", *sources[1:]]
+    expected = interactive(trained, data_bin, sources, "--nbest", nbest)
+    out, err = command(model, "--nbest", nbest).communicate("".join(f"{line}\n" for line in lines))
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert ["2", "0.0000", ""] in rows, err
+    found = [(int(number), float(score), text) for number, score, text in rows if number != "2"]
+    assert [n for n, _, _ in found] == [1 + n + (n > 0) for n, _, _ in expected]
+    # The last of n may differ: CTranslate2's search ends at another step.
+    first = range(0, len(found), nbest)
+    assert [found[n][2] for n in first] == [expected[n][2] for n in first]
+    same = [n for n in range(len(found)) if found[n][2] == expected[n][2]]
+    assert len(same) >= 0.9 * len(found)
+    assert [found[n][1] for n in same] == pytest.approx([expected[n][1] for n in same], abs=2e-4)
+
+
+def served(model, dictionary, folder, **settings):
+    """A Translator of *model*, exported with words for text."""
+    spec = to_spec(model, dictionary, dictionary)
+    spec.validate()
+    spec.optimize()
+    text = {"moses": None, "subwords": None, "source": "en", "target": "de", "version": "", "checkpoint": ""}
+    search = {"quantization": "float32", "beam": 4, "lenpen": 0.6, "max_len_b": 50}
+    positions = {"source": None, "target": None}
+    write_beside(str(folder), spec, {**text, **search, "positions": positions, **settings}, None)
+    return Translator(str(folder))
+
+
+def steer(model, likely):
+    """Have *model* like words (by number) so much, whatever it translates."""
+    some = torch.randint(4, 44, (50, 8))
+    out, _ = model(some, torch.full((50,), 8), some.flip(0), features_only=True)
+    usual = out.reshape(-1, out.size(-1)).mean(0)
+    for word, much in likely.items():
+        model.decoder.output_projection.weight[word] = much * usual / usual.norm() ** 2
+
+
+def by_fairseq(model, dictionary, sources, **options):
+    """The hypotheses of SequenceGenerator for *sources*, one by one: their words, the best first."""
+    generator = SequenceGenerator([model], dictionary, max_len_a=1, **options)
+    found = []
+    for source in sources:
+        tokens = torch.tensor([[*source, dictionary.eos()]])
+        net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.size(1)])}
+        nbest = generator.generate([model], {"net_input": net_input})[0]
+        found.append([dictionary.string(h["tokens"]).split() for h in nbest])
+    return found
+
+
+@pytest.mark.parametrize("lenpen", [0.0, 0.6, 1.0])
+def test_its_search_ends_and_ranks_as_fairseqs(build, task, tmp_path, lenpen):
+    """Of a model that is sure of little and may end anywhere, where hypotheses of all lengths compete."""
+    dictionary, draw = task.source_dictionary, random.Random(5)
+    sources = [[draw.randrange(4, 44) for _ in range(draw.randint(1, 12))] for _ in range(60)]
+    model = build()
+    with torch.no_grad():
+        model.decoder.output_projection.weight.mul_(6.0)
+        steer(model, {dictionary.eos(): 16.0, dictionary.bos(): -16.0, dictionary.pad(): -16.0})
+        expected = by_fairseq(model, dictionary, sources, beam_size=4, len_penalty=lenpen, max_len_b=50)
+    translator = served(model, dictionary, tmp_path)
+    found = translator.translate([dictionary.string(source) for source in sources], 4, lenpen)
+    # What the limit cuts displaces what has ended in CTranslate2, and not in fairseq.
+    ended = [n for n, source in enumerate(sources) if max(map(len, expected[n])) < len(source) + 51]
+    assert len(ended) > 20 and len({len(expected[n][0]) for n in ended}) > 4
+    assert [found[n] for n in ended] == [" ".join(expected[n][0]) for n in ended]
+
+
+def test_padding_is_never_found_and_what_marks_a_sentence_left_out(build, task, tmp_path):
+    dictionary, model = task.source_dictionary, build()
+    with torch.no_grad():
+        steer(model, {dictionary.pad(): 90.0, dictionary.bos(): 30.0, 9: 30.0})
+        ((expected, *_),) = by_fairseq(model, dictionary, [[5, 6, 7]], beam_size=1, max_len_b=20)
+    (found,) = served(model, dictionary, tmp_path, max_len_b=20).translate([dictionary.string([5, 6, 7])], 1)
+    assert found.split() == expected and expected and len(expected) < 24
+    assert not {"<s>", "<blank>", "<pad>"} & set(found.split())
+
+
+def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, monkeypatch):
+    translator = Translator(str(model))
+    whole = translator.translate(sources)
+    assert len(set(map(len, whole))) > 3
+    monkeypatch.setattr(translate, "CHUNK", 3)
+    monkeypatch.setattr(translator, "_tokens", 20)
+    with_gaps = [line for source in sources for line in ("", source, "  ")]
+    found = translator.translate(with_gaps)
+    assert found[1::3] == whole and set(found[0::3]) == set(found[2::3]) == {""}
+
+
+def test_it_imports_neither_torch_nor_fairseq(model):
+    code = (
+        "import runpy, sys; sys.argv = ['translate', *sys.argv[1:]]\n"
+        "sys.orig_argv = ['python', '-m', 'fairseq_rope.tools.translate']\n"
+        "argv, sys.argv = sys.argv, ['-m']\n"
+        "import fairseq_rope\n"
+        "sys.argv = argv\n"
+        "from fairseq_rope.tools.translate import main; main()\n"
+        "print(sorted({'torch', 'fairseq'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--model", model], cwd=ROOT, env=ENVIRONMENT, input="the dog\n",
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_line_is_translated_while_the_next_is_not_there_yet(model, sources):
+    process = command(model)
+    try:
+        for source in sources[:2]:
+            process.stdin.write(source + "\n")
+            process.stdin.flush()
+            begun = time.time()
+            assert process.stdout.readline().endswith("\n")
+            assert time.time() - begun < 60
+        out, err = process.communicate("\n")
+        assert (out, process.returncode) == ("\n", 0)
+    finally:
+        process.kill()
+
+
+def test_a_file_is_read_and_lines_end_at_newlines_alone(model, sources, tmp_path):
+    path = tmp_path / "in.en"
+    path.write_text("\n".join([sources[0], sources[1] + "\u2028" + sources[2], ""]), encoding="utf-8")
+    out, _ = command(model, "--input", path, "--threads", 1).communicate()
+    expected = Translator(str(model)).translate([sources[0], f"{sources[1]}\u2028{sources[2]}"])
+    assert out == "".join(f"{line}\n" for line in expected)
+
+
+def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
+    model = build()
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            layer.encoder_attn.out_proj.weight.mul_(20.0)
+    translator = served(model, task.source_dictionary, tmp_path)
+    translator.settings["max_len_b"] = -3000  # it need not go on
+    begin = "w1 w2 " * 512
+    one, other = translator.translate([f"{begin} {word * 2000}" for word in ("w3 ", "w4 ")], 1)
+    assert one != other
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"fairseq_rope.tools.translate: line {n} has 3024 tokens, more than models are trained on"
+        for n in (1, 2)
+    ]
+
+
+def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated(model, sources):
+    translator = Translator(str(model))
+    translator.settings["positions"] = {"source": 4, "target": 5}
+    found = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
+    assert len([next(found), next(found)]) == 2
+    with pytest.raises(
+        translate.TranslateError, match="line 3 has 4 tokens, and 3 are the most .*: divide it"
+    ):
+        next(found)
+    limited = translator.translate(["the dog house"] * 3, beam=1)
+    assert max(len(line.split()) for line in limited) <= 5
+
+
+def test_its_reader_may_stop_and_it_says_nothing(model, sources):
+    with command(model) as process:
+        process.stdout.close()
+        process.stdin.write(sources[0] + "\n")
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode != 0
+
+
+@pytest.mark.parametrize(
+    "flags, given, said",
+    [
+        (["--input", "none.txt"], b"", "none.txt: No such file or directory"),
+        (["--model", "."], b"", "--model .: must be a folder that fairseq_rope.tools.export wrote"),
+        ([], b"the dog\ncaf\xe9\n", "standard input, line 2: is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_ends_in_one_sentence(model, flags, given, said):
+    process = command(model, *flags, encoding=None)
+    _, err = process.communicate(given)
+    assert process.returncode == 1
+    last = err.decode().splitlines()[-1]
+    assert said in last and last.startswith("fairseq_rope.tools.translate: ") and b"Traceback" not in err
+
+
+def test_what_came_before_a_bad_line_is_translated(model, tmp_path):
+    (tmp_path / "in").write_bytes(b"the dog\n" * 700 + b"\xff\n" + b"the dog\n")
+    out, err = command(model, "--input", tmp_path / "in").communicate()
+    assert len(out.splitlines()) == 700 and f"{tmp_path / 'in'}, line 701: is not UTF-8" in err
+
+
+def test_lines_that_keep_coming_are_not_waited_for(model, sources):
+    with command(model) as process:
+        begun = time.time()
+        first = []
+        threading.Thread(target=lambda: first.append((process.stdout.readline(), time.time()))).start()
+        for n in range(120):  # a line every 50 ms, for at least 6 seconds
+            process.stdin.write(sources[n % 20] + "\n")
+            process.stdin.flush()
+            time.sleep(0.05)
+        last = time.time()
+        process.stdin.close()
+        rest = process.stdout.read()
+    (line, at) = first[0]
+    assert line and len(rest.splitlines()) == 119 and begun < at < last
+
+
+def test_ctrl_c_ends_it_without_a_traceback(model, sources):
+    with command(model) as process:
+        process.stdin.write(sources[0] + "\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130 and process.stderr.read() == ""
+
+
+def test_the_commands_search_is_the_one_asked_for(model, sources):
+    search = ["--beam", 2, "--lenpen", 3.0, "--threads", 1]
+    out, _ = command(model, *search).communicate("".join(f"{source}\n" for source in sources))
+    translator = Translator(str(model))
+    assert out.splitlines() == translator.translate(sources, 2, 3.0) != translator.translate(sources, 2, 0.0)
+
+
+def test_outputs_are_as_long_as_max_len_b_says(build, task, tmp_path, capsys):
+    """Of a model that never ends."""
+    dictionary, model = task.source_dictionary, build()
+    with torch.no_grad():
+        steer(model, {dictionary.eos(): -16.0, dictionary.pad(): -16.0, 9: 30.0})
+        ((expected, *_),) = by_fairseq(
+            model, dictionary, [[5, 6, 7]], beam_size=4, len_penalty=0.6, max_len_b=3
+        )
+    served(model, dictionary, tmp_path)
+    (tmp_path / "in").write_text(dictionary.string([5, 6, 7]))
+    flags = ["--model", str(tmp_path), "--input", str(tmp_path / "in")]
+    translate.main([*flags, "--max-len-b", "3", "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out").read_text().split() == expected and len(expected) == 7
+
+
+def test_a_sentence_gives_a_sentence_and_a_list_a_list(model, sources, monkeypatch):
+    translator = Translator(str(model))
+    one, two = translator.translate(sources[0]), translator.translate(sources[1])
+    assert isinstance(one, str) and one != two
+    assert translator.translate(sources[:2]) == translator.translate(iter(sources[:2])) == [one, two]
+    assert translator.translate([]) == []
+    monkeypatch.setattr(translate, "CHUNK", 1)
+    lines = iter(sources[:3])
+    assert next(translator.translate_lines(lines)) == one
+    assert len(list(lines)) == 2  # they are read as the translations are asked for
+
+
+@pytest.mark.parametrize("broken", ["model.bin", "fairseq_rope.json", "shared_vocabulary.json"])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_broken_folder_is_one_sentence(model, tmp_path, broken, checksums):
+    folder = edited(model, tmp_path / "broken", **({} if checksums else {"sha256": None}))
+    for content in ("{}", "[]", ""):
+        (folder / broken).write_text(content)
+        with pytest.raises(translate.TranslateError, match=f"--model {folder}") as refused:
+            Translator(str(folder))
+        assert "\n" not in str(refused.value)
+
+
+def test_files_that_changed_since_the_export_are_named(model, tmp_path):
+    words = json.loads((model / "shared_vocabulary.json").read_text())
+    weights = (model / "model.bin").read_bytes()
+    changed = {"shared_vocabulary.json": [json.dumps(words[:-10]).encode()], "model.bin": []}
+    for place in random.Random(1).sample(range(len(weights)), 20):
+        flipped = bytearray(weights)
+        flipped[place] ^= 1
+        changed["model.bin"].append(bytes(flipped))
+    folder = edited(model, tmp_path / "model")
+    for name, contents in changed.items():
+        whole = (folder / name).read_bytes()
+        for content in contents:
+            (folder / name).write_bytes(content)
+            with pytest.raises(translate.TranslateError, match=f"{name} is not the file that was exported"):
+                Translator(str(folder))
+        (folder / name).write_bytes(whole)
+    Translator(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(translate.TranslateError, match="config.json cannot be read .No such file"):
+        Translator(str(folder))
+
+
+def test_a_folder_without_checksums_translates(model, sources, tmp_path):
+    folder = edited(model, tmp_path / "model", sha256=None)
+    assert Translator(str(folder)).translate(sources) == Translator(str(model)).translate(sources)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("beam", "4"), ("beam", 0), ("beam", True), ("lenpen", None), ("lenpen", math.nan), ("max_len_b", -1),
+        ("max_len_b", 1.5), ("positions", 4), ("positions", {"source": 0, "target": None}),
+        ("positions", {"source": None}), ("quantization", ["int8"]), ("moses", "en"), ("moses", {}),
+        ("moses", {"source": ["en"], "target": "de", "dash_splits": False}), ("sha256", ["model.bin"]),
+        ("sha256", {"../model.bin": ""}), ("sha256", {"/etc/passwd": ""}), ("subwords", "bpecodes"),
+        ("subwords", {"kind": "subword_nmt", "file": "/etc/passwd"}), ("subwords", {"kind": ["subword_nmt"]}),
+        ("subwords", {"kind": "subword_nmt", "file": "../bpecodes"}), ("subwords", {}),
+        ("subwords", {"kind": "sentencepiece", "file": "model.bin"}),
+    ],
+)  # fmt: skip
+def test_settings_that_export_does_not_write_are_refused(model, tmp_path, name, value):
+    folder = edited(model, tmp_path / "model", **{name: value})
+    with pytest.raises(translate.TranslateError, match=f"--model {folder}: in fairseq_rope.json, {name} is "):
+        Translator(str(folder))
+
+
+@pytest.mark.parametrize("long", ["x" * 100_000, "the " * 10_000])
+def test_a_line_too_long_for_the_memory_is_refused_when_those_before_are_translated(model, sources, long):
+    process = command(model)
+    out, err = process.communicate("".join(f"{line}\n" for line in [*sources[:20] * 2, long, sources[0]]))
+    assert len(out.splitlines()) == 40 and process.returncode == 1
+    assert err.startswith("fairseq_rope.tools.translate: line 41 has ") and err.endswith(
+        " the most: divide it\n"
+    )
+
+
+def test_a_line_that_does_not_end_is_not_waited_for(model):
+    with command(model, encoding=None) as process:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(b"the dog\n" + b"x" * 1_000_000)
+            process.stdin.flush()
+        assert process.stderr.read().endswith(b"line 2: has more than 32768 characters: divide it\n")
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        assert process.wait() == 1 and len(process.stdout.read().splitlines()) == 1
+
+
+@pytest.mark.parametrize("tokens, together", [(4000, 1), (1500, 4), (20, 40)])
+def test_long_lines_are_searched_one_after_the_other(model, tokens, together):
+    """In all no more memory than the longest line takes, which grows with the square of its length."""
+    running, most = set(), []
+
+    class Result:
+        def __init__(self):
+            running.add(self)
+            most.append(len(running))
+
+        def result(self):
+            running.discard(self)
+            return SimpleNamespace(hypotheses=[["DOG"]], scores=[-1.0])
+
+    translator = Translator(str(model), threads=64)
+    translator._model = SimpleNamespace(translate_batch=lambda sources, **_: [Result() for _ in sources])
+    translator._tokens = 1  # a batch for each line
+    assert translator.translate(["dog " * tokens] * 40) == ["DOG"] * 40
+    assert max(most) == together
+
+
+@pytest.mark.parametrize("name", ["in.gz", "-"])
+def test_input_may_be_compressed_or_standard_input(model, sources, tmp_path, name):
+    text = "".join(f"{line}\n" for line in sources).encode()
+    (tmp_path / "in.gz").write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
+    process = command(model, "--input", name if name == "-" else tmp_path / name, encoding=None)
+    out, _ = process.communicate(text if name == "-" else b"")
+    assert out.decode().splitlines() == Translator(str(model)).translate(sources)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "a text"])
+def test_compressed_input_that_is_damaged_is_one_sentence(model, sources, tmp_path, damage):
+    whole = gzip.compress("".join(f"{line}\n" for line in sources).encode())
+    flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]  # in the checksum
+    (tmp_path / "in.gz").write_bytes({"cut": whole[:-9], "flipped": flipped, "a text": b"the dog\n"}[damage])
+    process = command(model, "--input", tmp_path / "in.gz")
+    _, err = process.communicate()
+    assert process.returncode == 1 and len(err.splitlines()) == 1
+    assert err.startswith(f"fairseq_rope.tools.translate: {tmp_path / 'in.gz'}: is not a whole gzip file (")
+
+
+def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path):
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "link").symlink_to("out")
+    flags = ["--model", str(model), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "link")]
+    for text, expected in (
+        (b"the dog\n\xff\n", ["old"]),
+        (b"the dog\n" + b"x" * 100_000, ["old"]),
+        ("\n".join(sources).encode(), Translator(str(model)).translate(sources)),
+    ):
+        (tmp_path / "in").write_bytes(text)
+        with pytest.raises(SystemExit, match="line 2") if expected == ["old"] else contextlib.nullcontext():
+            translate.main(flags)
+        assert (tmp_path / "out").read_text().splitlines() == expected
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "link", "out"]
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(model, tmp_path, monkeypatch):
+    (tmp_path / "out").write_text("old")
+    (tmp_path / "in").write_text("the dog\n")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    flags = ["--model", str(model), "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'out'}: No space left on device"):
+        translate.main(flags)
+    assert (tmp_path / "out").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("output", ["/dev/null", ".", "none/out"])
+def test_an_output_that_cannot_be_a_file_is_refused_before_the_model_is_loaded(output):
+    with pytest.raises(SystemExit, match=f"--output {output}: must be a file in a folder that exists"):
+        translate.main(["--model", "none", "--output", output])
+
+
+def test_progress_is_shown_on_a_terminal_beside_a_file(model, sources, tmp_path):
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources))
+    with command(
+        model, "--input", tmp_path / "in", "--output", tmp_path / "out", stdout=theirs, stderr=theirs
+    ) as it:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while block := os.read(ours, 1024):
+                shown += block
+    os.close(ours)
+    assert it.returncode == 0 and f"{len(sources)} lines".encode() in shown
+
+
+def test_more_best_translations_than_the_beam_has_are_refused(model):
+    with pytest.raises(SystemExit, match="--nbest 5: must be at most the beam size, 4"):
+        translate.main(["--model", str(model), "--nbest", "5", "--input", str(model / "README.md")])
+
+
+@pytest.mark.parametrize("beside", ["a folder named fairseq", "nothing"])
+def test_the_class_is_imported_where_fairseq_is_not_installed(model, tmp_path, beside):
+    (tmp_path / "packages").mkdir()
+    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if (
+            not path.name.startswith(("fairseq", "torch", "__editable__", "_virtualenv"))
+            and path.suffix != ".pth"
+        ):
+            (tmp_path / "packages" / path.name).symlink_to(path)
+    (tmp_path / "work").mkdir()
+    if beside != "nothing":
+        (tmp_path / "work" / "fairseq").mkdir()
+    code = (
+        "import sys; from fairseq_rope.tools.translate import Translator\n"
+        "print(Translator(sys.argv[1]).translate('the dog'))"
+    )
+    path = os.pathsep.join(["", str(tmp_path / "packages"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, model], cwd=tmp_path / "work",
+        env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    expected = Translator(str(model)).translate("the dog")
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
+def test_sentencepiece_as_fairseq_has_it(data_bin, tmp_path):
+    lines = (data_bin.parent / "text" / "train.en").read_text().splitlines()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "sp"), vocab_size=30, minloglevel=2
+    )
+    (tmp_path / "sp.model").rename(tmp_path / "sentencepiece.bpe.model")
+    path = tmp_path / "sentencepiece.bpe.model"
+    subwords = {"kind": "sentencepiece", "file": path.name}
+    text = Text(str(tmp_path), {"moses": None, "subwords": subwords})
+    bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(path)))
+    for line in [*lines[:20], "an  unseen\tword \u3000 here", ""]:
+        assert text.tokens(line) == bpe.encode(line).split()
+        assert text.plain(text.tokens(line)) == bpe.decode(bpe.encode(line))
+
+
+@pytest.mark.parametrize("flag", ["--beam", "--threads", "--nbest"])
+def test_numbers_below_one_are_refused(capsys, flag):
+    with pytest.raises(SystemExit) as stopped:
+        translate.main(["--model", ".", flag, "0"])
+    assert stopped.value.code == 2 and f"{flag} 0: must be 1 or more" in capsys.readouterr().err
+
+
+def test_a_penalty_that_is_no_number_is_refused(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        translate.main(["--model", ".", "--lenpen", "nan"])
+    assert stopped.value.code == 2 and "--lenpen nan: must be a number" in capsys.readouterr().err

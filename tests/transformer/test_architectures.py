@@ -1,0 +1,64 @@
+"""Every named architecture beside the one of fairseq that it is named after."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+
+TRANSLATION = [
+    "transformer_rope",
+    "transformer_rope_tiny",
+    "transformer_rope_iwslt_de_en",
+    "transformer_rope_wmt_en_de",
+    "transformer_rope_vaswani_wmt_en_de_big",
+    "transformer_rope_vaswani_wmt_en_fr_big",
+    "transformer_rope_wmt_en_de_big",
+    "transformer_rope_wmt_en_de_big_t2t",
+]
+NAMES = {
+    "transformer_rope": TRANSLATION,
+    "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
+    "multilingual_transformer_rope": [
+        "multilingual_transformer_rope",
+        "multilingual_transformer_rope_iwslt_de_en",
+    ],
+}
+
+
+@pytest.mark.parametrize("model", list(NAMES))
+def test_every_architecture_is_registered_under_its_name(model):
+    assert sorted(ARCH_MODEL_INV_REGISTRY[model]) == sorted(NAMES[model])
+
+
+@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
+def test_every_option_is_that_of_fairseqs_architecture(name):
+    ours, stock = Namespace(), Namespace()
+    ARCH_CONFIG_REGISTRY[name](ours)
+    ARCH_CONFIG_REGISTRY[name.replace("_rope", "")](stock)
+    added = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}
+    assert vars(ours) == {**vars(stock), **added, "no_token_positional_embeddings": True}
+
+
+@pytest.mark.parametrize("name", TRANSLATION)
+def test_model_has_the_shapes_of_fairseqs_model(build, name):
+    with torch.device("meta"):  # the big ones need no memory so
+        ours, stock = build(name), build(name.replace("_rope", ""))
+    shapes = {key: tuple(value.shape) for key, value in stock.state_dict().items()}
+    assert {key: tuple(value.shape) for key, value in ours.state_dict().items()} == shapes
+    for mine, theirs in zip(
+        (*ours.encoder.layers, *ours.decoder.layers),
+        (*stock.encoder.layers, *stock.decoder.layers),
+        strict=True,
+    ):
+        assert mine.self_attn.num_heads == theirs.self_attn.num_heads
+        assert mine.normalize_before == theirs.normalize_before
+        assert mine.dropout_module.p == theirs.dropout_module.p
+        assert mine.activation_dropout_module.p == theirs.activation_dropout_module.p
+        assert mine.self_attn.dropout_module.p == theirs.self_attn.dropout_module.p
+
+
+def test_flags_go_before_the_architectures_sizes():
+    args = Namespace(encoder_layers=3, rope_base=500.0)
+    ARCH_CONFIG_REGISTRY["transformer_rope_tiny"](args)
+    assert (args.encoder_layers, args.decoder_layers, args.rope_base) == (3, 2, 500.0)
