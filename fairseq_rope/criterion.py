@@ -19,6 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from fairseq.criterions import label_smoothed_cross_entropy as fairseq_criterion
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterion,
@@ -134,7 +135,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
         """The loss summed over the target's tokens, what to divide its gradient by, and what to log."""
-        weight = output_weight(model) if reduce and has_methods(self, LOSS) else None
+        weight = output_weight(model) if reduce and has_methods(self, LOSS) and _is_fairseqs() else None
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
@@ -167,9 +168,17 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
 LOSS = methods_of(
     FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_lprobs_and_target", "compute_accuracy"
 )
+FORWARD = methods_of(LabelSmoothedCrossEntropyCriterion, "forward")
+NLL_LOSS = fairseq_criterion.label_smoothed_nll_loss
 PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")
 MODEL = methods_of(TransformerModelBase, *PROBS, "get_targets")
 DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecoderBase, RotaryDecoder)]
+
+
+def _is_fairseqs() -> bool:
+    """Whether nobody has replaced what fairseq's criterion computes, in its class or its module."""
+    is_forward = methods_of(LabelSmoothedCrossEntropyCriterion, "forward") == FORWARD
+    return is_forward and fairseq_criterion.label_smoothed_nll_loss is NLL_LOSS
 
 
 def output_weight(model: nn.Module) -> Optional[Tensor]:

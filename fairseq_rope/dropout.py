@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
-from .overrides import is_plain, methods_of
+from .overrides import CALL, is_plain, methods_of
 from .positions.rotary import is_compiling
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
@@ -60,7 +60,7 @@ class Dropout(FairseqDropout):
         return x
 
 
-DROPOUT = methods_of(Dropout, "__call__", "forward")
+DROPOUT = methods_of(Dropout, *CALL)
 
 
 class ResidualInPlace:

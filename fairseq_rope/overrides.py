@@ -44,7 +44,8 @@ def is_plain(module: Any, cls: type, methods: Dict[str, Any]) -> bool:
     return type(module) is cls and has_methods(module, methods) and not hooked(module)
 
 
-LINEAR = methods_of(nn.Linear, "__call__", "forward")
+CALL = ("__call__", "_call_impl", "forward")  # the methods that run when a module is called
+LINEAR = methods_of(nn.Linear, *CALL)
 
 
 def is_plain_linear(module: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+import fairseq
 import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
@@ -220,6 +221,18 @@ def test_a_criterion_derived_from_ours_computes_what_the_same_one_from_fairseqs_
         run(f"own_{base}", model, sample, task, report_accuracy=True) for base in (FAIRSEQS, FUSED)
     )
     assert_equal_runs(found, expected)
+
+
+def test_a_replacement_in_fairseqs_own_criterion_counts(build, task, sample, monkeypatch):
+    model = build()
+    criterion, module = CRITERION_REGISTRY[FAIRSEQS], fairseq.criterions.label_smoothed_cross_entropy
+    before = run(FAIRSEQS, model, sample, task)
+    for owner, name in ((criterion, "forward"), (module, "label_smoothed_nll_loss")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, doubled(getattr(owner, name)))
+            expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
+        assert_equal_runs(found, expected)
+        assert found[0] != pytest.approx(before[0].item(), rel=0.01)
 
 
 def test_a_gradient_of_the_gradient_is_refused(build, task, sample):

@@ -62,14 +62,25 @@ def begin(
     steps = bind_all(decoder.layers)
     if steps is None:
         return
-    beam = EqualRows.of(encoder_out)
-    states = states[:, ::beam].contiguous()  # (S, N, C)
     (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
+    beam = EqualRows.of(encoder_out)
+    if beam > 1 and not _are_equal(states, is_pad, beam):  # torch does not count writes to .data
+        del encoder_out[EqualRows.NAME]
+        beam = 1
+    states = states[:, ::beam].contiguous()  # (S, N, C)
     mask = pad_scores(is_pad[::beam], states) if is_pad is not None and is_pad.any() else None
     attentions = [layer.encoder_attn for layer in decoder.layers]
     source = {attention: attention.keys_and_values(states) for attention in attentions}
     packed = decoder.packed_projection.of(decoder.output_projection) if not decoder.adaptive_softmax else None
     incremental_state[STATE] = Beams(states.size(1), beam, steps, source, mask, packed, states)
+
+
+def _are_equal(states: Tensor, is_pad: Optional[Tensor], beam: int) -> bool:
+    """Whether the *beam* rows of each sentence are equal in *states* (S, B, C) and *is_pad* (B, S)."""
+    rows = states.unflatten(1, (-1, beam))
+    if not torch.equal(rows[:, :, 1:], rows[:, :, :1].expand_as(rows[:, :, 1:])):
+        return False
+    return is_pad is None or torch.equal(is_pad, is_pad[::beam].repeat_interleave(beam, dim=0))
 
 
 def step(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..attention import CrossAttention, RotaryMultiheadAttention
 from ..dropout import DROPOUT, Dropout, ResidualInPlace
-from ..overrides import has_methods, hooked, is_plain, is_plain_linear, methods_of
+from ..overrides import CALL, has_methods, hooked, is_plain, is_plain_linear, methods_of
 from ..positions.rotary import RotaryEmbedding
 from .cache import Beams
 
@@ -26,10 +26,9 @@ Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 
 # The methods whose work a step does.
 LAYER = {
-    **methods_of(TransformerDecoderLayerBase, "__call__", "forward"),
+    **methods_of(TransformerDecoderLayerBase, *CALL),
     **methods_of(ResidualInPlace, "residual_connection"),
 }
-CALL = ("__call__", "forward")
 ATTENTION = (
     *(*CALL, "_attend", "_score_mask", "_split_heads", "reorder_incremental_state"),
     *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),

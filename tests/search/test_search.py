@@ -624,6 +624,8 @@ CHANGES = {
     "replaced": lambda out, x: out.update(encoder_out=[x * 1.5]),
     "in its list": lambda out, x: out["encoder_out"].__setitem__(0, x * 1.5),
     "in place": lambda out, x: x[:, 1].mul_(1.5),
+    "in .data": lambda out, x: x.data[:, 1].mul_(1.5),
+    "in .data of the padding": lambda out, x: out["encoder_padding_mask"][0].data[4].fill_(False),
     "padding": lambda out, x: out["encoder_padding_mask"][0][2].fill_(False),
 }
 
