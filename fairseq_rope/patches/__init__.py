@@ -44,7 +44,8 @@ PATCHES: List[Patch] = [
         "torch >= 2.6 refuses fairseq's checkpoints, and fairseq's git main answers with "
         "weights_only=False, which runs any code in the file. Here weights_only is on, and the classes "
         "that checkpoints hold are allowed by name. A damaged file and a file of other software are "
-        "refused.",
+        "refused. (torch < 2.6 has no such list and loads as fairseq does: load only files that you "
+        "trust.)",
         "fairseq loads its own checkpoints with weights_only=True",
     ),
     Patch(
@@ -71,7 +72,9 @@ PATCHES: List[Patch] = [
         "lost data",
         "fairseq copies a checkpoint to checkpoint_best.pt and checkpoint_last.pt in place. If it is "
         "killed then, training cannot resume from them. A file that is renamed before it reaches the "
-        "disk can be empty after a power cut.",
+        "disk can be empty after a power cut. Here each copy is written under a temporary name, synced "
+        "and renamed. A hard link to such a file therefore keeps the old contents; a symbolic link leads "
+        "to the new file.",
         "fairseq renames its copies and syncs before it renames",
     ),
     Patch(
@@ -124,7 +127,7 @@ PATCHES: List[Patch] = [
         loading.load_checkpoint_to_cpu,
         "wrong results",
         "With a joined dictionary, all weights of a model for the other direction fit, and so do those "
-        "of another rotation. Both are refused.",
+        "of another rotation. Both are refused, in one sentence that names the file.",
         "fairseq compares the languages and options of a checkpoint with those of the command",
     ),
     Patch(
@@ -135,7 +138,7 @@ PATCHES: List[Patch] = [
         "row provides them, and writes languages that fairseq read from file names into new "
         "checkpoints. It also names the file and the reason if weights do not fit, and warns if "
         "--restore-file does not exist.",
-        "as load_checkpoint_to_cpu",
+        "the row of load_checkpoint_to_cpu goes",
     ),
     Patch(
         "fairseq.checkpoint_utils.load_model_ensemble_and_task",
@@ -143,7 +146,7 @@ PATCHES: List[Patch] = [
         "wrong results",
         "The check in load_checkpoint_to_cpu needs the languages of the data. This row provides them, and "
         "names the file and the reason if weights do not fit.",
-        "as load_checkpoint_to_cpu",
+        "the row of load_checkpoint_to_cpu goes",
     ),
     Patch(
         "sys.excepthook",
@@ -152,7 +155,7 @@ PATCHES: List[Patch] = [
         "fairseq's programs end with a traceback, also if a file is missing or a flag is wrong. Here "
         "they end with one sentence where the message of the error explains it. Other programs keep "
         "their tracebacks.",
-        "fairseq's programs do so",
+        "fairseq's programs end in one sentence",
     ),
 ]
 

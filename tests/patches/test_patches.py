@@ -65,6 +65,15 @@ def equal(one, other):
     return one == other
 
 
+def test_the_page_about_differences_is_that_of_the_table():
+    """docs/differences.md is written by ``python docs/differences.py``."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from docs.differences import page; print(page(), end='')"],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == done.stdout
+
+
 # -- the same with and without each patch --------------------------------------------------------------
 
 
@@ -557,9 +566,16 @@ def test_each_module_can_be_the_first_that_is_imported():
 
 
 def test_modules_that_need_no_fairseq_import_without_it():
-    code = "import sys; sys.modules['fairseq'] = None; import fairseq_rope.positions.rotary"
-    code += ", fairseq_rope.tools.translate"
-    assert in_a_process(code + "; print('there')") == "there"
+    tools = (path.stem for path in (PLUGIN / "tools").glob("[a-z]*.py"))
+    modules = ["errors", "overrides", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]
+    imports = "; ".join(f"import fairseq_rope.{module}" for module in modules)
+    code = f"import sys; sys.modules['fairseq'] = None; {imports}; print('there')"
+    assert in_a_process(code) == "there"
+
+
+def test_the_translator_and_the_command_load_neither_torch_nor_fairseq():
+    code = "import sys, fairseq_rope.__main__, fairseq_rope.tools.translate"
+    assert in_a_process(f"{code}; print({{'torch', 'fairseq'}} & set(sys.modules))") == "set()"
 
 
 def test_importing_the_package_loads_neither_torch_nor_fairseq():

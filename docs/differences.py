@@ -1,0 +1,31 @@
+"""Write docs/differences.md from the table of patches: ``python docs/differences.py``."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "differences.md"
+HEAD = """# Differences from fairseq
+
+With the plugin loaded, a command or call that works with fairseq alone does the same, except where it would
+lose data, give wrong results or run code. Each entry below is one row of the table in
+`fairseq_rope/patches/__init__.py`: what is replaced, what the replacement prevents, and when it can go. The
+replacements are seen by every model of the process. This page is written by `python docs/differences.py`.
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    from fairseq_rope.patches import PATCHES
+
+    parts = [HEAD]
+    for patch in PATCHES:
+        text = f"Prevents {patch.prevents}. {patch.reason} This row can go when {patch.until}."
+        parts.append(f"## `{patch.target}`\n\n{textwrap.fill(text, 108, break_on_hyphens=False)}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")
