@@ -42,13 +42,13 @@ TRANSLATION = [
         )
     ),
     "tests/test_sequence_generator.py",
-    "tests/tools/test_export.py",
+    "tests/test_export.py",
     "tests/test_multihead_attention.py",
     "tests/test_reproducibility.py",
     "tests/test_activation_checkpointing.py",
     "tests/test_inference_dropout.py",
     "tests/test_checkpoint_utils.py",
-    "tests/transformer/test_transformer.py",
+    "tests/test_transformer.py",
 ]
 # Refused by design: COMPATIBILITY.md, "Refused".
 REFUSED = {
