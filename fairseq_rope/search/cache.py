@@ -1,13 +1,13 @@
-"""Keys and values of a beam search, which stay where they were written.
+"""The cache of a beam search: keys and values that stay where they were written.
 
-After every step of a search each hypothesis goes on from one of its sentence's, and fairseq's attention
-copies all keys and values of all layers into the new order, and once more to append the next
-(``fairseq/modules/multihead_attention.py``). Here the hypotheses of a sentence share what was written: each
-attends to all of it, and a mask, the same for all layers, says which of it is its own past. What is copied
-after a step is the mask.
+After each step of a search, every hypothesis continues from one hypothesis of the same sentence. fairseq's
+attention then copies all keys and values of all layers into the new order, and copies them again to append
+the next ones (``fairseq/modules/multihead_attention.py``). Here the hypotheses of a sentence share one cache.
+Each hypothesis attends to the whole cache, and a mask, the same for all layers, selects the keys of its own
+past. Only the mask is copied after a step.
 
-When a sentence has ended, the last one moves to its place, so that those that go on lie together: from then
-on, the rows here are in another order than the caller's.
+When a sentence ends, the last sentence moves to its place, so that the remaining sentences stay adjacent in
+memory. From then on the rows of the cache and those of the caller are in different orders.
 
 Shapes: N sentences, K hypotheses of each (the beam), N * K rows, H heads, D head dimension, n tokens so far,
 S source positions.
@@ -28,23 +28,23 @@ FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step cos
 
 
 class Beams:
-    """The state of one search, from its first step on.
+    """The state of one beam search.
 
     Args:
         sentences: N
         beam: K
-        steps: of the decoder's layers, kept here for as long as the search goes on
-        source: by layer, keys and values of cross-attention, each (N, H, S, D)
+        steps: one function for each decoder layer (:func:`~fairseq_rope.search.step.bind`)
+        source: keys and values of cross-attention by layer, each (N, H, S, D)
         source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
-        packed: the weight of the projection onto the vocabulary, packed; None if its module is to be called
-        like: a tensor of the type and on the device of keys and values
+        packed: the packed weight of the projection onto the vocabulary; None if the module must be called
+        like: a tensor with the type and device of keys and values
 
     Attributes:
-        sentences, beam, steps, packed: as given, N being those that go on
-        position: of the token that the step is about
+        sentences, beam, steps, packed: as above; N counts the sentences that have not ended
+        position: the position of the token of this step
         mask: (N, 1, K, n * K), added to the scores of self-attention
-        source, source_mask: as given, for the sentences that go on
-        rows: (N * K), where each row of the caller's lies here; None while that is where it was
+        source, source_mask: as above, for the sentences that have not ended
+        rows: (N * K), the cache's row of each row of the caller; None while both orders are the same
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Beams:
         self.sentences, self.beam, self.position = sentences, beam, -1
         self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
         self.rows: Optional[Tensor] = None
-        self._slots = list(range(sentences))  # where each sentence of the caller's lies
+        self._slots = list(range(sentences))  # the place of each of the caller's sentences
         self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
         self._numbers: Dict[Tuple[int, int, float], Tensor] = {}
         self._scores = like.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
 
     def begin_step(self, is_pad: Tensor) -> None:
-        """Make room for one more token of each hypothesis. *is_pad*: (N * K), arranged: is it padding?"""
+        """Make room for one more token of each hypothesis. *is_pad* (N * K): whether it is padding."""
         self.position += 1
         self._numbers.clear()
         begin, end = self.position * self.beam, (self.position + 1) * self.beam
@@ -79,21 +79,21 @@ class Beams:
         self.mask = scores[:, None, :, :end]
 
     def arranged(self, x: Tensor) -> Tensor:
-        """*x* (N * K, …), its rows reordered from the caller's order to the order of here."""
+        """*x* (N * K, …) with its rows reordered from the caller's order to the cache's."""
         return x if self.rows is None else torch.empty_like(x).index_copy_(0, self.rows, x)
 
     def numbers(self, rotary: RotaryEmbedding, device: torch.device) -> Tensor:
-        """``rotary.numbers`` for the position of this step, the same for layers of the same rotation."""
-        of = (rotary.head_dim, rotary.dim, rotary.base)
-        if of not in self._numbers:
-            self._numbers[of] = rotary.numbers(self.position, device)
-        return self._numbers[of]
+        """``rotary.numbers`` for the position of this step, shared by layers with the same rotation."""
+        key = (rotary.head_dim, rotary.dim, rotary.base)
+        if key not in self._numbers:
+            self._numbers[key] = rotary.numbers(self.position, device)
+        return self._numbers[key]
 
     def append(self, layer: Any, new: Tensor) -> Tuple[Tensor, ...]:
-        """Write keys and values of the step, *new* (2, N, H, K, D); returns those of all steps so far.
+        """Write the keys and values of this step, *new* (2, N, H, K, D), into the cache of *layer*.
 
         Returns:
-            keys and values, each (N, H, n * K, D)
+            keys and values of all steps so far, each (N, H, n * K, D)
         """
         if layer not in self._cache:
             two, sentences, heads, _, dim = new.shape
@@ -104,36 +104,36 @@ class Beams:
         return buffer[:, :, :, :end].unbind(0)
 
     def reorder(self, new_order: Tensor) -> bool:
-        """Let row i go on from row new_order[i] of the last step; rows in the caller's order.
+        """Let row i continue from row new_order[i] of the last step, both in the caller's order.
 
         Returns:
-            whether that can be, and is done: with K > 1, only where the rows are K of each of some sentences
+            Whether it was done. With K > 1 the rows must be K adjacent rows of each of some sentences.
         """
         if self.beam == 1:
             self._copy(new_order)
             return True
-        kept = whole_sentences(new_order, self.beam)
-        if kept is None:
+        remaining = whole_sentences(new_order, self.beam)
+        if remaining is None:
             return False
         origin = new_order if self.rows is None else self.rows[new_order]
-        if kept != list(range(self.sentences)):
-            self._drop(kept)
+        if remaining != list(range(self.sentences)):
+            self._keep(remaining)
             first = torch.tensor(self._slots, device=new_order.device).unsqueeze(1) * self.beam
             self.rows = (first + torch.arange(self.beam, device=new_order.device)).flatten()
         self._scores = self._scores.index_select(0, self.arranged(origin))
         return True
 
     def of_rows(self, attention: Any) -> Dict[str, Optional[Tensor]]:
-        """What fairseq's incremental state would hold for a layer's self-*attention*."""
+        """The entries of fairseq's incremental state for the self-*attention* of one layer."""
         rows = torch.arange(self._scores.size(0), device=self._scores.device)
         rows = rows if self.rows is None else self.rows
         steps = self.position + 1
         scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
-        score, ancestor = scores.max(dim=2)  # of all others it is minus infinity
+        score, ancestor = scores.max(dim=2)  # the score of all others is minus infinity
         buffer = self._cache[attention][:, :, :, : steps * self.beam].unflatten(3, (steps, self.beam))
         step = torch.arange(steps, device=rows.device)
-        found = buffer[:, (rows // self.beam).unsqueeze(1), :, step, ancestor]  # (B, n, 2, H, D)
-        keys, values = found.permute(2, 0, 3, 1, 4).unbind(0)
+        own = buffer[:, (rows // self.beam).unsqueeze(1), :, step, ancestor]  # (B, n, 2, H, D)
+        keys, values = own.permute(2, 0, 3, 1, 4).unbind(0)
         is_pad = score != 0
         return {
             "prev_key": attention.in_own_order(keys),
@@ -142,7 +142,7 @@ class Beams:
         }
 
     def __deepcopy__(self, _: Any) -> "Beams":
-        """A search that goes another way from here: of the same layers, which are not copied."""
+        """A copy that can continue differently. The layers and their weights are not copied."""
         other = copy.copy(self)
         other._scores, other._slots = self._scores.clone(), list(self._slots)
         other._cache = {layer: buffer.clone() for layer, buffer in self._cache.items()}
@@ -150,28 +150,28 @@ class Beams:
         other.source_mask = None if self.source_mask is None else self.source_mask.clone()
         return other
 
-    def _drop(self, kept: List[int]) -> None:
-        """Go on with sentences *kept* of the caller's, in that order."""
-        self.sentences = len(kept)
-        slots = [self._slots[sentence] for sentence in kept]
-        free = sorted(set(range(len(kept))) - set(slots))
-        moved = [slot for slot in slots if slot >= len(kept)]
+    def _keep(self, remaining: List[int]) -> None:
+        """Keep the caller's sentences *remaining*, in that order, and drop the others."""
+        self.sentences = len(remaining)
+        slots = [self._slots[sentence] for sentence in remaining]
+        free = sorted(set(range(len(remaining))) - set(slots))
+        moved = [slot for slot in slots if slot >= len(remaining)]
         to = dict(zip(moved, free))
         self._slots = [to.get(slot, slot) for slot in slots]
         end = (self.position + 1) * self.beam
         for layer, buffer in self._cache.items():
             buffer[:, free, :, :end] = buffer[:, moved, :, :end]
-            self._cache[layer] = buffer[:, : len(kept)]
+            self._cache[layer] = buffer[:, : len(remaining)]
         for layer, keys_and_values in self.source.items():
             for buffer in keys_and_values:
                 buffer[free] = buffer[moved]
-            self.source[layer] = tuple(buffer[: len(kept)] for buffer in keys_and_values)
+            self.source[layer] = tuple(buffer[: len(remaining)] for buffer in keys_and_values)
         if self.source_mask is not None:
             self.source_mask[free] = self.source_mask[moved]
-            self.source_mask = self.source_mask[: len(kept)]
+            self.source_mask = self.source_mask[: len(remaining)]
 
     def _copy(self, rows: Tensor) -> None:
-        """Go on with copies of *rows*, which may be any; a hypothesis of its own is each."""
+        """Continue with copies of *rows*, any rows in any order (K = 1)."""
         if rows.numel() == self.sentences and torch.equal(
             rows, torch.arange(rows.numel(), device=rows.device)
         ):
@@ -190,5 +190,5 @@ class Beams:
 
 
 def _doubled(buffer: Tensor, dim: int, filler: float = 0.0) -> Tensor:
-    """*buffer*, twice as long in *dim*."""
+    """*buffer* with twice the length in dimension *dim*."""
     return torch.cat([buffer, torch.full_like(buffer, filler)], dim=dim)

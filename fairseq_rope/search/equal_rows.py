@@ -10,11 +10,11 @@ LARGEST = 32
 
 
 class EqualRows(list):
-    """An entry of an encoder's output: the *beam* rows of each sentence, side by side, are equal.
+    """An entry of an encoder's output that says: the *beam* adjacent rows of each sentence are equal.
 
-    This holds for the tensors in *encoder_out* as they are when the entry is made, and no longer when one of
-    them is replaced or written to. The entry is an empty list, as fairseq's own entries can be, for code that
-    goes through the tensors of all entries.
+    It holds for the tensors that are in *encoder_out* when the entry is made. It is void as soon as one of
+    them is replaced or written to. The entry is an empty list, so that code which iterates over the tensors
+    of all entries still works.
     """
 
     NAME = "fairseq_rope.equal_rows"
@@ -43,8 +43,8 @@ def _contents(encoder_out: Dict[str, List[Tensor]]) -> List[Any]:
 
 
 def whole_sentences(new_order: Tensor, beam: int) -> Optional[List[int]]:
-    """The sentences of which *new_order* has *beam* rows each, side by side; None if it is no such order."""
-    of = [row // beam for row in new_order.tolist()]
-    kept = of[::beam]
-    whole = of == [sentence for sentence in kept for _ in range(beam)] and len(set(kept)) == len(kept)
-    return kept if whole else None
+    """The sentences whose *beam* adjacent rows make up *new_order*; None if it has another form."""
+    sentences = [row // beam for row in new_order.tolist()]
+    first_rows = sentences[::beam]
+    repeated = [sentence for sentence in first_rows for _ in range(beam)]
+    return first_rows if sentences == repeated and len(set(first_rows)) == len(first_rows) else None

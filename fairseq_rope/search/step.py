@@ -1,10 +1,10 @@
 """One step of the decoder in a search: the operations of its layers, bound to their weights.
 
-With few rows, calling modules costs more time than the smaller of their operations. What is bound here
-computes what ``fairseq/modules/transformer_layer.py`` does for one token of each hypothesis, without
-gradients, dropout and weights of attention. A decoder that needs more, for example with quantisation noise,
-``--retain-dropout`` or ``--print-alignment``, or with methods or hooks of somebody else, is called as fairseq
-calls it. Steps are bound anew for each search, so that a search uses the weights that it finds.
+With few rows, calling a module takes longer than its smaller operations. A bound step computes what
+``fairseq/modules/transformer_layer.py`` computes for one token of each hypothesis, without gradients, dropout
+and attention weights. A decoder that needs more is called as fairseq calls it: for example one with
+quantisation noise, ``--retain-dropout``, ``--print-alignment``, or with overridden methods or hooks. Steps
+are bound at the start of each search, so that a search uses the current weights.
 
 Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
 """
@@ -43,9 +43,9 @@ PARTS = {
 
 
 def bind(layer: nn.Module) -> Optional[Step]:
-    """The step of a decoder *layer*; None if it has more to it than can be bound."""
+    """The step of a decoder *layer*; None if the layer does more than a step computes."""
     if not has_methods(layer, LAYER) or hooked(layer):
-        return None  # a wrapper (FSDP), a layer with methods of its own, or a hook
+        return None  # a wrapper (FSDP), overridden methods, or a hook
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
     if not (_is_part(self_attn, RotaryMultiheadAttention) and _is_part(cross_attn, CrossAttention)):
         return None
@@ -135,8 +135,8 @@ def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
 
 
 def autocasts() -> bool:
-    """Whether torch chooses the types of operations here (``--amp``)."""
+    """Whether torch chooses the types of operations (``--amp``)."""
     try:
         return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-    except TypeError:  # torch < 2.4 asks for each in its own way
+    except TypeError:  # torch < 2.4 has one function for each
         return torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled()

@@ -561,6 +561,7 @@ for module in {MODULES}:
 """
 
 
+@pytest.mark.slow
 def test_each_module_can_be_the_first_that_is_imported():
     assert in_a_process(EACH_FIRST) == "", "these fail, or load fairseq and register no plugin"
 
