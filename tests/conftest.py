@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
-from tests.commands import run_program, train
+from tests.commands import call, train
 
 
 def half_on_cpus(what, run):
@@ -52,7 +52,7 @@ def data_bin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     text = write_pairs(folder / "text", 200, seed=1)
     prefixes = [word for n in ("train", "valid", "test") for word in (f"--{n}pref", text / n)]
-    run_program(
+    call(
         "fairseq-preprocess", "-s", "en", "-t", "de", *prefixes,
         "--joined-dictionary", "--destdir", folder / "bin",
     )  # fmt: skip

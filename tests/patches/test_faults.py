@@ -143,7 +143,7 @@ def other_dictionary(tmp_path_factory):
     text = write_pairs(folder / "text", 50, seed=2)
     for path in text.iterdir():
         path.write_text("\n".join("cat" if path.suffix == ".en" else "CAT" for _ in range(20)) + "\n")
-    run_program(
+    call(
         "fairseq-preprocess", "-s", "en", "-t", "de",
         "--trainpref", text / "train", "--validpref", text / "valid",
         "--testpref", text / "test", "--joined-dictionary", "--destdir", folder / "bin",

@@ -516,7 +516,8 @@ def in_a_process(code, *, cwd=None, path=()):
 REGISTERED = """
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq import checkpoint_utils
-print("transformer_rope_tiny" in ARCH_MODEL_REGISTRY, type(checkpoint_utils.torch).__name__)
+is_patched = type(checkpoint_utils.torch).__name__ == "TorchWithSafeLoad"
+registered = is_patched and "transformer_rope_tiny" in ARCH_MODEL_REGISTRY
 """
 USER_DIR = """
 import argparse, fairseq.utils, os
@@ -529,41 +530,41 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import fairseq, fairseq_rope",
-        "import fairseq_rope, fairseq",
-        "import fairseq_rope" + USER_DIR,
-        "import fairseq_rope.attention" + USER_DIR,
-        "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
-        "from fairseq_rope.transformer import TransformerRopeModel",
-        "; ".join(f"import {module}" for module in MODULES),
-        "; ".join(f"import {module}" for module in reversed(MODULES)),
-    ],
-    ids=["fairseq first", "plugin first", "user-dir", "module, user-dir", "program", "model", "a-z", "z-a"],
-)
-def test_the_plugin_registers_in_any_order_of_imports(imports):
-    assert in_a_process(imports + REGISTERED if "\n" in imports else imports + "\n" + REGISTERED) == (
-        "True TorchWithSafeLoad"
-    )
-
-
-EACH_FIRST = f"""
+IMPORTS = {
+    "fairseq first": "import fairseq, fairseq_rope",
+    "plugin first": "import fairseq_rope, fairseq",
+    "user-dir": "import fairseq_rope" + USER_DIR,
+    "module, user-dir": "import fairseq_rope.attention" + USER_DIR,
+    "program": "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
+    "model": "from fairseq_rope.transformer import TransformerRopeModel",
+    "a-z": "; ".join(f"import {module}" for module in MODULES),
+    "z-a": "; ".join(f"import {module}" for module in reversed(MODULES)),
+}
+# A process for each case, forked from one that has loaded torch, and neither fairseq nor the plugin.
+EACH = """
 import importlib, os, sys, torch
-for module in {MODULES}:
+for name, code in {cases!r}.items():
+    assert not {{"fairseq", "fairseq_rope"}} & set(sys.modules)
     child = os.fork()
     if child == 0:
-        importlib.import_module(module)
-        os._exit(("fairseq" in sys.modules) != ("fairseq_rope.plugin" in sys.modules))
+        namespace = {{}}
+        exec(code, namespace)
+        os._exit(not namespace["registered"])
     if os.waitpid(child, 0)[1] != 0:
-        print(module)
+        print(name)
 """
+
+
+def test_the_plugin_registers_in_any_order_of_imports():
+    cases = {name: f"{code}\n{REGISTERED}" for name, code in IMPORTS.items()}
+    assert in_a_process(EACH.format(cases=cases)) == "", "these register no plugin"
 
 
 @pytest.mark.slow
 def test_each_module_can_be_the_first_that_is_imported():
-    assert in_a_process(EACH_FIRST) == "", "these fail, or load fairseq and register no plugin"
+    loaded = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.plugin' in sys.modules)"
+    cases = {module: f"import {module}\n{loaded}" for module in MODULES}
+    assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and register no plugin"
 
 
 def test_modules_that_need_no_fairseq_import_without_it():
