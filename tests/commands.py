@@ -19,8 +19,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
-# One thread: enough for tiny models, and two processes do not fight over the cores.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+QUICK_START = str(ROOT / "tests" / "quick_start")
+# One thread: enough for tiny models, and two processes do not compete for the cores.
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
+}
 torch.set_num_threads(1)
 
 TINY = """
