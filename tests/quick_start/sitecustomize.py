@@ -4,7 +4,8 @@ fairseq imports these names for tasks on audio and sentence classification, whic
 """
 
 import sys
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 
 UNUSED = {
     "sklearn": ("metrics",),
@@ -12,5 +13,5 @@ UNUSED = {
     "scipy.stats": ("pearsonr", "spearmanr"),
 }
 for _module, _names in UNUSED.items():
-    sys.modules[_module] = ModuleType(_module)
+    sys.modules[_module] = module_from_spec(ModuleSpec(_module, None))
     vars(sys.modules[_module]).update(dict.fromkeys(_names))
