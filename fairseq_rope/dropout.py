@@ -32,7 +32,7 @@ def keep_mask(shape: torch.Size, p: float) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """x / (1 - p) where it is kept, else 0; the gradient likewise."""
+    """x / (1 - p) where an element is kept, else 0; the gradient likewise."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:

@@ -35,11 +35,11 @@ class TransformerRopeConfig(TransformerConfig):
 
 
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
-    """The options as flags would give them.
+    """Return the options as a namespace, as the command line gives them.
 
-    fairseq-hydra-train gives a DictConfig, of which TransformerConfig.from_namespace would copy only the
-    fields that it declares, not those of the rotation. What a nested ``encoder:``, ``decoder:`` or
-    ``quant_noise:`` says goes before the architecture, as with fairseq's transformer.
+    fairseq-hydra-train gives a DictConfig. TransformerConfig.from_namespace would copy only the fields that
+    it declares, and not those of the rotation. A nested ``encoder:``, ``decoder:`` or ``quant_noise:``
+    overrides the architecture, as with fairseq's transformer.
     """
     if not OmegaConf.is_config(args):
         return args
@@ -54,7 +54,7 @@ def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
 
 
 def rope_architecture(args: Union[Namespace, DictConfig]) -> None:
-    """Fill in what *args* leaves open of the base architecture: fairseq's sizes, the paper's rotation."""
+    """Set the options that *args* lacks: fairseq's base sizes and the paper's rotation."""
     args.rope_base = getattr(args, "rope_base", BASE)
     args.rope_layout = getattr(args, "rope_layout", LAYOUTS[0])
     args.rope_fraction = getattr(args, "rope_fraction", FRACTION)
@@ -63,25 +63,25 @@ def rope_architecture(args: Union[Namespace, DictConfig]) -> None:
 
 
 def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
-    """Raise a ValueError, one sentence, for options that rotary self-attention cannot honour."""
+    """Raise a ValueError with one sentence if rotary self-attention does not support an option in *args*."""
     if args.cross_self_attention:
         raise ValueError(
             "--cross-self-attention has no meaning with rotary positions: its keys are the encoder's output "
-            "followed by the prefix, which share no positions; leave the flag out"
+            "followed by the prefix, which share no positions; drop the flag"
         )
     for side in ("encoder", "decoder"):
         heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
         if heads < 1 or width % heads:
             raise ValueError(
-                f"--{side}-attention-heads {heads}: must divide --{side}-embed-dim {width} without a rest"
+                f"--{side}-attention-heads {heads}: must divide --{side}-embed-dim {width} without remainder"
             )
         if getattr(args, f"{side}_learned_pos"):
             raise ValueError(
                 f"--{side}-learned-pos asks for learned absolute positions, but positions of "
-                "transformer_rope are rotary; leave the flag out, or use --arch transformer"
+                "transformer_rope are rotary; drop the flag, or use --arch transformer"
             )
         if getattr(args, f"{side}_xformers_att_config", None):
             raise ValueError(
                 f"--{side}-xformers-att-config {getattr(args, f'{side}_xformers_att_config')}: xFormers' "
-                "attention cannot rotate queries and keys; leave the flag out"
+                "attention cannot rotate queries and keys; drop the flag"
             )

@@ -45,7 +45,7 @@ class RotaryDecoder(TransformerDecoderBase):
         src_lengths: Optional[Any] = None,
         return_all_hiddens: bool = False,
     ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """fairseq's; a search projects its features by the packed weight that it began with."""
+        """Return fairseq's output. A fast search projects its features by the packed weight."""
         x, extra = self.extract_features(
             prev_output_tokens,
             encoder_out=encoder_out,
@@ -72,13 +72,13 @@ class RotaryDecoder(TransformerDecoderBase):
         alignment_layer: Optional[int] = None,
         alignment_heads: Optional[int] = None,
     ) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-        """fairseq's, without the weights of cross-attention where nobody asked for them.
+        """Return fairseq's features, without the weights of cross-attention if they are not needed.
 
-        They are asked for by *alignment_layer*, and by the model's use before ``make_generation_fast_`` has
-        told it that nobody will; in training by alignments to learn from (``--load-alignments``) alone.
+        They are needed if *alignment_layer* is given, and in evaluation until ``make_generation_fast_`` is
+        called. In training they are needed for ``--load-alignments`` only.
         """
         if not torch.jit.is_scripting():
-            if alignment_layer is None and not self._weights_are_wanted():
+            if alignment_layer is None and not self._weights_are_needed():
                 alignment_layer = -1  # no layer has that number
             if incremental_state is not None and encoder_out is not None and encoder_out["encoder_out"]:
                 if not incremental_state and alignment_layer == -1:
@@ -94,7 +94,7 @@ class RotaryDecoder(TransformerDecoderBase):
             alignment_heads,
         )
 
-    def _weights_are_wanted(self) -> bool:
+    def _weights_are_needed(self) -> bool:
         if self.training:
             return self.alignment_in_training
         return any(getattr(layer, "need_attn", True) for layer in self.layers)
@@ -102,10 +102,7 @@ class RotaryDecoder(TransformerDecoderBase):
     def reorder_incremental_state(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> None:
-        """Called for every module that has one, the decoder first: reorder the :class:`Beams` if there are.
-
-        Where they cannot be, the state becomes what fairseq's would be, for the layers to reorder.
-        """
+        """Reorder the fast search, if one has begun. fairseq calls this for each module in turn."""
         if not torch.jit.is_scripting():
             if search.STATE in incremental_state:
                 search.reorder(self.layers, incremental_state, new_order)
@@ -113,7 +110,7 @@ class RotaryDecoder(TransformerDecoderBase):
     def reorder_incremental_state_scripting(
         self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]], new_order: Tensor
     ) -> None:
-        """Let row i of the next step go on from row new_order[i] of the last one."""
+        """Let row i of the next step continue from row new_order[i] of the last one."""
         if not torch.jit.is_scripting():
             self.reorder_incremental_state(incremental_state, new_order)
             if search.STATE in incremental_state:
@@ -129,7 +126,7 @@ class RotaryDecoder(TransformerDecoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
 
-# The methods that a search replaces, or relies on.
+# The methods that a fast search replaces or relies on.
 DECODER = methods_of(
     RotaryDecoder,
     *("forward", "extract_features", "extract_features_scriptable", "output_layer"),

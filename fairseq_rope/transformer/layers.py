@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_rotary_self_attention(cfg: TransformerConfig, side: Any) -> RotaryMultiheadAttention:
-    """The self-attention of one layer.
+    """Return the self-attention of one layer.
 
     Args:
         cfg: the model's configuration, with rope_base, rope_layout and rope_fraction
@@ -77,7 +77,7 @@ class RotaryDecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
 
 
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
-    """Activation checkpointing, then FSDP, as fairseq's own layer builders do."""
+    """Return *layer* with activation checkpointing and FSDP, as fairseq's own layer builders do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     # A checkpointed layer is always wrapped by FSDP, whatever its size.
@@ -85,7 +85,10 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
 
 
 def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
-    """*module* with dropout of ours, by the name of fairseq's class, as --retain-dropout-modules wants it."""
+    """*module* with its dropout replaced by :class:`~fairseq_rope.dropout.Dropout`.
+
+    *fairseq_name* is the name of fairseq's class, by which ``--retain-dropout-modules`` selects modules.
+    """
     for name in ("dropout_module", "activation_dropout_module"):
         if hasattr(module, name):
             setattr(module, name, Dropout(getattr(module, name).p, module_name=fairseq_name))
@@ -93,10 +96,10 @@ def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
 
 
 def drop_absolute_positions(state_dict: Dict[str, Tensor], name: str) -> None:
-    """Remove ``NAME.embed_positions.*`` from *state_dict*, in place, and say so.
+    """Remove ``NAME.embed_positions.*`` from *state_dict*, in place, and log a warning.
 
     Sinusoidal checkpoints of older fairseqs hold ``embed_positions._float_tensor``, learned ones
-    ``embed_positions.weight``; a rotary model has no place for either.
+    ``embed_positions.weight``. A rotary model has no such parameters.
     """
     for key in [key for key in state_dict if key.startswith(f"{name}.embed_positions.")]:
         del state_dict[key]
