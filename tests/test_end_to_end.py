@@ -111,9 +111,9 @@ checkpoint: {{save_dir: {tmp_path / "checkpoints"}}}
     )
     run_program(
         "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "rope",
-        f"hydra.run.dir={tmp_path}", cwd=tmp_path,
+        "+model.rope_base=500", f"hydra.run.dir={tmp_path}", cwd=tmp_path,
     )  # fmt: skip
-    flags = ["--rope-layout", "half", "--rope-fraction", 0.5, "--max-epoch", 1, "--dropout", 0.1]
+    flags = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 1]
     train(data_bin, tmp_path / "flags", *flags)
     by_yaml = load_checkpoint(str(tmp_path / "checkpoints" / "checkpoint_last.pt"))
     by_flags = load_checkpoint(str(tmp_path / "flags" / "checkpoint_last.pt"))
