@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,28 @@ from recipes.compare import page, stage21_join, stage22_translate_joined
 from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
 from recipes.compare.stage21_join import lines
-from recipes.pipeline import stage07_train, stage09_translate, stage10_score
-from recipes.pipeline.experiment import Experiment, StageError, write_whole
+from recipes.pipeline.checkpoints import to_average
+from recipes.pipeline.commands import Shell
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stages import SCORE, TRAIN
+from recipes.text.lines import write_whole
 
 SEEDS = 3  # the default of --seeds
 
 
 @dataclass
-class Report:
+class Report(Stage):
     """The stage, of trainings in *pairs*: for each seed one of every architecture, the baseline first."""
 
     pairs: Sequence[Sequence[Experiment]]
     recipe: str
 
-    NUMBER = 23
-    TITLE = "compare"
-    PER_MODEL = False
-    SETTINGS = ("source_lang", "target_lang")
-    DEPENDS_ON_BPE = True
-    __name__ = "stage23_report"  # the name of its script and log
+    number = 23
+    title = "compare"
+    settings = ("source_lang", "target_lang")
+    depends_on_bpe = True
 
     def also(self, x: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: who is compared, in which order, and its code."""
@@ -42,16 +45,15 @@ class Report:
             "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
             "recipe": self.recipe,
             "recipes/compare": hashlib.sha256(code).hexdigest(),
-            **stage10_score.also(x),
+            **SCORE.also(x),
         }
 
     def inputs(self, x: Experiment) -> list[Path]:
         paths = [x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)]
-        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.outputs(x)]
+        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.Join().outputs(x)]
         for system in (system for pair in self.pairs for system in pair):
-            paths += [stage09_translate.outputs(system)[1], stage07_train.history(system)]
-            paths += stage10_score.outputs(system)
-            paths += stage22_translate_joined.outputs(system)
+            paths += [system.hypotheses, system.history, system.score]
+            paths += [stage22_translate_joined.hypotheses(system, times) for times in stage21_join.TIMES]
         return paths
 
     def outputs(self, x: Experiment) -> list[Path]:
@@ -61,7 +63,7 @@ class Report:
         """Where the report is: for every label of the models' folders in its own."""
         return x.work / f"compare{x.label and '.'}{x.label}"
 
-    def run(self, x: Experiment) -> None:
+    def run(self, x: Experiment, shell: Shell) -> None:
         if x.dry_run:
             return
         folder = self.folder(x)
@@ -90,7 +92,7 @@ class Report:
             "recipe": self.recipe,
             "architectures": [system.arch for system in self.pairs[0]],
             "seeds": [pair[0].seed for pair in self.pairs],
-            "settings": x.settings,
+            "settings": asdict(x.settings),
             "systems": systems,
             "signatures": signatures,
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
@@ -118,7 +120,7 @@ class Report:
         """
         if times == 1:
             reference, subwords = x.work / "raw" / f"test.{x.target}", self._subwords(x, "bpe", "test")
-            files = [[stage09_translate.outputs(system)[1] for system in pair] for pair in self.pairs]
+            files = [[system.hypotheses for system in pair] for pair in self.pairs]
         else:
             reference = stage21_join.texts(x, times)[1]
             subwords = self._subwords(x, "joined", f"{times}.bpe")
@@ -152,7 +154,7 @@ class Report:
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
     """Raise a StageError unless all *systems* were trained as long."""
-    averaged = [[number for number, _ in stage07_train.to_average(system)] for system in systems]
+    averaged = [[number for number, _ in to_average(system)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
@@ -173,9 +175,9 @@ def _finite(value: Any) -> Any:
 
 def _system(system: Experiment) -> dict[str, Any]:
     """What there is to know of one system."""
-    score = json.loads(stage10_score.outputs(system)[0].read_text(encoding="utf-8"))["systems"][0]
-    training = read_history(stage07_train.history(system))
-    log = system.log(stage07_train).read_text(encoding="utf-8")
+    score = json.loads(system.score.read_text(encoding="utf-8"))["systems"][0]
+    training = read_history(system.history)
+    log = Runner(system).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
     return {
@@ -187,7 +189,7 @@ def _system(system: Experiment) -> dict[str, Any]:
         },
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(system.settings["save_every_updates"])
-        or training.last_epoch == stage07_train.to_average(system)[-1][0],
+        "curve_is_whole": bool(system.settings.save_every_updates)
+        or training.last_epoch == to_average(system)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

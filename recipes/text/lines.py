@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
@@ -92,6 +93,13 @@ def written_whole(*paths: str) -> Iterator[list[BinaryIO]]:
         if isinstance(error, OSError) and error.filename is None:  # a write does not say where to
             error.filename = os.path.dirname(paths[0]) or "."
         raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write *text* to *path*, in a folder that is made if need be; see :func:`written_whole`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(str(path)) as (file,):
+        file.write(text.encode("utf-8"))
 
 
 def progress(items: Iterable | None, total: int, title: str, unit: str = " lines") -> tqdm:

@@ -24,18 +24,19 @@ from recipes.compare.bootstrap import corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
 from recipes.pipeline.experiment import Experiment, StageError, _digest
 from tests.commands import ENVIRONMENT, ROOT
-from tests.recipes.test_pipeline import SMALL, label
+from tests.recipes.small_demo import SMALL, label, small_corpus
 
 ARCHS = ["transformer", "transformer_rope"]
-SETTINGS = [*SMALL, "corpus_heldout=17", "max_epochs=2", "average_checkpoints=1"]  # 17 = 2 * 8 + 1
+SETTINGS = [*SMALL, "max_epochs=2", "average_checkpoints=1"]
 LABEL = label("demo", SETTINGS)
 REPORT = f"compare.{LABEL}"
 
 
-def compare(work, *flags):
+def compare(work, *flags, test_pairs=17):  # 2 * 8 + 1
     """Run the comparison in the folder *work*; returns what it printed."""
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = [sys.executable, "-m", "recipes.compare", "demo", "--work-dir", str(work), *settings, *flags]
+    where = ["--data-dir", str(small_corpus(200, test_pairs)), "--work-dir", str(work)]
+    command = [sys.executable, "-m", "recipes.compare", "demo", *where, *settings, *flags]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -249,7 +250,7 @@ def test_translations_that_lack_lines_are_told(compared, tmp_path):
 
 def test_a_test_set_too_small_to_join_is_told_before_the_training(tmp_path):
     with pytest.raises(AssertionError, match="the test set has 5 lines, and 8 at least") as refused:
-        compare(tmp_path, "--seeds", "1", "--set", "corpus_heldout=5")
+        compare(tmp_path, "--seeds", "1", test_pairs=5)
     assert "fairseq-train" not in str(refused.value)
 
 
