@@ -36,7 +36,13 @@ LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open on
 
 # sacrebleu's; those of Flores are models that it downloads
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
-UNSPACED = ("ja", "km", "lo", "my", "th", "yue", "zh")  # languages that put no blanks between words
+UNSPACED = ("bo", "dz", "ja", "km", "lo", "my", "th", "yue", "zh")  # languages without blanks between words
+# Other codes of these, and languages that are written and scored like one of them.
+_LIKE = {
+    **dict.fromkeys(("zho", "chi", "cmn", "wuu", "lzh", "nan", "hak"), "zh"),
+    **{"jpn": "ja", "tha": "th", "lao": "lo", "khm": "km", "mya": "my", "bur": "my"},
+    **{"bod": "bo", "tib": "bo", "dzo": "dz", "kor": "ko"},
+}
 COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
 
 # "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
@@ -87,8 +93,9 @@ def warn(message: str) -> None:
 
 
 def language(code: str) -> str:
-    """The language of a code like ``zh_CN`` or ``zh-Hans``: ``zh``."""
-    return re.split("[-_]", code)[0].lower()
+    """The language of a code like ``zh_CN``, ``zh-Hans`` or ``zho``: ``zh``."""
+    lang = re.split("[-_]", code)[0].lower()
+    return _LIKE.get(lang, lang)
 
 
 def default_tokenize(target_lang: str) -> str:
