@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
+from ..lines import decode, split
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
@@ -129,7 +130,7 @@ def read_lines(path: str) -> List[str]:
     byte order mark at the start of the file is no part of the text.
 
     Raises:
-        ScoreError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
+        InputError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
         OSError: the file cannot be read
     """
     if path == "-":
@@ -142,19 +143,10 @@ def read_lines(path: str) -> List[str]:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ScoreError(f"{named(path)}: is not a whole gzip file: {error}") from None
-    if data.startswith(codecs.BOM_UTF8):
-        data = data[len(codecs.BOM_UTF8) :]
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ScoreError(
-            f"{named(path)}, line {line}: the byte 0x{data[error.start]:02x} is not UTF-8, which is expected"
-        ) from error
+    text = decode(data[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data, named(path))
     if not text.strip():
         raise ScoreError(f"{named(path)}: is empty, or all its lines are")
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+    return split(text)
 
 
 def _holding(pattern: "re.Pattern[str]", lines: Sequence[str]) -> List[int]:

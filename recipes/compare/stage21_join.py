@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from fairseq_rope.lines import count_lines, decode, split
 from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lengths import LONGEST, has_room
 from recipes.pipeline.stage import Stage
-from recipes.text.lines import count_lines
 
 TIMES = (2, 4, 8)
 
@@ -28,15 +28,15 @@ def subset(times: int) -> str:
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a text; at nothing else than a newline does one end."""
-    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    """The lines of a text; only a newline ends one."""
+    return split(decode(path.read_bytes(), str(path)))
 
 
 def check(x: Experiment) -> None:
-    """Refuse a test set of which the joined sentences could not be translated.
+    """Refuse a test set whose joined sentences cannot be translated.
 
     Raises:
-        StageError: it has too few lines, or joined ones are too long and no flag makes room for them
+        StageError: it has too few lines, or joined lines are too long and no flag makes room for them
     """
     most, where = max(TIMES), "stage 21 (join sentences of the test set): the test set"
     for path in x.texts("bpe", ["test"]):

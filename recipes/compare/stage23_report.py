@@ -1,6 +1,7 @@
 """Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
 
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -11,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from fairseq_rope.files import write_whole
+from fairseq_rope.tools.score import TOKENIZERS
 from recipes.compare import page, stage21_join, stage22_translate_joined
 from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
@@ -18,12 +21,13 @@ from recipes.compare.stage21_join import lines
 from recipes.pipeline.checkpoints import to_average
 from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.model_folder import Moves
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stages import SCORE, TRAIN
-from recipes.text.lines import write_whole
 
 SEEDS = 3  # the default of --seeds
+SAME = ("recipe", "settings", "architectures", "signatures")  # keys of results that identify a report
 
 
 @dataclass
@@ -40,7 +44,8 @@ class Report(Stage):
 
     def also(self, x: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: who is compared, in which order, and its code."""
-        code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+        files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
+        code = b"".join(path.read_bytes() for path in files)
         return {
             "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
             "recipe": self.recipe,
@@ -60,7 +65,7 @@ class Report(Stage):
         return [self.folder(x) / name for name in ("report.html", "results.md", "results.json")]
 
     def folder(self, x: Experiment) -> Path:
-        """Where the report is: for every label of the models' folders in its own."""
+        """The folder of the report. Its name has the label of the models' folders."""
         return x.work / f"compare{x.label and '.'}{x.label}"
 
     def run(self, x: Experiment, shell: Shell) -> None:
@@ -68,9 +73,31 @@ class Report(Stage):
             return
         folder = self.folder(x)
         results = self.results(x)
-        write_whole(folder / "results.json", json.dumps(_finite(results), indent=1) + "\n")
-        write_whole(folder / "results.md", page.table(results))
-        write_whole(folder / "report.html", page.html(results))
+        texts = {
+            "results.json": json.dumps(_finite(results), indent=1) + "\n",
+            "results.md": page.table(results),
+            "report.html": page.html(results),
+        }
+        self._set_aside(x, json.loads(texts["results.json"]))
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+
+    def _set_aside(self, x: Experiment, results: dict[str, Any]) -> None:
+        """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it."""
+        folder = self.folder(x)
+        reports = [path for path in self.outputs(x) if path.exists()]
+        try:
+            earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            differ = [name for name in SAME if earlier[name] != results[name]]
+            if not set(earlier["seeds"]) <= set(results["seeds"]):
+                differ.append("seeds")
+        except (OSError, ValueError, KeyError, TypeError):
+            differ = ["results.json, which cannot be read"]
+        if differ:
+            numbered = (folder / "earlier" / str(number) for number in itertools.count(1))
+            target = next(path for path in numbered if not path.exists())
+            for path in reports:
+                Moves(x).move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
 
     def summary(self, x: Experiment) -> str:
         """What to print at the end."""
@@ -82,7 +109,7 @@ class Report(Stage):
         """All numbers of the report.
 
         Raises:
-            StageError: the systems were not trained as long
+            StageError: the systems were trained for different lengths
         """
         _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
         systems = [[_system(system) for system in pair] for pair in self.pairs]
@@ -134,7 +161,8 @@ class Report(Stage):
                     f"{path} has {len(lines(path))} lines, and {reference} has {len(references)}: remove it, "
                     "and run the comparison again"
                 )
-        found = [[statistics(lines(path), references, x.tokenize) for path in pair] for pair in files]
+        tokenize = _tokeniser(_score(self.pairs[0][0])["metrics"][0]["signature"])
+        found = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
         of_each = list(zip(*found, strict=True))  # architecture, then seed
         words = [len(line.split()) for line in subwords]
         return {
@@ -164,8 +192,19 @@ def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
             )
 
 
+def _score(system: Experiment) -> dict[str, Any]:
+    """The contents of score.json on *system*."""
+    return json.loads(system.score.read_text(encoding="utf-8"))["systems"][0]
+
+
+def _tokeniser(signature: str) -> str:
+    """The tokeniser of a sacreBLEU signature. Some have a version at their end, as in ja-mecab-0.996-IPA."""
+    tokeniser = re.search(r"\|tok:([^|]+)", signature)[1]
+    return next((name for name in TOKENIZERS if re.match(rf"{name}(-\d|$)", tokeniser)), tokeniser)
+
+
 def _finite(value: Any) -> Any:
-    """*value* with null for numbers that JSON does not have."""
+    """*value* with None for numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -174,8 +213,8 @@ def _finite(value: Any) -> Any:
 
 
 def _system(system: Experiment) -> dict[str, Any]:
-    """What there is to know of one system."""
-    score = json.loads(system.score.read_text(encoding="utf-8"))["systems"][0]
+    """The scores and the training of one system."""
+    score = _score(system)
     training = read_history(system.history)
     log = Runner(system).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fairseq_rope.files import write_whole
 from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.model_folder import Moves, set_results_aside
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Partial, Stamps, differences
-from recipes.text.lines import write_whole
 
 
 class Runner:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import yaml
 
+from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lock import lock
 from recipes.pipeline.machine import MachineError, check_machine, describe
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import STAGES
-from recipes.text.lines import write_whole
 
 
 @contextlib.contextmanager

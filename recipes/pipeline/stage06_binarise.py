@@ -4,10 +4,10 @@ import os
 import re
 from pathlib import Path
 
+from fairseq_rope.lines import count_lines
 from recipes.pipeline.commands import Shell, named, quoted
 from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.stage import Stage
-from recipes.text.lines import count_lines
 
 
 class Binarise(Stage):

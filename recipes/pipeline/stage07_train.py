@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from fairseq_rope.files import write_whole
 from recipes.pipeline import fairseq_train, history
 from recipes.pipeline.checkpoints import check_checkpoints, to_average
 from recipes.pipeline.commands import Shell, quoted, say
@@ -14,7 +15,6 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Stamps
-from recipes.text.lines import write_whole
 
 
 class Train(Stage):

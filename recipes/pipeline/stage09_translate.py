@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_rope.lines import count_lines
 from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.stage import Stage
-from recipes.text.lines import count_lines
 
 SETTINGS = ("beam", "length_penalty", "max_len_b", "source_lang", "target_lang", "fairseq_generate_flags")
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
-from recipes.text.lines import write_whole
 
 LARGE = 64 * 2**20  # bytes; of a larger file, the hash is computed once and kept
 
