@@ -56,8 +56,8 @@ setup(
             "torch>=2.0,<2.14",
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
-        # The plots of recipes/compare and docs/.
-        "plots": ["matplotlib>=3.8,<4"],
+        # The report of recipes/compare, and the plots of docs/.
+        "plots": ["matplotlib>=3.8,<4", "jinja2>=3,<4"],
         # fairseq_rope.tools.export and fairseq_rope.tools.translate
         "ctranslate2": ["ctranslate2>=4.6.3,<5"],
         "test": [

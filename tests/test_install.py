@@ -38,7 +38,7 @@ def fake_python(tmp_path):
 
     def write(version="3.11.9", venv_status=0, with_headers=True):
         headers = tmp_path / "include"
-        headers.mkdir()
+        headers.mkdir(exist_ok=True)
         if with_headers:
             (headers / "Python.h").touch()
         path = tmp_path / "fake-python"
@@ -86,16 +86,10 @@ def add_compiler(tools, name="c++"):
     compiler.chmod(0o755)
 
 
-def test_a_missing_interpreter_is_named(checkout, tools):
+def test_an_interpreter_that_does_not_run_is_named(checkout, tools, tmp_path):
     assert "python3.99" in refusal(checkout, tools, PYTHON="python3.99")
-
-
-def test_without_any_python3_the_setting_is_named(checkout, tools):
     said = refusal(checkout, tools)
     assert "python3" in said and "PYTHON=" in said
-
-
-def test_an_interpreter_that_does_not_run_counts_as_missing(checkout, tools, tmp_path):
     broken = tmp_path / "shim"
     broken.write_text(f"#!{BASH}\necho 'shim: not installed' >&2\nexit 127\n")
     broken.chmod(0o755)
@@ -108,34 +102,29 @@ def test_an_old_python_is_refused_with_both_versions_and_the_way_out(checkout, t
     assert version in said and "3.11" in said and "--user-dir" in said
 
 
-def test_a_python_without_venv_or_ensurepip_is_refused(checkout, tools, fake_python):
-    said = refusal(checkout, tools, PYTHON=fake_python(venv_status=1))
-    assert "venv" in said and "ensurepip" in said
+@pytest.mark.parametrize(
+    "lacking, said",
+    [({"venv_status": 1}, "lacks the modules venv and ensurepip"), ({"with_headers": False}, "Python.h")],
+)
+def test_a_python_without_all_that_is_needed_is_refused(checkout, tools, fake_python, lacking, said):
+    assert said in refusal(checkout, tools, PYTHON=fake_python(**lacking))
 
 
-def test_a_python_without_headers_is_refused(checkout, tools, fake_python):
-    assert "Python.h" in refusal(checkout, tools, PYTHON=fake_python(with_headers=False))
-
-
-def test_a_missing_compiler_is_refused(checkout, tools, fake_python):
-    assert "C++ compiler" in refusal(checkout, tools, PYTHON=fake_python())
-
-
-def test_a_missing_compiler_that_was_asked_for_is_named(checkout, tools, fake_python):
+def test_a_missing_compiler_is_refused_and_one_that_was_asked_for_is_named(checkout, tools, fake_python):
+    python = fake_python()
+    assert "C++ compiler" in refusal(checkout, tools, PYTHON=python)
     add_compiler(tools)
-    assert "icpx" in refusal(checkout, tools, PYTHON=fake_python(), CXX="icpx -O2")
+    assert "icpx" in refusal(checkout, tools, PYTHON=python, CXX="icpx -O2")
 
 
+@pytest.mark.parametrize("version", ["3.11.9", "3.13.0", "3.20.1"])
 @pytest.mark.parametrize("settings", [{}, {"CXX": "c++ -O2"}])
-def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(checkout, tools, fake_python, settings):
+def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(
+    checkout, tools, fake_python, settings, version
+):
     add_compiler(tools)
-    said = refusal(
-        checkout,
-        tools,
-        PYTHON=fake_python(),
-        FAIRSEQ_ROPE_MIN_DISK_KB="900000000000000",
-        **settings,
-    )
+    needed = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
+    said = refusal(checkout, tools, PYTHON=fake_python(version=version), **needed, **settings)
     assert "free" in said and "900000000000 MB" in said
 
 
@@ -144,6 +133,46 @@ def test_python_is_checked_as_it_really_is(checkout, tools):
     said = refusal(checkout, tools, PYTHON=sys.executable, CXX="no-such-compiler")
     version = ".".join(str(number) for number in sys.version_info[:3])
     assert "no-such-compiler" in said or version in said
+
+
+def install(checkout, tools, fake_python, pip_status=0):
+    """Run all of install.sh, with a Python and a pip that only write down how they were called."""
+    python = Path(fake_python())
+    calls = checkout.parent / "calls"
+    calls.touch()
+    pip = f"""#!{BASH}
+printf '%s\\n' "$*" >>'{calls}'
+case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torch==0 ;; esac
+"""
+    python.write_text(python.read_text().replace("    *) exit 99 ;;", f"""    *_base_executable*) echo "$0" ;;
+    "-m venv .venv") mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
+{pip}END
+        chmod +x .venv/bin/python; echo "$*" >>'{calls}' ;;
+    *) exit 99 ;;"""))  # fmt: skip
+    for tool in ("rm", "mkdir", "cat", "chmod"):
+        if not (tools / tool).exists():
+            (tools / tool).symlink_to(shutil.which(tool))
+    add_compiler(tools)
+    environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1"}
+    calls.write_text("")
+    done = subprocess.run([BASH, "install.sh"], cwd=checkout, env=environment, capture_output=True, text=True)
+    return done, calls.read_text().splitlines()
+
+
+def test_a_whole_installation_is_gone_on_with_and_one_that_failed_is_started_over(
+    checkout, tools, fake_python
+):
+    done, calls = install(checkout, tools, fake_python, pip_status=1)
+    assert done.returncode == 1 and "-m venv .venv" in calls
+    stamp = checkout / ".venv" / ".installed"
+    assert not stamp.exists()
+    done, calls = install(checkout, tools, fake_python)
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .venv" in calls and any("fairseq-fixed==" in call for call in calls)
+    assert stamp.read_text().splitlines()[0] == f"folder {checkout}"
+    done, calls = install(checkout, tools, fake_python)
+    assert done.returncode == 0 and "-m venv .venv" not in calls
+    assert any("fairseq-fixed==" in call for call in calls) and stamp.exists()
 
 
 def planned(checkout, *settings):

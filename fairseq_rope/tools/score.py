@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
+from ..lines import decode, split
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
@@ -36,7 +37,13 @@ LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open on
 
 # sacrebleu's; those of Flores are models that it downloads
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
-UNSPACED = ("ja", "km", "lo", "my", "th", "yue", "zh")  # languages that put no blanks between words
+UNSPACED = ("bo", "dz", "ja", "km", "lo", "my", "th", "yue", "zh")  # languages without blanks between words
+# Other codes of these, and languages that are written and scored like one of them.
+_LIKE = {
+    **dict.fromkeys(("zho", "chi", "cmn", "wuu", "lzh", "nan", "hak"), "zh"),
+    **{"jpn": "ja", "tha": "th", "lao": "lo", "khm": "km", "mya": "my", "bur": "my"},
+    **{"bod": "bo", "tib": "bo", "dzo": "dz", "kor": "ko"},
+}
 COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
 
 # "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
@@ -87,8 +94,9 @@ def warn(message: str) -> None:
 
 
 def language(code: str) -> str:
-    """The language of a code like ``zh_CN`` or ``zh-Hans``: ``zh``."""
-    return re.split("[-_]", code)[0].lower()
+    """The language of a code like ``zh_CN``, ``zh-Hans`` or ``zho``: ``zh``."""
+    lang = re.split("[-_]", code)[0].lower()
+    return _LIKE.get(lang, lang)
 
 
 def default_tokenize(target_lang: str) -> str:
@@ -122,7 +130,7 @@ def read_lines(path: str) -> List[str]:
     byte order mark at the start of the file is no part of the text.
 
     Raises:
-        ScoreError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
+        InputError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
         OSError: the file cannot be read
     """
     if path == "-":
@@ -135,19 +143,10 @@ def read_lines(path: str) -> List[str]:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ScoreError(f"{named(path)}: is not a whole gzip file: {error}") from None
-    if data.startswith(codecs.BOM_UTF8):
-        data = data[len(codecs.BOM_UTF8) :]
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ScoreError(
-            f"{named(path)}, line {line}: the byte 0x{data[error.start]:02x} is not UTF-8, which is expected"
-        ) from error
+    text = decode(data[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data, named(path))
     if not text.strip():
         raise ScoreError(f"{named(path)}: is empty, or all its lines are")
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+    return split(text)
 
 
 def _holding(pattern: "re.Pattern[str]", lines: Sequence[str]) -> List[int]:

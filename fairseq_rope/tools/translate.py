@@ -5,6 +5,7 @@ The model is a folder that ``fairseq-rope export`` wrote. Needs CTranslate2 and 
 """
 
 import argparse
+import codecs
 import contextlib
 import gzip
 import hashlib
@@ -38,6 +39,8 @@ from typing import (
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence, refuse_output
+from ..files import written_whole
+from ..lines import decode
 
 SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
 SUBWORDS = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}  # their files there
@@ -485,24 +488,21 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]
     """The lines of a file, as many together as are there within WAIT seconds, up to CHUNK.
 
     Raises:
-        TranslateError: a line is not UTF-8 or has too many characters, or a compressed file is damaged; the
+        InputError: a line is not UTF-8 or has too many characters, or a compressed file is damaged; the
             lines before it have been yielded
         OSError: the file cannot be read
     """
     lines: queue.Queue[Any] = queue.Queue(4 * CHUNK)
 
     def put_lines() -> None:
-        number = 0
         try:
             for number, line in enumerate(_lines(read), start=1):
                 if len(line) > 4 * CHARACTERS:  # of 4 bytes at most
                     raise TranslateError(
                         f"{name}, line {number}: has more than {CHARACTERS} characters: divide it"
                     )
-                lines.put(line.decode("utf-8"))
+                lines.put(decode(line, name, number - 1))
             lines.put(None)
-        except UnicodeDecodeError as error:
-            lines.put(TranslateError(f"{name}, line {number}: is not UTF-8 ({error.reason})"))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             lines.put(TranslateError(f"{name}: is not a whole gzip file ({error})"))
         except Exception as error:
@@ -530,28 +530,16 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]
 
 
 @contextlib.contextmanager
-def written_whole(path: Optional[str]) -> Iterator[IO[str]]:
-    """Standard output, or a file that gets its name *path* when the block has ended without an error."""
+def output(path: Optional[str]) -> Iterator[IO[str]]:
+    """Yield standard output, or a file that appears as *path* when the block ends without an error."""
     if path is None:
         if hasattr(signal, "SIGPIPE"):  # what reads the output may stop, as head does
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    path = os.path.realpath(path)
-    part = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        if isinstance(error, OSError) and error.filename is None:  # a failed write does not say where
-            error.filename = path
-        raise
+    with written_whole(os.path.realpath(path), suffix=f".{os.getpid()}.tmp") as (file,):
+        yield codecs.getwriter("utf-8")(file)  # type: ignore[misc]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -644,5 +632,5 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                     f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}"
                 )
             shown = args.output is None and sys.stdout.isatty()
-            with written_whole(args.output) as out, _progress(beside_the_output=shown) as bar:
+            with output(args.output) as out, _progress(beside_the_output=shown) as bar:
                 write_translations(translator, as_they_come(read, name), out, args.nbest, bar.update)

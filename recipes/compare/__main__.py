@@ -12,7 +12,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from recipes.compare import stage21_join, stage22_translate_joined
+from recipes.compare.stage21_join import Join
+from recipes.compare.stage22_translate_joined import TranslateJoined
 
 try:
     from recipes.compare.page import COLOURS
@@ -21,12 +22,16 @@ except ModuleNotFoundError as missing:  # now, and not after the trainings
     sys.exit(
         f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'"
     )
-from recipes.pipeline import stage10_score
-from recipes.pipeline.__main__ import TO_SCORE, add_flags, announce, at_work, check_flags, experiment, parse
+from recipes.pipeline.arguments import add_flags, describe_experiment, parse
+from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.session import announce, at_work
+from recipes.pipeline.stage10_score import check_tokenize
+from recipes.pipeline.stages import TO_SCORE
 
 # The joining before the training: what cannot be translated is told first.
-ORDER = (*TO_SCORE[:6], stage21_join, *TO_SCORE[6:], stage22_translate_joined)
+ORDER = (*TO_SCORE[:6], Join(), *TO_SCORE[6:], TranslateJoined())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,34 +58,37 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
     parser = build_parser()
-    args, train_flags = parse(parser, argv)
+    words = sys.argv[1:] if argv is None else argv
+    args, train_flags = parse(parser, words)
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
     if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
         parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
     seeds = range(1, args.seeds + 1)
-    pairs = [[experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
-    x = pairs[0][0]
-    words = sys.argv[1:] if argv is None else argv
-    with at_work(x, args.recipe, f"python -m recipes.compare {shlex.join(words)}"):
-        announce(x)
-        if not x.dry_run:
-            stage10_score.check_tokenize(x)
+    pairs = [
+        [describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds
+    ]
+    experiment = pairs[0][0]
+    program = f"python -m recipes.compare {shlex.join(words)}"
+    with at_work(experiment, args.recipe, program) as runner_of:
+        announce(experiment)
+        if not experiment.dry_run:
+            check_tokenize(experiment)
             check_flags(pairs[0], "--archs")
         for done, pair in enumerate(pairs, start=1):
             ran = False
-            for number, system in enumerate(pair):
+            for system in pair:
                 print(f"== {system.arch}, seed {system.seed}", flush=True)
-                pair[number] = system = dataclasses.replace(system, held=x.held, record=x.record)
+                runner = runner_of(system)
                 for stage in ORDER:
-                    ran |= system.ensure(stage)
+                    ran |= runner.ensure(stage)
             if ran or done == args.seeds:
-                reported = pairs[:done] if x.dry_run else _and_trained_before(pairs, done)
+                reported = pairs[:done] if experiment.dry_run else _and_trained_before(pairs, done)
                 print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
                 report = Report(reported, args.recipe)
-                x.ensure(report)
-                if not x.dry_run:
-                    print(report.summary(x), flush=True)
+                runner_of(experiment).ensure(report)
+                if not experiment.dry_run:
+                    print(report.summary(experiment), flush=True)
 
 
 def _and_trained_before(pairs: list[list[Experiment]], done: int) -> list[list[Experiment]]:
@@ -89,7 +97,7 @@ def _and_trained_before(pairs: list[list[Experiment]], done: int) -> list[list[E
     while True:
         seed = len(reported) + 1
         more = [dataclasses.replace(system, seed=seed) for system in pairs[0]]
-        if not all(system.is_done(stage) for system in more for stage in ORDER):
+        if not all(Runner(system).stamps.is_done(stage) for system in more for stage in ORDER):
             return reported
         reported.append(more)
 

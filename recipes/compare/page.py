@@ -1,111 +1,126 @@
-"""The report as one page that needs nothing else, and as rows of a table.
+"""The rows and plots of the report, and the two texts rendered from them: a page and a table.
 
-Its numbers are those of results.json (stage23_report.py), where null stands for what is no number.
+The wording is in the templates beside this file. The numbers are those of results.json (stage23_report.py).
 """
 
 import base64
-import html as markup
 import io
 import logging
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Results = dict[str, Any]
-NOTED = ("commit", "versions", "hardware", "batches")  # of every process that trained
+NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
 FEWEST = 20  # sentences of a bucket that is drawn
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by the colour-blind, too
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # distinguishable for colour-blind readers
 
-STYLE = """
-body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222;
-       background: #fff }
-.wide { overflow-x: auto } .wide img { min-width: 34em }
-table { border-collapse: collapse; margin: 1em 0 } p { overflow-wrap: anywhere }
-th, td { padding: .2em .8em; border-bottom: 1px solid #ccc }
-td { text-align: right; font-variant-numeric: tabular-nums } th, td:first-child { text-align: left }
-img { max-width: 100% } pre { overflow-x: auto; background: #f4f4f4; padding: .6em; font-size: 13px }
-"""
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=lambda name: name == "report.html.j2",
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
-    """The *metric* of every architecture, a list over the seeds each."""
+    """The *metric* of every architecture: a list over the seeds each."""
     by_seed = [[system["metrics"][metric]["score"] for system in pair] for pair in results["systems"]]
     return [list(seeds) for seeds in zip(*by_seed, strict=True)]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, as text; of one value, or of some that are no numbers, these values."""
+    """Mean and standard deviation as text; the values themselves if there is one, or if one is not finite."""
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return ", ".join(f"{value:.2f}" for value in values)
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 def chance(results: Results, p_value: float) -> str:
-    """*p_value* as text; the smallest that so many resamples can give is a bound."""
+    """*p_value* as text; the smallest value that the resamples can give is written as a bound."""
     least = 1 / (results["bootstrap"]["resamples"] + 1)
     return f"≤ {least:.3f}" if p_value <= least * 1.0001 else f"{p_value:.3f}"
 
 
 def between_seeds(baseline: Sequence[float], system: Sequence[float]) -> str:
-    """The differences *system* - *baseline*, seed by seed, and how they spread."""
+    """The differences *system* - *baseline*, seed by seed, and their standard deviation."""
     differences = [b - a for a, b in zip(baseline, system, strict=True)]
     each = ", ".join(f"{difference:+.2f}" for difference in differences)
     return f"{each}; standard deviation {statistics.stdev(differences):.2f}" if len(differences) > 1 else each
 
 
 def verdict(results: Results) -> list[str]:
-    """For every architecture but the baseline, what was found, and what was drawn anew to say how surely."""
+    """A sentence on each architecture but the baseline, and a warning if the trainings are not comparable."""
     baseline, *others = results["architectures"]
     first, *rest = scores(results)
-    said = []
+    sentences = []
     for arch, of_arch, found in zip(others, rest, results["joined"][0]["against_baseline"], strict=True):
         seeds = (
-            f"the mean of {len(first)} seeds ({between_seeds(first, of_arch)})"
+            f"the mean over {len(first)} seeds ({between_seeds(first, of_arch)})"
             if len(first) > 1
-            else "of one seed: what others would give is not known"
+            else "from one seed: other seeds may differ"
         )
-        said.append(
-            f"{arch} scores {found['difference']:+.2f} sacreBLEU against {baseline}, {seeds}. With these "
-            f"trainings, and sentences drawn anew from the test set, 95% of the differences are "
+        sentences.append(
+            f"{arch} differs from {baseline} by {found['difference']:+.2f} sacreBLEU, {seeds}. "
+            f"When the test sentences are resampled, 95% of the differences between these trainings are from "
             f"{found['low']:+.2f} to {found['high']:+.2f} (p {chance(results, found['p_value'])})."
         )
-    return said + unlike(results)
+    return sentences + unlike(results)
 
 
 def processes(results: Results) -> list[dict[str, Any]]:
-    """What trained: of all systems all processes."""
+    """The training processes of all systems."""
     return [one for pair in results["systems"] for system in pair for one in system["training"]["processes"]]
 
 
 def unlike(results: Results) -> list[str]:
-    """A sentence if the trainings were not all made by the same code, versions, hardware and batches."""
+    """A sentence if code, versions, hardware or batches differ between the trainings."""
     differ = [
         f"{name} ({'; '.join(kinds)})"
         for name in NOTED
         if len(kinds := dict.fromkeys(_plain(one.get(name, "not noted")) for one in processes(results))) > 1
     ]
-    return [f"Not all trainings were made alike. They differ in {', '.join(differ)}."] if differ else []
+    return [f"The trainings differ in {', '.join(differ)}."] if differ else []
 
 
 def _plain(value: Any) -> str:
-    """*value*, of a process, as words."""
+    """*value*, a fact about a process, as words."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- plots -----------------------------------------------------------------------------------------
 
 
-def _figure(draw: Any, describe: str, count: int = 1) -> str:
-    """An <img> of what *draw* makes of *count* axes, inside the page itself."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq, once imported, lets all be said
+def plots(results: Results) -> dict[str, str]:
+    """The plots of the page, as PNG in base64."""
+    buckets = _by_length(results)
+    drawn = [bucket for bucket in buckets if bucket[1] >= FEWEST] or buckets
+    joined = results["joined"]
+    lengths = [bucket[2] for bucket in drawn], [f"{words}\n({count})" for words, count, _ in drawn]
+    times = [one["scores"] for one in joined], [str(one["times"]) for one in joined]
+    return {
+        "losses": _png(lambda *axes: _draw_losses(results, *axes), count=2),
+        "lengths": _png(
+            lambda axes: _draw_scores(axes, results, *lengths, "words of the source (sentences)")
+        ),
+        "joined": _png(lambda axes: _draw_scores(axes, results, *times, "sentences a line")),
+    }
+
+
+def _png(draw: Callable[..., None], count: int = 1) -> str:
+    """What *draw* draws on *count* axes."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq, once imported, logs everything
     figure = Figure(figsize=(5 * count + 1, 3.8), dpi=110, layout="constrained")
     axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
     draw(*axes)
@@ -114,9 +129,7 @@ def _figure(draw: Any, describe: str, count: int = 1) -> str:
         each.legend()
     png = io.BytesIO()
     figure.savefig(png, format="png")
-    content = base64.b64encode(png.getvalue()).decode()
-    image = f'<img alt="{markup.escape(describe)}" src="data:image/png;base64,{content}">'
-    return f'<div class="wide">{image}</div>'
+    return base64.b64encode(png.getvalue()).decode()
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
@@ -127,13 +140,13 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
             by_updates.plot(training["updates"], training["losses"], **style)
             by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **style)
     all_losses = [loss for pair in results["systems"] for one in pair for loss in one["training"]["losses"]]
-    lowest = min(filter(math.isfinite, all_losses), default=0.0)  # not all, if one came to nothing
+    lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
     for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
 
 def _draw_scores(
-    axes: Axes, results: Results, of_all: Sequence[list[list[float]]], places: list[str]
+    axes: Axes, results: Results, of_all: Sequence[list[list[float]]], places: list[str], xlabel: str
 ) -> None:
     """A line for each architecture through the means over seeds of *of_all* (place, architecture, seed)."""
     for number, arch in enumerate(results["architectures"]):
@@ -146,18 +159,10 @@ def _draw_scores(
         style = {"color": COLOURS[number], "label": arch, "capsize": 3, "marker": "o"}
         axes.errorbar(x, means, yerr=[below, above], **style)
     axes.set_xticks(range(len(places)), places)
-    axes.set_ylabel("sacreBLEU")
+    axes.set(xlabel=xlabel, ylabel="sacreBLEU")
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{markup.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    rows_of_cells = "".join(row(cells, "td") for cells in rows)
-    return f'<div class="wide"><table>{row(head, "th")}{rows_of_cells}</table></div>'
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def _score_rows(results: Results) -> list[list[str]]:
@@ -184,7 +189,7 @@ def _against(results: Results, found: dict[str, float]) -> list[str]:
 
 
 def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
-    """Of every bucket its words, its sentences, and the scores (architecture, seed)."""
+    """The words, sentences and scores (architecture, seed) of every bucket."""
     first = results["systems"][0][0]["by_length"]
     return [
         (
@@ -222,7 +227,7 @@ def _training_rows(results: Results) -> list[list[str]]:
             training = system["training"]
             last = ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])
             commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
-            gap = "" if system["curve_is_whole"] else " (the end of the curve is lost)"
+            gap = "" if system["curve_is_whole"] else " (the end of the curve is missing)"
             rows.append(
                 [
                     f"{system['architecture']}, seed {system['seed']}",
@@ -241,103 +246,32 @@ def _parameters(system: dict[str, Any]) -> str:
     return f"{system['parameters']:,}" if system["parameters"] else "not in the log"
 
 
-# -- the whole -------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def html(results: Results) -> str:
-    """The page."""
-    baseline, *others = results["architectures"]
-    compared = [word for arch in others for word in (arch, "difference", "p")]
-    names = " and ".join(results["architectures"])
-    buckets = _by_length(results)
-    drawn = [bucket for bucket in buckets if bucket[1] >= FEWEST] or buckets
-    joined = results["joined"]
-    title = f"{names} on {results['recipe']}"
-    signature = results["signatures"]["sacreBLEU"]
-    made = {"command": results["command"], "settings": results["settings"]}
-    trained = [system["training"]["processes"][-1:] for system in results["systems"][0]]
-    commands = "\n\n".join(one["command"] for of_system in trained for one in of_system)
-    noted = {key: trained[0][0].get(key) for key in NOTED} if trained[0] else "not noted"
-    parts = [
-        f"<h1>{markup.escape(title)}</h1>",
-        *(f"<p><strong>{markup.escape(sentence)}</strong></p>" for sentence in verdict(results)),
-        "<h2>Scores</h2>",
-        _table(["", baseline, *compared], _score_rows(results)),
-        f"<p>sacreBLEU, cased and detokenised: {markup.escape(signature)}. ± is the "
-        "standard deviation between seeds. Intervals and p are those of a paired bootstrap: sentences are "
-        f"drawn, with the translations of all seeds of the row, {results['bootstrap']['resamples']} times; "
-        "the interval holds 95% of the differences that were drawn, and p is how often chance alone gives "
-        "one as large. That is about sentences, with these trainings, and not about what other seeds would "
-        "give: for that there are the differences from seed to seed.</p>",
-        "<h2>Other metrics</h2>",
-        _table(
-            ["", *results["architectures"]],
-            [
-                [
-                    f"{metric} ({results['signatures'][metric]})",
-                    *(spread(values) for values in scores(results, metric)),
-                ]
-                for metric in results["systems"][0][0]["metrics"]
-                if metric != "sacreBLEU"
-            ],
-        ),
-        "<p>chrF2++ as sacreBLEU, higher is better; TER lower.</p>",
-        "<h2>Training</h2>",
-        _figure(
-            lambda *axes: _draw_losses(results, *axes),
-            f"Validation loss of {names} against updates and against minutes, a line for each seed",
-            count=2,
-        ),
-        _table(
-            ["", "parameters", "updates", "minutes", "tokens/s", "validation loss, the last five", "commit"],
-            _training_rows(results),
-        ),
-        "<p>Minutes are those that fairseq-train ran, validation included, and what else the machine did "
-        "meanwhile shows in them; of an interrupted run, up to its last whole epoch. The loss is "
-        "label-smoothed. All systems have the same data, settings and number of updates; those of a seed "
-        "have the same batches, unless the top of this page says that they differ in these; weights are "
-        "drawn in the same order.</p>",
-        "<h2>By the length of the source</h2>",
-        _figure(
-            lambda axes: (
-                _draw_scores(axes, results, [b[2] for b in drawn], [f"{b[0]}\n({b[1]})" for b in drawn]),
-                axes.set_xlabel("words of the source (sentences)"),
-            ),
-            f"sacreBLEU of {names} by the length of the source",
-        ),
-        "<p>Points are means over seeds, bars reach from the lowest to the highest. Lengths of fewer than "
-        f"{FEWEST} sentences are not drawn.</p>",
-        _table(
-            ["words", "sentences", *results["architectures"]],
-            [[words, str(count), *map(spread, of_each)] for words, count, of_each in buckets],
-        ),
-        "<h2>Several sentences a line</h2>",
-        "<p>Sentences of the test set one after another in one line, their references likewise: of a kind "
-        "that training did not have, if its lines are single sentences, and some longer than any there (its "
-        f"longest source has {results['longest_in_training']} subwords). Beside a score stands in brackets "
-        "the length of the outputs as a share of the references': where it is far below 1, sentences are "
-        "left out, and BLEU's penalty for that is most of the score.</p>",
-        _figure(
-            lambda axes: (
-                _draw_scores(axes, results, [j["scores"] for j in joined], [str(j["times"]) for j in joined]),
-                axes.set_xlabel("sentences a line"),
-            ),
-            f"sacreBLEU of {names} on 1, 2, 4 and 8 sentences a line",
-        ),
-        _table(
-            ["sentences a line", "lines", "subwords a line", "longer than in training", baseline, *compared],
-            _joined_rows(results),
-        ),
-        "<h2>How it was made</h2>",
-        f"<pre>{markup.escape(_yaml(made))}</pre>",
-        "<p>What trained the first system, and the commands of the first seed; others have their own.</p>",
-        f"<pre>{markup.escape(_yaml(noted))}</pre><pre>{markup.escape(commands)}</pre>",
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{markup.escape(title)}</title>"
-        f"<style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    """The report as one page."""
+    last = [system["training"]["processes"][-1:] for system in results["systems"][0]]
+    metrics = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
+    return TEMPLATES.get_template("report.html.j2").render(
+        results,
+        names=" and ".join(results["architectures"]),
+        baseline=results["architectures"][0],
+        compared=[cell for arch in results["architectures"][1:] for cell in (arch, "difference", "p")],
+        verdict=verdict(results),
+        score_rows=_score_rows(results),
+        metric_rows=[
+            [f"{name} ({results['signatures'][name]})", *map(spread, scores(results, name))]
+            for name in metrics
+        ],
+        training_rows=_training_rows(results),
+        length_rows=[[words, count, *map(spread, of_each)] for words, count, of_each in _by_length(results)],
+        joined_rows=_joined_rows(results),
+        images=plots(results),
+        fewest=FEWEST,
+        made=_yaml({"command": results["command"], "settings": results["settings"]}),
+        noted=_yaml({key: last[0][0].get(key) for key in NOTED} if last[0] else "not noted"),
+        commands="\n\n".join(process["command"] for processes in last for process in processes),
     )
 
 
@@ -346,59 +280,61 @@ def _yaml(value: Any) -> str:
 
 
 def table(results: Results) -> str:
-    """The rows for RESULTS.md, and below them what they were made with."""
+    """The rows for RESULTS.md, and the facts about them."""
+    first = next(iter(processes(results)), {})
+    return TEMPLATES.get_template("results.md.j2").render(
+        results,
+        command=_without_places(results["command"]),
+        table_rows=_table_rows(results),
+        verdict=verdict(results),
+        trained_with="; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED),
+    )
+
+
+def _table_rows(results: Results) -> list[list[str]]:
     baseline, *others = results["architectures"]
-    compared = [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
-    head = ["", f"`{baseline}`", *compared]
-    joined = [
-        [
-            f"{row[0]} sentences a line: {row[1]} of {row[2]} subwords, {row[3]} of them longer than any "
-            f"in training, {results['longest_in_training']} (length ratio)",
-            *row[4:],
-        ]
-        for row in _joined_rows(results)[1:]
-    ]
 
     def plain(title: str, cells: Sequence[str]) -> list[str]:
-        first, *rest = cells
-        return [title, first, *(word for cell in rest for word in (cell, "", ""))]
+        """A row without differences."""
+        return [title, cells[0], *(word for cell in cells[1:] for word in (cell, "", ""))]
 
+    head = ["", f"`{baseline}`"] + [
+        word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")
+    ]
+    joined = [
+        [
+            f"{times} sentences a line: {lines} of {subwords} subwords, {longer} of them longer than any in "
+            f"training, {results['longest_in_training']} (length ratio)",
+            *cells,
+        ]
+        for times, lines, subwords, longer, *cells in _joined_rows(results)[1:]
+    ]
     metrics = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
-    of_metrics = [plain(name, [spread(values) for values in scores(results, name)]) for name in metrics]
-    lengths = [
-        plain(f"sources of {words} words ({count})", [spread(values) for values in of_each])
-        for words, count, of_each in _by_length(results)
+    trainings = [list(seeds) for seeds in zip(*_trainings(results), strict=True)]
+    return [
+        head,
+        ["---"] * len(head),
+        *_score_rows(results),
+        *(plain(name, [*map(spread, scores(results, name))]) for name in metrics),
+        *(
+            plain(f"sources of {words} words ({count})", [*map(spread, of_each)])
+            for words, count, of_each in _by_length(results)
+        ),
+        *joined,
+        plain("updates", [f"{seeds[0]['updates'][-1]:,}" for seeds in trainings]),  # the same for all seeds
+        plain("validation loss at the end", [spread([one["losses"][-1] for one in s]) for s in trainings]),
+        plain("minutes of training", [spread([one["seconds"][-1] / 60 for one in s]) for s in trainings]),
+        plain("tokens a second", [spread([one["tokens_per_second"] for one in s]) for s in trainings]),
+        plain("parameters", [_parameters(system) for system in results["systems"][0]]),
     ]
-    trainings = [[pair[n]["training"] for pair in results["systems"]] for n in range(1 + len(others))]
-    last = [spread([one["losses"][-1] for one in seeds]) for seeds in trainings]
-    minutes = [spread([one["seconds"][-1] / 60 for one in seeds]) for seeds in trainings]
-    speeds = [spread([one["tokens_per_second"] for one in seeds]) for seeds in trainings]
-    sizes = [_parameters(system) for system in results["systems"][0]]
-    updates = [f"{seeds[0]['updates'][-1]:,}" for seeds in trainings]  # as many in all, or it is refused
-    training = [
-        plain("updates", updates),
-        plain("validation loss at the end", last),
-        plain("minutes of training", minutes),
-        plain("tokens a second", speeds),
-        plain("parameters", sizes),
-    ]
-    rows = [head, ["---"] * len(head), *_score_rows(results), *of_metrics, *lengths, *joined, *training]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    first = next(iter(processes(results)), {})
-    trained = "; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED)
-    below = [
-        *verdict(results),
-        f"sacreBLEU's signature is `{results['signatures']['sacreBLEU']}`; ± is the standard deviation "
-        "between seeds; intervals and p are of a paired bootstrap over sentences, "
-        f"{results['bootstrap']['resamples']} resamples, seed {results['bootstrap']['seed']}. The loss is "
-        "label-smoothed, in bits a token.",
-        f"Trained with {trained}.",
-    ]
-    return "\n".join([f"`{_without_places(results['command'])}`", "", *lines, "", *below]) + "\n"
+
+
+def _trainings(results: Results) -> list[list[dict[str, Any]]]:
+    return [[system["training"] for system in pair] for pair in results["systems"]]
 
 
 def _without_places(command: str) -> str:
-    """*command* without the flags that say where things lie on one machine."""
+    """*command* without the flags that name folders of one machine."""
     words = shlex.split(command)
     places = {"--data-dir", "--work-dir", "--manifest"}
     kept = [

@@ -2,21 +2,13 @@
 
 from pathlib import Path
 
-from recipes.pipeline import stage06_binarise
+from fairseq_rope.lines import count_lines, decode, split
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.stage07_train import LONGEST, has_room
-from recipes.text.lines import count_lines
+from recipes.pipeline.lengths import LONGEST, has_room
+from recipes.pipeline.stage import Stage
 
-NUMBER = 21
-TITLE = "join sentences of the test set"
-PER_MODEL = False
-SETTINGS = ("source_lang", "target_lang")
-DEPENDS_ON_BPE = True
 TIMES = (2, 4, 8)
-
-
-def inputs(x: Experiment) -> list[Path]:
-    return [*x.texts("raw", ["test"]), *x.texts("bpe", ["test"]), *stage06_binarise.outputs(x)]
 
 
 def texts(x: Experiment, times: int) -> list[Path]:
@@ -35,29 +27,18 @@ def subset(times: int) -> str:
     return f"test{number or ''}"
 
 
-def outputs(x: Experiment) -> list[Path]:
-    pair = f"{x.source}-{x.target}"
-    binary = [
-        data(x) / f"{subset(times)}.{pair}.{lang}.{end}"
-        for times in TIMES
-        for lang in (x.source, x.target)
-        for end in ("bin", "idx")
-    ]
-    return [*(path for times in TIMES for path in texts(x, times)), *binary]
-
-
 def lines(path: Path) -> list[str]:
-    """The lines of a text; at nothing else than a newline does one end."""
-    return path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    """The lines of a text; only a newline ends one."""
+    return split(decode(path.read_bytes(), str(path)))
 
 
 def check(x: Experiment) -> None:
-    """Refuse a test set of which the joined sentences could not be translated.
+    """Refuse a test set whose joined sentences cannot be translated.
 
     Raises:
-        StageError: it has too few lines, or joined ones are too long and no flag makes room for them
+        StageError: it has too few lines, or joined lines are too long and no flag makes room for them
     """
-    most, where = max(TIMES), f"stage {NUMBER} ({TITLE}): the test set"
+    most, where = max(TIMES), "stage 21 (join sentences of the test set): the test set"
     for path in x.texts("bpe", ["test"]):
         words = [len(line.split()) for line in lines(path)]
         if len(words) < most:
@@ -71,31 +52,50 @@ def check(x: Experiment) -> None:
             )
 
 
-def run(x: Experiment) -> None:
-    if not x.dry_run:
-        check(x)
-    folder = x.work / "joined"
-    x.command(f"mkdir -p {x.shell(folder)}")
-    for name, kind in (("raw", ""), ("bpe", "bpe.")):
-        for path in x.texts(name, ["test"]):
-            sentences = count_lines(str(path)) if path.exists() else 0  # not yet there in a dry run
-            for times in TIMES:
-                out = folder / f"{times}.{kind}{path.suffix[1:]}"
-                # A rest of fewer sentences is left out.
-                count = sentences // times * times or "LINES"
-                x.command(
-                    f"head -n {count} {x.shell(path)} | paste -d ' ' {'- ' * times}"
-                    f"> {x.shell(out)}.tmp && mv {x.shell(out)}.tmp {x.shell(out)}"
-                )
-    final, part = data(x), folder / "data-bin.tmp"
-    prefixes = ",".join(x.shell(folder / f"{times}.bpe") for times in TIMES)
-    dictionaries = " ".join(
-        f"--{flag} {x.shell(x.work / 'data-bin' / f'dict.{lang}.txt')}"
-        for flag, lang in (("srcdict", x.source), ("tgtdict", x.target))
-    )
-    x.command(f"rm -rf {x.shell(part)}")
-    x.command(
-        f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} --testpref {prefixes} "
-        f"{dictionaries} --destdir {x.shell(part)}"
-    )
-    x.command(f"rm -rf {x.shell(final)} && mv {x.shell(part)} {x.shell(final)}")
+class Join(Stage):
+    number = 21
+    title = "join sentences of the test set"
+    settings = ("source_lang", "target_lang")
+    depends_on_bpe = True
+
+    def inputs(self, x: Experiment) -> list[Path]:
+        return [*x.texts("raw", ["test"]), *x.texts("bpe", ["test"]), *x.binary_data]
+
+    def outputs(self, x: Experiment) -> list[Path]:
+        pair = f"{x.source}-{x.target}"
+        binary = [
+            data(x) / f"{subset(times)}.{pair}.{lang}.{end}"
+            for times in TIMES
+            for lang in (x.source, x.target)
+            for end in ("bin", "idx")
+        ]
+        return [*(path for times in TIMES for path in texts(x, times)), *binary]
+
+    def run(self, x: Experiment, shell: Shell) -> None:
+        if not x.dry_run:
+            check(x)
+        folder = x.work / "joined"
+        shell.command(f"mkdir -p {quoted(folder)}")
+        for name, kind in (("raw", ""), ("bpe", "bpe.")):
+            for path in x.texts(name, ["test"]):
+                sentences = count_lines(str(path)) if path.exists() else 0  # not yet there in a dry run
+                for times in TIMES:
+                    out = folder / f"{times}.{kind}{path.suffix[1:]}"
+                    # A rest of fewer sentences is left out.
+                    count = sentences // times * times or "LINES"
+                    shell.command(
+                        f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * times}"
+                        f"> {quoted(out)}.tmp && mv {quoted(out)}.tmp {quoted(out)}"
+                    )
+        final, part = data(x), folder / "data-bin.tmp"
+        prefixes = ",".join(quoted(folder / f"{times}.bpe") for times in TIMES)
+        dictionaries = " ".join(
+            f"--{flag} {quoted(x.work / 'data-bin' / f'dict.{lang}.txt')}"
+            for flag, lang in (("srcdict", x.source), ("tgtdict", x.target))
+        )
+        shell.command(f"rm -rf {quoted(part)}")
+        shell.command(
+            f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} --testpref {prefixes} "
+            f"{dictionaries} --destdir {quoted(part)}"
+        )
+        shell.command(f"rm -rf {quoted(final)} && mv {quoted(part)} {quoted(final)}")

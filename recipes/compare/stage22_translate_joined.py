@@ -3,17 +3,10 @@
 from pathlib import Path
 
 from recipes.compare import stage21_join
-from recipes.pipeline import stage08_average, stage09_translate
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 22
-TITLE = "translate joined sentences"
-PER_MODEL = True
-SETTINGS = stage09_translate.SETTINGS
-
-
-def inputs(x: Experiment) -> list[Path]:
-    return [*stage08_average.outputs(x), *stage21_join.outputs(x)]
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stage09_translate import SETTINGS, translate
 
 
 def hypotheses(x: Experiment, times: int) -> Path:
@@ -21,18 +14,27 @@ def hypotheses(x: Experiment, times: int) -> Path:
     return x.model / "joined" / f"{times}.{x.target}"
 
 
-def outputs(x: Experiment) -> list[Path]:
-    return [hypotheses(x, times) for times in stage21_join.TIMES]
+class TranslateJoined(Stage):
+    number = 22
+    title = "translate joined sentences"
+    per_model = True
+    settings = SETTINGS
 
+    def inputs(self, x: Experiment) -> list[Path]:
+        return [x.averaged, *stage21_join.Join().outputs(x)]
 
-def run(x: Experiment) -> None:
-    x.command(f"mkdir -p {x.shell(x.model / 'joined')}")
-    for times in stage21_join.TIMES:
-        stage09_translate.translate(
-            x,
-            stage21_join.data(x),
-            stage21_join.subset(times),
-            stage21_join.texts(x, times)[0],
-            x.model / "joined" / f"{times}.generate.txt",
-            hypotheses(x, times),
-        )
+    def outputs(self, x: Experiment) -> list[Path]:
+        return [hypotheses(x, times) for times in stage21_join.TIMES]
+
+    def run(self, x: Experiment, shell: Shell) -> None:
+        shell.command(f"mkdir -p {quoted(x.model / 'joined')}")
+        for times in stage21_join.TIMES:
+            translate(
+                x,
+                shell,
+                stage21_join.data(x),
+                stage21_join.subset(times),
+                stage21_join.texts(x, times)[0],
+                x.model / "joined" / f"{times}.generate.txt",
+                hypotheses(x, times),
+            )

@@ -1,74 +1,103 @@
 """Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
 
 import hashlib
+import itertools
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fairseq_rope.files import write_whole
+from fairseq_rope.tools.score import TOKENIZERS
 from recipes.compare import page, stage21_join, stage22_translate_joined
 from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
 from recipes.compare.stage21_join import lines
-from recipes.pipeline import stage07_train, stage09_translate, stage10_score
-from recipes.pipeline.experiment import Experiment, StageError, write_whole
+from recipes.pipeline.checkpoints import to_average
+from recipes.pipeline.commands import Shell
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.model_folder import Moves
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stages import SCORE, TRAIN
 
 SEEDS = 3  # the default of --seeds
+SAME = ("recipe", "settings", "architectures", "signatures")  # keys of results that identify a report
 
 
 @dataclass
-class Report:
+class Report(Stage):
     """The stage, of trainings in *pairs*: for each seed one of every architecture, the baseline first."""
 
     pairs: Sequence[Sequence[Experiment]]
     recipe: str
 
-    NUMBER = 23
-    TITLE = "compare"
-    PER_MODEL = False
-    SETTINGS = ("source_lang", "target_lang")
-    DEPENDS_ON_BPE = True
-    __name__ = "stage23_report"  # the name of its script and log
+    number = 23
+    title = "compare"
+    settings = ("source_lang", "target_lang")
+    depends_on_bpe = True
 
     def also(self, x: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: who is compared, in which order, and its code."""
-        code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+        files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
+        code = b"".join(path.read_bytes() for path in files)
         return {
             "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
             "recipe": self.recipe,
             "recipes/compare": hashlib.sha256(code).hexdigest(),
-            **stage10_score.also(x),
+            **SCORE.also(x),
         }
 
     def inputs(self, x: Experiment) -> list[Path]:
         paths = [x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)]
-        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.outputs(x)]
+        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.Join().outputs(x)]
         for system in (system for pair in self.pairs for system in pair):
-            paths += [stage09_translate.outputs(system)[1], stage07_train.history(system)]
-            paths += stage10_score.outputs(system)
-            paths += stage22_translate_joined.outputs(system)
+            paths += [system.hypotheses, system.history, system.score]
+            paths += [stage22_translate_joined.hypotheses(system, times) for times in stage21_join.TIMES]
         return paths
 
     def outputs(self, x: Experiment) -> list[Path]:
         return [self.folder(x) / name for name in ("report.html", "results.md", "results.json")]
 
     def folder(self, x: Experiment) -> Path:
-        """Where the report is: for every label of the models' folders in its own."""
+        """The folder of the report. Its name has the label of the models' folders."""
         return x.work / f"compare{x.label and '.'}{x.label}"
 
-    def run(self, x: Experiment) -> None:
+    def run(self, x: Experiment, shell: Shell) -> None:
         if x.dry_run:
             return
         folder = self.folder(x)
         results = self.results(x)
-        write_whole(folder / "results.json", json.dumps(_finite(results), indent=1) + "\n")
-        write_whole(folder / "results.md", page.table(results))
-        write_whole(folder / "report.html", page.html(results))
+        texts = {
+            "results.json": json.dumps(_finite(results), indent=1) + "\n",
+            "results.md": page.table(results),
+            "report.html": page.html(results),
+        }
+        self._set_aside(x, json.loads(texts["results.json"]))
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+
+    def _set_aside(self, x: Experiment, results: dict[str, Any]) -> None:
+        """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it."""
+        folder = self.folder(x)
+        reports = [path for path in self.outputs(x) if path.exists()]
+        try:
+            earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+            differ = [name for name in SAME if earlier[name] != results[name]]
+            if not set(earlier["seeds"]) <= set(results["seeds"]):
+                differ.append("seeds")
+        except (OSError, ValueError, KeyError, TypeError):
+            differ = ["results.json, which cannot be read"]
+        if differ:
+            numbered = (folder / "earlier" / str(number) for number in itertools.count(1))
+            target = next(path for path in numbered if not path.exists())
+            for path in reports:
+                Moves(x).move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
 
     def summary(self, x: Experiment) -> str:
         """What to print at the end."""
@@ -80,7 +109,7 @@ class Report:
         """All numbers of the report.
 
         Raises:
-            StageError: the systems were not trained as long
+            StageError: the systems were trained for different lengths
         """
         _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
         systems = [[_system(system) for system in pair] for pair in self.pairs]
@@ -90,7 +119,7 @@ class Report:
             "recipe": self.recipe,
             "architectures": [system.arch for system in self.pairs[0]],
             "seeds": [pair[0].seed for pair in self.pairs],
-            "settings": x.settings,
+            "settings": asdict(x.settings),
             "systems": systems,
             "signatures": signatures,
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
@@ -118,7 +147,7 @@ class Report:
         """
         if times == 1:
             reference, subwords = x.work / "raw" / f"test.{x.target}", self._subwords(x, "bpe", "test")
-            files = [[stage09_translate.outputs(system)[1] for system in pair] for pair in self.pairs]
+            files = [[system.hypotheses for system in pair] for pair in self.pairs]
         else:
             reference = stage21_join.texts(x, times)[1]
             subwords = self._subwords(x, "joined", f"{times}.bpe")
@@ -132,7 +161,8 @@ class Report:
                     f"{path} has {len(lines(path))} lines, and {reference} has {len(references)}: remove it, "
                     "and run the comparison again"
                 )
-        found = [[statistics(lines(path), references, x.tokenize) for path in pair] for pair in files]
+        tokenize = _tokeniser(_score(self.pairs[0][0])["metrics"][0]["signature"])
+        found = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
         of_each = list(zip(*found, strict=True))  # architecture, then seed
         words = [len(line.split()) for line in subwords]
         return {
@@ -152,7 +182,7 @@ class Report:
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
     """Raise a StageError unless all *systems* were trained as long."""
-    averaged = [[number for number, _ in stage07_train.to_average(system)] for system in systems]
+    averaged = [[number for number, _ in to_average(system)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
@@ -162,8 +192,19 @@ def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
             )
 
 
+def _score(system: Experiment) -> dict[str, Any]:
+    """The contents of score.json on *system*."""
+    return json.loads(system.score.read_text(encoding="utf-8"))["systems"][0]
+
+
+def _tokeniser(signature: str) -> str:
+    """The tokeniser of a sacreBLEU signature. Some have a version at their end, as in ja-mecab-0.996-IPA."""
+    tokeniser = re.search(r"\|tok:([^|]+)", signature)[1]
+    return next((name for name in TOKENIZERS if re.match(rf"{name}(-\d|$)", tokeniser)), tokeniser)
+
+
 def _finite(value: Any) -> Any:
-    """*value* with null for numbers that JSON does not have."""
+    """*value* with None for numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -172,10 +213,10 @@ def _finite(value: Any) -> Any:
 
 
 def _system(system: Experiment) -> dict[str, Any]:
-    """What there is to know of one system."""
-    score = json.loads(stage10_score.outputs(system)[0].read_text(encoding="utf-8"))["systems"][0]
-    training = read_history(stage07_train.history(system))
-    log = system.log(stage07_train).read_text(encoding="utf-8")
+    """The scores and the training of one system."""
+    score = _score(system)
+    training = read_history(system.history)
+    log = Runner(system).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
     return {
@@ -187,7 +228,7 @@ def _system(system: Experiment) -> dict[str, Any]:
         },
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(system.settings["save_every_updates"])
-        or training.last_epoch == stage07_train.to_average(system)[-1][0],
+        "curve_is_whole": bool(system.settings.save_every_updates)
+        or training.last_epoch == to_average(system)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

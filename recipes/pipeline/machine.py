@@ -28,35 +28,35 @@ class MachineError(RuntimeError):
     """The machine lacks disk, memory or a program that the recipe needs; the message says which."""
 
 
-def check_machine(x: Experiment) -> None:
+def check_machine(experiment: Experiment) -> None:
     """Raise a MachineError unless there is room, memory and every program.
 
     The settings ``disk_gb`` and ``memory_gb`` say what the recipe takes in all; what its work folder holds
     already counts as room, without the folders of other models.
     """
-    beside = str(Path(sys.executable).parent)
-    programs = [*PROGRAMS, "subword-nmt"] if x.bpe == "subword-nmt" else PROGRAMS
+    work, beside = experiment.work, str(Path(sys.executable).parent)
+    programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
             raise MachineError(
                 f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation"
             )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    needed = x.settings["memory_gb"]
+    needed = experiment.settings.memory_gb
     if memory < needed:
         raise MachineError(
             f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
             f"with --set memory_gb={int(memory)}"
         )
-    folder = next(path for path in (x.work, *x.work.parents) if path.exists())
+    folder = next(path for path in (work, *work.parents) if path.exists())
     there = sum(
         file.stat().st_size
-        for path in x.work.glob("*")
-        if ".seed" not in path.name or path == x.model
+        for path in work.glob("*")
+        if ".seed" not in path.name or path == experiment.model
         for file in (path, *path.rglob("*"))
         if file.is_file()
     )
-    free, needed = shutil.disk_usage(folder).free / 1e9, x.settings["disk_gb"]
+    free, needed = shutil.disk_usage(folder).free / 1e9, experiment.settings.disk_gb
     if free + there / 1e9 < needed:
         raise MachineError(
             f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "

@@ -1,29 +1,116 @@
-"""The settings of a recipe: one YAML file that reads like a methods section, and --set KEY=VALUE."""
+"""The settings of a recipe: one YAML file that reads like a methods section, and --set KEY=VALUE.
+
+:class:`Settings` has every setting with its type, its range or choices, and its description.
+"""
 
 import difflib
 import math
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-MODEL = Path(__file__).parents[1] / "wmt14_en_de" / "settings.yaml"  # whose settings every recipe has
-# What a recipe that writes its corpus itself has as well.
-CORPUS = {"corpus_generator": str, "corpus_pairs": int, "corpus_heldout": int, "corpus_seed": int}
 
 
 class SettingsError(ValueError):
     """A setting is unknown or has an unusable value; the message names it and what is allowed."""
 
 
+def _setting(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
+    """A field with its range; *more* are choices, a pattern with what it looks like, or what it changes."""
+    return field(metadata={"description": description, "least": least, "most": most, **more})
+
+
+def _learnt(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
+    """A setting with another value of which a training starts anew, on the same binary data."""
+    return _setting(description, least, most, learnt_from=True, **more)
+
+
+_LANGUAGE = {
+    "pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*",
+    "looks": "be a language's code, like en or pt-BR",
+}
+
+
+@dataclass
+class Settings:
+    """Every setting, all of which every recipe has in its settings.yaml."""
+
+    source_lang: str = _setting("code of the source language", **_LANGUAGE)
+    target_lang: str = _setting("code of the target language", **_LANGUAGE)
+    train_files: str = _setting("FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
+    valid_files: str = _setting("the same; empty with holdout_every")
+    test_files: str = _setting("the same")
+    normalise_punctuation: str = _setting(
+        "the sides whose punctuation is normalised",
+        choices=("none", "source", "target", "both"),
+        names_model=True,
+    )
+    max_words: int = _setting("training pairs with a longer side are left out", 1, names_model=True)
+    max_length_ratio: float = _setting("and those with one side so many times longer", 1, names_model=True)
+    holdout_every: int = _setting("n: every n-th training pair validates, in place of valid_files", 0)
+    vocab_size: int = _setting("subwords of both languages together", 1, names_model=True)
+
+    layers: int = _learnt("of the encoder, and of the decoder", 1)
+    width: int = _learnt("of embeddings and layers", 1)
+    ffn_width: int = _learnt("inside the feed-forward networks", 1)
+    heads: int = _learnt("of every attention", 1)
+    dropout: float = _learnt("probability", 0, 1)
+    adam_betas: str = _learnt(
+        "Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="look like (0.9, 0.98)"
+    )
+    adam_eps: float = _learnt("Adam's epsilon", 0, 1)
+    warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
+    learning_rate: float = _learnt("the highest, at the end of the warm-up", 0, 1)
+    label_smoothing: float = _learnt("share of the probability that all words get", 0, 1)
+    warmup_updates: int = _learnt("updates with a growing learning rate", 0)
+    tokens_per_update: int = _learnt("of the longer side, over all devices", 1)
+    max_updates: int = _setting("the last update; 0: no limit", 0)
+    max_epochs: int = _setting("the last epoch; 0: no limit", 0)
+
+    tokens_per_device: int = _setting("the largest batch of one device", 1)
+    precision: str = _setting(
+        "of the training; auto: the best of the GPU", choices=("auto", "fp32", "fp16", "bf16")
+    )
+    save_every_updates: int = _setting("between checkpoints; 0: one checkpoint an epoch", 0)
+
+    average_checkpoints: int = _setting("the last ones, of which the translating model is the mean", 1)
+    beam: int = _setting("hypotheses of the search", 1)
+    length_penalty: float = _setting("exponent of the length by which scores are divided")
+    max_len_b: int = _setting("outputs are at most so much longer than their source", 0)
+    export_quantization: str = _setting(
+        "of the model that stage 11 writes",
+        choices=("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
+    )
+    fairseq_train_flags: str = _learnt("more flags for fairseq-train")
+    fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
+    disk_gb: float = _setting("what the work folder takes in all", 0)
+    memory_gb: float = _setting("what the machine must have", 0)
+
+    def templates(self, name: str) -> list[str]:
+        """The corpora of the set *name*: FILE or ARCHIVE:MEMBER, with {lang} and {side}."""
+        return shlex.split(getattr(self, f"{name}_files"))
+
+
+FIELDS = {setting.name: setting for setting in fields(Settings)}
+LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
+# What makes another model, whose folder has another name than that of the recipe's own settings.
+NAMES_MODEL = tuple(
+    name for name, setting in FIELDS.items() if {"learnt_from", "names_model"} & {*setting.metadata}
+)
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as its version 1.2 does: ``no`` (also Norwegian) is text, and ``2e-3`` is a number."""
+    """Reads YAML as its version 1.2 does: ``no`` and dates are text, and ``2e-3`` is a number."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -36,8 +123,44 @@ _Loader.add_implicit_resolver(
 )
 
 
+def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """The settings in *path*, replaced by *overrides* of the form KEY=VALUE, of the right types.
+
+    Values of an override are read as YAML; a text is taken as it is. An integer will do for a float.
+
+    Raises:
+        SettingsError: *path* cannot be read, has not exactly the settings that every recipe has, an
+            override names another one, or a value is of another type
+    """
+    values = _read(path)
+    for name in FIELDS:
+        if name not in values:
+            raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
+    for name in values:
+        if name not in FIELDS:
+            raise SettingsError(
+                f"settings.yaml has {name}, which no recipe has; the nearest is {_near(name)}"
+            )
+        values[name] = _as_float(FIELDS[name], values[name])
+        if type(values[name]) is not FIELDS[name].type:
+            raise SettingsError(
+                f"{name} is {values[name]!r}, and must be of type {FIELDS[name].type.__name__}"
+            )
+    own = dict(values)
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {override}: must have the form KEY=VALUE")
+        if name not in FIELDS:
+            raise SettingsError(
+                f"--set {override}: {path} has no {name}; the nearest it has is {_near(name)}"
+            )
+        values[name] = _overriding(FIELDS[name], text, own[name])
+    return Settings(**values)
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """The settings in the YAML file *path*.
+    """The names and values in the YAML file *path*.
 
     Raises:
         SettingsError: it is empty, no YAML, or something else than names and values
@@ -46,167 +169,99 @@ def _read(path: Path) -> dict[str, Any]:
         settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise SettingsError(f"{path}{line}: is not YAML: {problem}") from None
-    if not isinstance(settings, dict):
-        found = "is empty" if settings is None else "has no names of settings"
+    if not isinstance(settings, dict) or not settings:
+        empty = settings is None or settings == {}
+        found = "is empty" if empty else "has no names of settings"
         raise SettingsError(f"{path}: {found}, and must have lines of the form NAME: VALUE")
     return settings
 
 
-def read_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings in *path*, replaced by *overrides* of the form KEY=VALUE.
-
-    A value is read as YAML and must be of the type of the one it replaces (an integer will do for a
-    float).
-
-    Raises:
-        SettingsError: *path* cannot be read, an override names a key that it does not have, or a value is
-            of another type
-    """
-    usual = _read(MODEL)
-    own = {
-        name: float(value) if type(value) is int and type(usual.get(name)) is float else value
-        for name, value in _read(path).items()
-    }
-    settings = dict(own)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {override}: must have the form KEY=VALUE")
-        if key not in own:
-            near = difflib.get_close_matches(key, own, n=1, cutoff=0.0)[0]
-            raise SettingsError(f"--set {override}: {path} has no {key}; the nearest it has is {near}")
-        settings[key] = _like(own[key], text, override)
-    return settings
+def _near(name: object) -> str:
+    return difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.0)[0]
 
 
-# The least and the greatest value of a setting.
-RANGES = {
-    "max_words": (1, math.inf),
-    "max_length_ratio": (1, math.inf),
-    "holdout_every": (0, math.inf),
-    "vocab_size": (1, math.inf),
-    "layers": (1, math.inf),
-    "width": (1, math.inf),
-    "ffn_width": (1, math.inf),
-    "heads": (1, math.inf),
-    "dropout": (0, 1),
-    "adam_eps": (0, 1),
-    "warmup_init_lr": (0, 1),
-    "learning_rate": (0, 1),
-    "label_smoothing": (0, 1),
-    "warmup_updates": (0, math.inf),
-    "tokens_per_update": (1, math.inf),
-    "tokens_per_device": (1, math.inf),
-    "max_updates": (0, math.inf),
-    "max_epochs": (0, math.inf),
-    "save_every_updates": (0, math.inf),
-    "average_checkpoints": (1, math.inf),
-    "beam": (1, math.inf),
-    "length_penalty": (-math.inf, math.inf),
-    "max_len_b": (0, math.inf),
-}
+def _as_float(setting: Field, value: Any) -> Any:
+    return float(value) if setting.type is float and type(value) is int else value
 
 
-CHOICES = {
-    "normalise_punctuation": ("none", "source", "target", "both"),
-    "precision": ("auto", "fp32", "fp16", "bf16"),
-    "export_quantization": ("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
-}
+def _overriding(setting: Field, text: str, own: Any) -> Any:
+    """The value that *text* stands for in place of *own*."""
+    if setting.type is str:
+        return text
+    try:
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError):
+        value = text
+    if setting.type is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value) is not setting.type:
+        wanted = f"must be of type {setting.type.__name__}, like the recipe's own {own!r}"
+        raise SettingsError(f"--set {setting.name}={text}: {wanted}")
+    return value
 
 
-def check_values(settings: dict[str, Any]) -> None:
+# -- what is allowed ---------------------------------------------------------------------------------
+
+
+def check_values(settings: Settings) -> None:
     """Refuse values that would fail in a late stage, after the work of the early ones.
 
     Raises:
         SettingsError: the message names the setting, its value and what is allowed
     """
-    types = {name: type(value) for name, value in _read(MODEL).items()}
-    if settings.get("corpus_generator"):
-        types.update(CORPUS)
-    for name, wanted in types.items():
-        if name not in settings:
-            needed_by = "a recipe with corpus_generator needs" if name in CORPUS else "every recipe has"
-            raise SettingsError(f"settings.yaml has no {name}, which {needed_by}")
-        if type(settings[name]) is not wanted:
-            raise SettingsError(f"{name} is {settings[name]!r}, and must be of type {wanted.__name__}")
-    for name in settings:
-        if name not in types and name not in CORPUS:
-            near = difflib.get_close_matches(str(name), [*types, *CORPUS], n=1, cutoff=0.0)[0]
-            raise SettingsError(f"settings.yaml has {name}, which no recipe has; the nearest is {near}")
-    for name, (least, greatest) in RANGES.items():
-        if not least <= settings[name] <= greatest:
-            up_to = "or more" if greatest == math.inf else f"to {greatest}"
-            raise SettingsError(f"--set {name}={settings[name]}: must be {least} {up_to}")
-    for name, allowed in CHOICES.items():
-        if settings[name] not in allowed:
-            raise SettingsError(f"--set {name}={settings[name]}: must be one of {', '.join(allowed)}")
-    for name in ("source_lang", "target_lang"):
-        if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", settings[name]):
-            raise SettingsError(f"--set {name}={settings[name]}: must be a language's code, like en or pt-BR")
-    if settings["source_lang"] == settings["target_lang"]:
-        raise SettingsError(f"--set target_lang={settings['target_lang']}: must not be source_lang too")
-    if settings["holdout_every"] == 1:
+    for name, setting in FIELDS.items():
+        _check_value(setting, getattr(settings, name))
+    if settings.source_lang == settings.target_lang:
+        raise SettingsError(f"--set target_lang={settings.target_lang}: must not be source_lang too")
+    if settings.holdout_every == 1:
         raise SettingsError("--set holdout_every=1: must be 0 or above 1; nothing would be left to train on")
-    if not re.fullmatch(r"\( *0?\.\d+ *, *0?\.\d+ *\)", settings["adam_betas"]):
-        raise SettingsError(f"--set adam_betas={settings['adam_betas']}: must look like (0.9, 0.98)")
-    for name in ("fairseq_train_flags", "fairseq_generate_flags"):
-        _words(name, settings[name])
-    for name in ("train_files", "valid_files", "test_files"):
-        files = _words(name, settings[name])
-        held_out = name == "valid_files" and settings["holdout_every"]
-        if bool(files) == bool(held_out):
+    for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
+        text = getattr(settings, name)
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise SettingsError(f"--set {name}={text}: {str(error).lower()}") from None
+        held_out = name == "valid_files" and settings.holdout_every
+        if name.endswith("_files") and bool(words) == bool(held_out):
             instead = " or holdout_every be above 0, and not both" if name == "valid_files" else ""
-            raise SettingsError(f"--set {name}={settings[name]}: must name files{instead}")
-    _check_training(
-        **{n: settings[n] for n in ("max_updates", "max_epochs", "save_every_updates", "average_checkpoints")}
-    )
+            raise SettingsError(f"--set {name}={text}: must name files{instead}")
+    _check_training(settings)
 
 
-def _words(name: str, text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise SettingsError(f"--set {name}={text}: {str(error).lower()}") from None
+def _check_value(setting: Field, value: Any) -> None:
+    allowed = setting.metadata
+    said = f"--set {setting.name}={value}: must"
+    if setting.type is not str and not allowed["least"] <= value <= allowed["most"]:
+        up_to = "or more" if allowed["most"] == math.inf else f"to {allowed['most']}"
+        raise SettingsError(f"{said} be {allowed['least']} {up_to}")
+    if "choices" in allowed and value not in allowed["choices"]:
+        raise SettingsError(f"{said} be one of {', '.join(allowed['choices'])}")
+    if "pattern" in allowed and not re.fullmatch(allowed["pattern"], value):
+        raise SettingsError(f"{said} {allowed['looks']}")
 
 
-def _check_training(
-    max_updates: int, max_epochs: int, save_every_updates: int, average_checkpoints: int
-) -> None:
+def _check_training(settings: Settings) -> None:
     """Refuse a training without end, and one that ends before there is enough to average."""
-    if not (max_updates or max_epochs):
+    updates, epochs, every = settings.max_updates, settings.max_epochs, settings.save_every_updates
+    if not (updates or epochs):
         raise SettingsError("--set max_updates=0 max_epochs=0: one of them must say when training ends")
-    limit, every = (max_updates, save_every_updates) if save_every_updates else (max_epochs, 1)
+    limit = updates if every else epochs
     if not limit:
         raise SettingsError(
-            f"--set save_every_updates={save_every_updates}: checkpoints of updates need max_updates, and "
-            "those of epochs (save_every_updates=0) max_epochs, so that there are as many as are averaged"
+            f"--set save_every_updates={every}: checkpoints of updates need max_updates, and those of epochs "
+            "(save_every_updates=0) max_epochs, so that there are as many as are averaged"
         )
-    if limit // every < average_checkpoints:
+    checkpoints = limit // (every or 1)
+    if checkpoints < settings.average_checkpoints:
         raise SettingsError(
-            f"--set average_checkpoints={average_checkpoints}: training keeps {limit // every} by "
-            f"max_updates={max_updates}, max_epochs={max_epochs}, save_every_updates={save_every_updates}"
+            f"--set average_checkpoints={settings.average_checkpoints}: training keeps {checkpoints} by "
+            f"max_updates={updates}, max_epochs={epochs}, save_every_updates={every}"
         )
-
-
-def _like(old: Any, text: str, override: str) -> Any:
-    if isinstance(old, str):
-        return text
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        value = text
-    if isinstance(old, float) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            pass
-    if type(value) is not type(old):
-        raise SettingsError(
-            f"--set {override}: must be of type {type(old).__name__}, like the recipe's own {old!r}"
-        )
-    return value

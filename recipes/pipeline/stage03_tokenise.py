@@ -3,37 +3,33 @@
 import os
 from pathlib import Path
 
-from recipes.pipeline import stage02_extract
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 3
-TITLE = "normalise and tokenise"
-PER_MODEL = False
-SETTINGS = ("normalise_punctuation", "source_lang", "target_lang")
-DEPENDS_ON_BPE = True
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return stage02_extract.outputs(x)
+class Tokenise(Stage):
+    number = 3
+    title = "normalise and tokenise"
+    settings = ("normalise_punctuation", "source_lang", "target_lang")
+    depends_on_bpe = True
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("raw", experiment.raw_sets)
 
-def outputs(x: Experiment) -> list[Path]:
-    return x.texts("tokenised", stage02_extract.sets(x))
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("tokenised", experiment.raw_sets)
 
-
-def run(x: Experiment) -> None:
-    sides = x.settings["normalise_punctuation"]
-    x.command(f"mkdir -p {x.shell(x.work / 'tokenised')}")
-    for raw, out in zip(inputs(x), outputs(x), strict=True):
-        lang = out.suffix[1:]
-        flags = (
-            "--normalise-punctuation "
-            if sides in ("both", "source" if lang == x.source else "target")
-            else ""
-        )
-        flags += "--no-tokeniser " if x.bpe == "sentencepiece" else ""
-        x.tool(
-            f"python -m recipes.text.tokenise --lang {lang} --input {x.shell(raw)} "
-            f"--output {x.shell(out)} {flags}--workers {os.cpu_count()}",
-            makes=[out],
-        )
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        sides = experiment.settings.normalise_punctuation
+        shell.command(f"mkdir -p {quoted(experiment.work / 'tokenised')}")
+        for raw, out in zip(self.inputs(experiment), self.outputs(experiment), strict=True):
+            lang = out.suffix[1:]
+            side = "source" if lang == experiment.source else "target"
+            flags = "--normalise-punctuation " if sides in ("both", side) else ""
+            flags += "--no-tokeniser " if experiment.bpe == "sentencepiece" else ""
+            shell.tool(
+                f"python -m recipes.text.tokenise --lang {lang} --input {quoted(raw)} "
+                f"--output {quoted(out)} {flags}--workers {os.cpu_count()}",
+                makes=[out],
+            )

@@ -2,36 +2,37 @@
 
 from pathlib import Path
 
-from recipes.pipeline import stage03_tokenise
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 4
-TITLE = "clean and split"
-PER_MODEL = False
-SETTINGS = ("max_words", "max_length_ratio", "holdout_every", "valid_files", "source_lang", "target_lang")
-DEPENDS_ON_BPE = True
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return stage03_tokenise.outputs(x)
+class Clean(Stage):
+    number = 4
+    title = "clean and split"
+    settings = ("max_words", "max_length_ratio", "holdout_every", "valid_files", "source_lang", "target_lang")
+    depends_on_bpe = True
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("tokenised", experiment.raw_sets)
 
-def outputs(x: Experiment) -> list[Path]:
-    return x.texts("clean")
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("clean")
 
-
-def run(x: Experiment) -> None:
-    tokenised, clean = x.work / "tokenised", x.work / "clean"
-    x.command(f"mkdir -p {x.shell(clean)}")
-    held_out = ""
-    if not x.settings["valid_files"]:
-        held_out = f" --holdout-every {x.quoted('holdout_every')} --heldout {x.shell(clean / 'valid')}"
-    x.tool(
-        f"python -m recipes.text.clean --source-lang {x.source} --target-lang {x.target} "
-        f"--input {x.shell(tokenised / 'train')} --output {x.shell(clean / 'train')} "
-        f"--max-words {x.quoted('max_words')} --max-ratio {x.quoted('max_length_ratio')}{held_out}"
-    )
-    # What is validated and tested stays as it is, every line of it.
-    for path in stage03_tokenise.outputs(x)[2:]:
-        part = clean / (path.name + ".tmp")
-        x.command(f"cp {x.shell(path)} {x.shell(part)} && mv {x.shell(part)} {x.shell(clean / path.name)}")
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        settings = experiment.settings
+        tokenised, clean = experiment.work / "tokenised", experiment.work / "clean"
+        shell.command(f"mkdir -p {quoted(clean)}")
+        held_out = ""
+        if not settings.valid_files:
+            held_out = f" --holdout-every {settings.holdout_every} --heldout {quoted(clean / 'valid')}"
+        shell.tool(
+            f"python -m recipes.text.clean --source-lang {experiment.source} "
+            f"--target-lang {experiment.target} "
+            f"--input {quoted(tokenised / 'train')} --output {quoted(clean / 'train')} "
+            f"--max-words {settings.max_words} --max-ratio {settings.max_length_ratio}{held_out}"
+        )
+        # What is validated and tested stays as it is, every line of it.
+        for path in self.inputs(experiment)[2:]:
+            part, final = clean / (path.name + ".tmp"), clean / path.name
+            shell.command(f"cp {quoted(path, part)} && mv {quoted(part, final)}")

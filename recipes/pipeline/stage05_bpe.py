@@ -3,39 +3,38 @@
 import os
 from pathlib import Path
 
-from recipes.pipeline import stage04_clean
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 5
-TITLE = "BPE"
-PER_MODEL = False
-SETTINGS = ("vocab_size",)
-DEPENDS_ON_BPE = True
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return stage04_clean.outputs(x)
+class Bpe(Stage):
+    number = 5
+    title = "BPE"
+    settings = ("vocab_size",)
+    depends_on_bpe = True
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("clean")
 
-def outputs(x: Experiment) -> list[Path]:
-    return [x.work / "bpe" / x.subword_model, *x.texts("bpe")]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe")]
 
-
-def run(x: Experiment) -> None:
-    model, *texts = outputs(x)
-    learn, apply, flag = ("learn", "apply", "--codes")
-    if x.bpe == "sentencepiece":
-        learn, apply, flag = ("sentencepiece-train", "sentencepiece-encode", "--model")
-    x.command(f"mkdir -p {x.shell(model.parent)}")
-    tool = "python -m recipes.text.bpe"
-    train = " ".join(x.shell(path) for path in inputs(x)[:2])
-    x.tool(
-        f"{tool} {learn} --vocab-size {x.quoted('vocab_size')} --output {x.shell(model)} {train}",
-        makes=[model],
-    )
-    for clean, out in zip(inputs(x), texts, strict=True):
-        x.tool(
-            f"{tool} {apply} {flag} {x.shell(model)} --input {x.shell(clean)} --output {x.shell(out)} "
-            f"--workers {os.cpu_count()}",
-            makes=[out],
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        model, *texts = self.outputs(experiment)
+        learn, apply, flag = ("learn", "apply", "--codes")
+        if experiment.bpe == "sentencepiece":
+            learn, apply, flag = ("sentencepiece-train", "sentencepiece-encode", "--model")
+        shell.command(f"mkdir -p {quoted(model.parent)}")
+        tool = "python -m recipes.text.bpe"
+        train = experiment.texts("clean", ["train"])
+        shell.tool(
+            f"{tool} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}",
+            makes=[model],
         )
+        for clean, out in zip(self.inputs(experiment), texts, strict=True):
+            shell.tool(
+                f"{tool} {apply} {flag} {quoted(model)} --input {quoted(clean)} --output {quoted(out)} "
+                f"--workers {os.cpu_count()}",
+                makes=[out],
+            )

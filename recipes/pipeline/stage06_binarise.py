@@ -4,48 +4,42 @@ import os
 import re
 from pathlib import Path
 
-from recipes.pipeline.experiment import SETS, Experiment, StageError
-from recipes.text.lines import count_lines
-
-NUMBER = 6
-TITLE = "binarise"
-PER_MODEL = False
-SETTINGS = ("source_lang", "target_lang")
+from fairseq_rope.lines import count_lines
+from recipes.pipeline.commands import Shell, named, quoted
+from recipes.pipeline.experiment import SETS, Experiment
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return [x.work / "bpe" / x.subword_model, *x.texts("bpe")]
+class Binarise(Stage):
+    number = 6
+    title = "binarise"
+    settings = ("source_lang", "target_lang")
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe")]
 
-def outputs(x: Experiment) -> list[Path]:
-    pair = f"{x.source}-{x.target}"
-    names = [
-        f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in (x.source, x.target) for end in ("bin", "idx")
-    ]
-    names += [f"dict.{x.source}.txt", f"dict.{x.target}.txt", x.subword_model]
-    return [x.work / "data-bin" / name for name in names]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.binary_data
 
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        final, part = experiment.data_bin, experiment.work / "data-bin.tmp"
+        shell.command(f"rm -rf {quoted(part)}")
+        prefixes = " ".join(f"--{n}pref {quoted(experiment.work / 'bpe' / n)}" for n in SETS)
+        shell.command(
+            f"fairseq-preprocess --source-lang {experiment.source} --target-lang {experiment.target} "
+            f"{prefixes} --joined-dictionary --workers {os.cpu_count()} --destdir {quoted(part)}"
+        )
+        # The subwords go where the dictionaries go: neither is of use without the other.
+        shell.command(f"cp {quoted(self.inputs(experiment)[0], part / experiment.subwords)}")
+        if not experiment.dry_run:
+            self.check_counts(experiment, part / "preprocess.log")
+        shell.command(f"rm -rf {quoted(final)} && mv {quoted(part, final)}")
 
-def run(x: Experiment) -> None:
-    final, part = x.work / "data-bin", x.work / "data-bin.tmp"
-    x.command(f"rm -rf {x.shell(part)}")
-    prefixes = " ".join(f"--{n}pref {x.shell(x.work / 'bpe' / n)}" for n in SETS)
-    x.command(
-        f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} {prefixes} "
-        f"--joined-dictionary --workers {os.cpu_count()} --destdir {x.shell(part)}"
-    )
-    # The subwords go where the dictionaries go: neither is of use without the other.
-    x.command(f"cp {x.shell(inputs(x)[0])} {x.shell(part / x.subword_model)}")
-    if not x.dry_run:
-        check_counts(x, part / "preprocess.log")
-    x.command(f"rm -rf {x.shell(final)} && mv {x.shell(part)} {x.shell(final)}")
-
-
-def check_counts(x: Experiment, log: Path) -> None:
-    """Raise a StageError if fairseq-preprocess counted another number of sentences than there are lines."""
-    found = re.findall(r"\] (.+): (\d+) sents,", log.read_text(encoding="utf-8"))
-    counted = {name: int(count) for name, count in found}
-    for path in x.texts("bpe"):
-        lines = count_lines(str(path))
-        if counted.get(x.named(path)) != lines:
-            raise StageError(f"stage {NUMBER} ({TITLE}): {path} has {lines} lines, but {log} counts others")
+    def check_counts(self, experiment: Experiment, log: Path) -> None:
+        """Raise a StageError unless fairseq-preprocess counted as many sentences as there are lines."""
+        counts = re.findall(r"\] (.+): (\d+) sents,", log.read_text(encoding="utf-8"))
+        counted = {name: int(count) for name, count in counts}
+        for path in experiment.texts("bpe"):
+            lines = count_lines(str(path))
+            if counted.get(named(path)) != lines:
+                raise self.error(f"{path} has {lines} lines, but {log} counts others")

@@ -2,27 +2,28 @@
 
 from pathlib import Path
 
-from recipes.pipeline import stage07_train
+from recipes.pipeline.checkpoints import to_average
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 8
-TITLE = "average the last checkpoints"
-PER_MODEL = True
-SETTINGS = ("average_checkpoints", "save_every_updates")
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return stage07_train.outputs(x)
+class Average(Stage):
+    number = 8
+    title = "average the last checkpoints"
+    settings = ("average_checkpoints", "save_every_updates")
+    per_model = True
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.last_checkpoint, *(path for _, path in to_average(experiment))]
 
-def outputs(x: Experiment) -> list[Path]:
-    return [x.model / "averaged.pt"]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.averaged]
 
-
-def run(x: Experiment) -> None:
-    kind = "update" if x.settings["save_every_updates"] else "epoch"
-    x.command(
-        f"python -m fairseq_rope average --inputs {x.shell(x.model / 'checkpoints')} "
-        f"--num-{kind}-checkpoints {x.quoted('average_checkpoints')} "
-        f"--output {x.shell(x.model / 'averaged.pt')}"
-    )
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        kind = "update" if experiment.settings.save_every_updates else "epoch"
+        shell.command(
+            f"python -m fairseq_rope average --inputs {quoted(experiment.checkpoints)} "
+            f"--num-{kind}-checkpoints {experiment.settings.average_checkpoints} "
+            f"--output {quoted(experiment.averaged)}"
+        )

@@ -3,66 +3,63 @@
 import json
 from pathlib import Path
 
-from fairseq_rope.tools.score import language
-from recipes.pipeline import stage09_translate
+from fairseq_rope.tools.score import default_tokenize, language
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
-
-NUMBER = 10
-TITLE = "score"
-PER_MODEL = True
-SETTINGS = ("source_lang", "target_lang")
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return [
-        stage09_translate.outputs(x)[1],
-        *(x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)),
-    ]
+class Score(Stage):
+    number = 10
+    title = "score"
+    per_model = True
+    settings = ("source_lang", "target_lang")
+
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.hypotheses, experiment.test_source, experiment.test_reference]
+
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.score]
+
+    def also(self, experiment: Experiment) -> dict[str, str]:
+        if experiment.tokenize == default_tokenize(experiment.target) == "13a":
+            return {}  # as in the stamps of earlier versions
+        return {"--tokenize": experiment.tokenize}
+
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        part = experiment.score.with_name(experiment.score.name + ".tmp")
+        shell.command(
+            f"python -m fairseq_rope score --sys {quoted(experiment.hypotheses)} "
+            f"--ref {quoted(experiment.test_reference)} --src {quoted(experiment.test_source)} "
+            f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json "
+            f"> {quoted(part)} && mv {quoted(part, experiment.score)}"
+        )
 
 
-def outputs(x: Experiment) -> list[Path]:
-    return [x.model / "score.json"]
-
-
-def also(x: Experiment) -> dict[str, str]:
-    return {} if x.tokenize == "13a" else {"--tokenize": x.tokenize}
-
-
-def check_tokenize(x: Experiment) -> None:
+def check_tokenize(experiment: Experiment) -> None:
     """Raise a StageError if sacreBLEU's tokeniser cannot be loaded; those of flores are downloaded now."""
     from sacrebleu.metrics import BLEU
 
     try:
-        BLEU(tokenize=x.tokenize)
+        BLEU(tokenize=experiment.tokenize)
     except Exception as error:
-        raise StageError(f"--tokenize {x.tokenize}: {' '.join(str(error).split())}") from None
+        raise StageError(f"--tokenize {experiment.tokenize}: {' '.join(str(error).split())}") from None
 
 
-def run(x: Experiment) -> None:
-    hypotheses, source, reference = inputs(x)
-    score = x.model / "score.json"
-    part = score.with_name(score.name + ".tmp")
-    tokenize = "" if x.tokenize == "13a" else f"--tokenize {x.tokenize} "
-    x.command(
-        f"python -m fairseq_rope score --sys {x.shell(hypotheses)} --ref {x.shell(reference)} "
-        f"--src {x.shell(source)} --target-lang {language(x.target)} {tokenize}--json > {x.shell(part)} "
-        f"&& mv {x.shell(part)} {x.shell(score)}"
-    )
-
-
-def report(x: Experiment) -> None:
+def report(experiment: Experiment) -> None:
     """Print five translations, where all is kept, the scores, and sacreBLEU as the last line."""
-    hypotheses, source, reference = inputs(x)
-    columns = [path.read_text(encoding="utf-8").split("\n") for path in (source, hypotheses, reference)]
+    files = (experiment.test_source, experiment.hypotheses, experiment.test_reference)
+    columns = [path.read_text(encoding="utf-8").split("\n") for path in files]
     total = len(columns[0]) - 1
     print("\nfive translations of the test set:")
     for number in range(0, total, max(1, total // 5))[:5]:
         for label, lines in zip(("source", "model", "reference"), columns, strict=True):
             print(f"  {label:>9}  {lines[number]}")
         print()
-    metrics = json.loads((x.model / "score.json").read_text())["systems"][0]["metrics"]
-    print(f"commands and logs: {x.work}/commands, {x.model}/commands, {x.model}/logs")
-    print(f"model:             {x.model}/averaged.pt")
+    metrics = json.loads(experiment.score.read_text())["systems"][0]["metrics"]
+    model = experiment.model
+    print(f"commands and logs: {experiment.work}/commands, {model}/commands, {model}/logs")
+    print(f"model:             {experiment.averaged}")
     for metric in metrics[1:]:
         print(f"{metric['name'] + ':':32} {metric['score']:.2f}")
     print(f"signature:         {metrics[0]['signature']}")

@@ -2,28 +2,28 @@
 
 from pathlib import Path
 
-from recipes.pipeline import stage06_binarise, stage08_average
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-
-NUMBER = 11
-TITLE = "export to CTranslate2"
-PER_MODEL = True
-SETTINGS = ("export_quantization", "beam", "length_penalty", "max_len_b")
+from recipes.pipeline.stage import Stage
 
 
-def inputs(x: Experiment) -> list[Path]:
-    return [*stage08_average.outputs(x), *stage06_binarise.outputs(x)]
+class Export(Stage):
+    number = 11
+    title = "export to CTranslate2"
+    per_model = True
+    settings = ("export_quantization", "beam", "length_penalty", "max_len_b")
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.averaged, *experiment.binary_data]
 
-def outputs(x: Experiment) -> list[Path]:
-    return [x.model / "ctranslate2" / name for name in ("model.bin", "fairseq_rope.json")]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.exported / name for name in ("model.bin", "fairseq_rope.json")]
 
-
-def run(x: Experiment) -> None:
-    q = x.quoted
-    x.tool(
-        f"python -m fairseq_rope export --path {x.shell(x.model / 'averaged.pt')} "
-        f"--data {x.shell(x.work / 'data-bin')} --output {x.shell(x.model / 'ctranslate2')} --replace "
-        f"--quantization {q('export_quantization')} "
-        f"--beam {q('beam')} --lenpen {q('length_penalty')} --max-len-b {q('max_len_b')}"
-    )
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        settings = experiment.settings
+        shell.tool(
+            f"python -m fairseq_rope export --path {quoted(experiment.averaged)} "
+            f"--data {quoted(experiment.data_bin)} --output {quoted(experiment.exported)} --replace "
+            f"--quantization {quoted(settings.export_quantization)} "
+            f"--beam {settings.beam} --lenpen {settings.length_penalty} --max-len-b {settings.max_len_b}"
+        )

@@ -9,19 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from subword_nmt import apply_bpe, learn_bpe
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
-from recipes.text.lines import (
-    Convert,
-    convert_file,
-    count_lines,
-    ending_on_signals,
-    progress,
-    read_chunks,
-    written_whole,
-)
+from fairseq_rope.files import written_whole
+from fairseq_rope.lines import chunks_of, count_lines, lines_of
+from recipes.text.lines import Convert, convert_file, ending_on_signals, progress
 
 MIN_FREQUENCY = 2  # of a pair of symbols that is merged; subword-nmt's default
 CACHED_WORDS = 500_000  # of which a process remembers the subwords: some 150 MB
@@ -37,9 +32,9 @@ def count_words(paths: Sequence[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     with progress(None, sum(map(count_lines, paths)), "count words") as bar:
         for path in paths:
-            for chunk in read_chunks(path):
-                counts.update(re.split("[ \r\n]", chunk.decode("utf-8")))
-                bar.update(chunk.count(b"\n"))
+            for chunk in chunks_of(path):
+                counts.update(re.split("[ \r\n]", chunk))
+                bar.update(chunk.count("\n"))
     del counts[""]  # between two blanks
     if not counts:
         raise InputError(f"{' and '.join(paths)}: no word is in it")
@@ -110,13 +105,16 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """
     import sentencepiece
 
-    # Of an error while it reads, the trainer would make another.
-    if not sum(len(line.split()) for line in _lines(paths)):
+    def lines() -> Iterator[str]:
+        return chain.from_iterable(map(lines_of, paths))
+
+    # All of the text is read here first: the trainer would hide an error of the reader.
+    if not sum(len(line.split()) for line in lines()):
         raise InputError(f"{' and '.join(paths)}: no word is in it")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(progress(_lines(paths), sum(map(count_lines, paths)), "read")),
+            sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -137,12 +135,6 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
             ) from None
         raise InputError(f"sentencepiece cannot learn from {' and '.join(paths)}: {error}") from None
     return model.getvalue()
-
-
-def _lines(paths: Sequence[str]) -> Iterator[str]:
-    for path in paths:
-        for chunk in read_chunks(path):
-            yield from chunk.decode("utf-8").split("\n")[:-1]
 
 
 def sentencepiece_converter(model: str) -> Convert:

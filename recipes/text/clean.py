@@ -3,12 +3,14 @@
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.files import written_whole
+from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.tools.score import UNSPACED, language
-from recipes.text.lines import count_lines, ending_on_signals, progress, read_chunks, written_whole
+from recipes.text.lines import ending_on_signals, progress
 
 MAX_CHARACTERS = 1000  # of a word; Moses' clean-corpus-n.perl has the same limit
 
@@ -61,7 +63,8 @@ def clean(
 ) -> Counter[str]:
     """Write the pairs in the two files *sources* that :func:`why_not` has nothing against to *outputs*.
 
-    Runs of blanks become one. Of the pairs kept, each of which the number is a multiple of *holdout_every*
+    Words are what stands between blanks, Unicode's included, as in Perl, and are written with a blank between
+    them. Of the pairs kept, each of which the number is a multiple of *holdout_every*
     goes to *heldout* instead. Returns how many were "read", "kept" and "held out", and how many were left
     out for each reason.
 
@@ -77,7 +80,7 @@ def clean(
         )
     counts: Counter[str] = Counter()
     with written_whole(*outputs, *heldout) as files:
-        pairs = zip_longest(*(_words(path) for path in sources), fillvalue=[])
+        pairs = zip_longest(*(map(str.split, lines_of(path)) for path in sources), fillvalue=[])
         for pair in progress(pairs, lengths[0], f"clean {sources[0]}", " pairs"):
             counts["read"] += 1
             reason = why_not(*pair, max_words, max_ratio, unspaced)
@@ -96,13 +99,6 @@ def clean(
                 f"--holdout-every {holdout_every}: must be at most {counts['kept']}, the pairs that are left"
             )
     return counts
-
-
-def _words(path: str) -> Iterator[list[str]]:
-    """The words of each line of *path*: what stands between blanks, Unicode's included, as in Perl."""
-    for chunk in read_chunks(path):
-        for line in chunk.decode("utf-8").split("\n")[:-1]:
-            yield line.split()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -13,26 +13,28 @@ disk: what an archive calls its members, and whether they are links, cannot make
 
 import argparse
 import bz2
-import codecs
 import contextlib
 import difflib
 import gzip
 import html
+import io
 import lzma
 import os
 import re
-import signal
 import sys
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
+from fairseq_rope.files import written_whole
+from fairseq_rope.lines import read_chunks
+from recipes.text.lines import ending_on_signals
 
 CHUNK = 2**20
 ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
@@ -40,10 +42,6 @@ SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz"}
-
-
-class ExtractError(InputError):
-    """A corpus cannot be taken as it is; the message names the template, file, member or line."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +55,15 @@ class Place:
         return str(self.path) if self.member is None else f"{self.path}:{self.member}"
 
 
+@dataclass(eq=False)
 class Side:
-    """The output of one language: a file that gets its name when all is written.
+    """The output of one language: *word* is what ``{side}`` stands for, *lines* how many were written."""
 
-    Attributes:
-        lang: the language
-        word: what ``{side}`` stands for
-        path: the file
-        lines: how many were written so far
-    """
-
-    def __init__(self, lang: str, word: str, path: Path) -> None:
-        self.lang, self.word, self.path = lang, word, path
-        self.lines = 0
-        self._temporary = path.with_name(path.name + ".tmp")
-        with self._naming_it():
-            self._file = self._temporary.open("wb")
+    lang: str
+    word: str
+    path: Path
+    file: BinaryIO | None = None
+    lines: int = 0
 
     def place(self, template: str) -> Place:
         """Where *template* has this language."""
@@ -81,43 +72,22 @@ class Side:
         return Place(Path(match.group(1)), match.group(2)) if match else Place(Path(named), None)
 
     def write(self, text: str) -> None:
-        with self._naming_it():
-            self._file.write(text.encode("utf-8"))
+        assert self.file is not None
+        self.file.write(text.encode("utf-8"))
         self.lines += text.count("\n")
 
-    def finish(self) -> None:
-        """See that all is on the disk, still under its temporary name."""
-        with self._naming_it():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
 
-    def rename(self) -> None:
-        os.replace(self._temporary, self.path)
-
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):  # on a full disk, closing tries to write once more
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _naming_it(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ExtractError(f"--output: {self.path} cannot be written: {error.strerror}") from None
-
-
-class _Counted:
+class _Counted(io.FileIO):
     """A file whose bytes move a progress bar when they are read."""
 
-    def __init__(self, file: BinaryIO, bar: tqdm) -> None:
-        self._file, self._bar = file, bar
+    def __init__(self, path: Path, bar: tqdm) -> None:
+        super().__init__(path)
+        self._bar = bar
 
-    def read(self, size: int = -1) -> bytes:
-        got = self._file.read(size)
-        self._bar.update(len(got))
-        return got
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer)
+        self._bar.update(count)
+        return count
 
 
 class _Header(tarfile.TarInfo):
@@ -139,26 +109,7 @@ def _naming_damage(path: Path) -> Iterator[None]:
     except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         if getattr(error, "errno", None) is not None:  # of the system, and not of gzip or bz2
             raise
-        raise ExtractError(f"{path} is damaged, or is not what its name says: {error}") from None
-
-
-def _texts(stream: BinaryIO, place: Place) -> Iterator[str]:
-    """What *stream* holds, piece by piece; bytes that are not UTF-8 are refused with their line."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines = 0
-    while True:
-        chunk = stream.read(CHUNK)
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            line = lines + error.object[: error.start].count(b"\n") + 1
-            byte = error.object[error.start]
-            raise ExtractError(f"{place}, line {line}: is not UTF-8 at the byte 0x{byte:02x}") from None
-        lines += text.count("\n")
-        if text:
-            yield text
-        if not chunk:
-            return
+        raise InputError(f"{path} is damaged, or is not what its name says: {error}") from None
 
 
 def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
@@ -171,13 +122,13 @@ def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
             end = match.end()
             number += 1
             if OPENED.search(match.group(1)):
-                raise ExtractError(f"{place}: <seg> number {number} is not closed by </seg>")
+                raise InputError(f"{place}: <seg> number {number} is not closed by </seg>")
             yield html.unescape(match.group(1)).strip().replace("\n", " ") + "\n"
         rest = rest[end:]
         if not OPENED.search(rest):
             rest = rest[-len("<seg") :]  # what can still become one
     if OPENED.search(rest):
-        raise ExtractError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
+        raise InputError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
 
 
 def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
@@ -190,25 +141,15 @@ def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
     if name.suffix in OPENERS:
         stream = OPENERS[name.suffix](stream, "rb")
         name = name.with_suffix("")
-    texts = _texts(stream, place)
-    markup = name.suffix in (".sgm", ".sgml")
-    last = "\n"
-    for text in _segments(texts, place) if markup else texts:
+    chunks = read_chunks(stream, str(place), CHUNK)
+    for text in _segments(chunks, place) if name.suffix in (".sgm", ".sgml") else chunks:
         side.write(text)
-        last = text[-1]
-    if last != "\n":
-        side.write("\n")
     if side.lines == before:
-        raise ExtractError(f"{place} {'has no <seg>' if markup else 'is empty'}")
+        raise InputError(f"{place} has no <seg>")
     return side.lines - before
 
 
-def _read_file(place: Place, side: Side, bar: tqdm) -> int:
-    with place.path.open("rb") as file, _naming_damage(place.path):
-        return _copy(_Counted(file, bar), place, side)
-
-
-def _read_archive(path: Path, wanted: dict[Place, Side], bar: tqdm) -> dict[Side, int]:
+def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict[Side, int]:
     """Write members of the archive *path*, in whatever order it has them.
 
     All of the archive is read: a member that comes a second time is found, and so is damage.
@@ -218,27 +159,24 @@ def _read_archive(path: Path, wanted: dict[Place, Side], bar: tqdm) -> dict[Side
     members = {_plain(place.member or ""): place for place in wanted}
     counts: dict[Side, int] = {}
     names = []
-    with path.open("rb") as file, _naming_damage(path):
-        kind = next((kind for magic, kind in MAGIC.items() if file.peek(8).startswith(magic)), None)
-        stream = _Counted(file, bar)
-        if kind is not None:
-            stream = OPENERS[kind](stream, "rb")
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_Header) as archive:
-            for member in archive:
-                place = members.get(_plain(member.name))
-                if place is None:
-                    names += [member.name] if member.isreg() else []
-                    continue
-                if not member.isreg():
-                    raise ExtractError(f"{place} is a {_type(member)}, and must be a regular file")
-                if wanted[place] in counts:
-                    raise ExtractError(f"{path} has {place.member} twice")
-                counts[wanted[place]] = _copy(archive.extractfile(member), place, wanted[place])
-        while stream.read(CHUNK):  # to the checksum at the end
-            pass
+    kind = next((kind for magic, kind in MAGIC.items() if file.peek(8).startswith(magic)), None)
+    stream = file if kind is None else OPENERS[kind](file, "rb")
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK, tarinfo=_Header) as archive:
+        for member in archive:
+            place = members.get(_plain(member.name))
+            if place is None:
+                names += [member.name] if member.isreg() else []
+                continue
+            if not member.isreg():
+                raise InputError(f"{place} is a {_type(member)}, and must be a regular file")
+            if wanted[place] in counts:
+                raise InputError(f"{path} has {place.member} twice")
+            counts[wanted[place]] = _copy(archive.extractfile(member), place, wanted[place])
+    while stream.read(CHUNK):  # to the checksum at the end
+        pass
     for place, side in wanted.items():
         if side not in counts:
-            raise ExtractError(f"{path} has no member {place.member}{_nearest(place.member or '', names)}")
+            raise InputError(f"{path} has no member {place.member}{_nearest(place.member or '', names)}")
     return counts
 
 
@@ -260,25 +198,25 @@ def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
     """Where *template* has each side.
 
     Raises:
-        ExtractError: both are in one place, or a file is not there
+        InputError: both are in one place, or a file is not there
     """
     places = {side.place(template): side for side in sides}
     if len(places) < len(sides):
-        raise ExtractError(f"{template}: must have {{lang}} or {{side}} in it, which tell the sides apart")
+        raise InputError(f"{template}: must have {{lang}} or {{side}} in it, which tell the sides apart")
     for place in places:
         if place.path.is_file():
             continue
         if place.path.exists():
-            raise ExtractError(f"{place.path}: is not a file")
+            raise InputError(f"{place.path}: is not a file")
         folder = place.path.parent
         if not folder.is_dir():
-            raise ExtractError(f"{place.path}: there is no folder {folder}")
+            raise InputError(f"{place.path}: there is no folder {folder}")
         nearest = _nearest(place.path.name, sorted(os.listdir(folder)))
-        raise ExtractError(f"{place.path}: there is no such file in {folder}{nearest}")
+        raise InputError(f"{place.path}: there is no such file in {folder}{nearest}")
     for place in places:
         for side in sides:
             if side.path.exists() and side.path.samefile(place.path):
-                raise ExtractError(f"--output: {side.path} would overwrite what {template} names")
+                raise InputError(f"--output: {side.path} would overwrite what {template} names")
     return places
 
 
@@ -288,28 +226,22 @@ def extract(templates: Sequence[str], source: str, target: str, prefix: Path) ->
     Returns: the number of pairs
 
     Raises:
-        ExtractError: see the message
+        InputError: see the message
         OSError: a file cannot be read
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as discarding:
-        sides = []
-        for lang, word in ((source, "src"), (target, "ref")):
-            sides.append(Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")))
-            discarding.callback(sides[-1].discard)
-        corpora = [(template, _places(template, sides)) for template in templates]
-        size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
+    sides = [
+        Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}"))
+        for lang, word in ((source, "src"), (target, "ref"))
+    ]
+    corpora = [(template, _places(template, sides)) for template in templates]
+    size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
+    with written_whole(*(str(side.path) for side in sides)) as (sides[0].file, sides[1].file):
         with tqdm(total=size, desc="  read", unit="B", unit_scale=True, mininterval=0.5) as bar:
             for template, places in corpora:
                 pairs = _read(template, places, bar)
                 bar.write(f"{template}: {pairs:,} pairs", file=sys.stdout)
                 sys.stdout.flush()
-        for side in sides:
-            side.finish()
-        for side in sides:
-            side.path.unlink(missing_ok=True)  # killed here, it leaves no pair of an old and a new file
-        for side in sides:
-            side.rename()
     return sides[0].lines
 
 
@@ -319,13 +251,14 @@ def _read(template: str, places: dict[Place, Side], bar: tqdm) -> int:
     for path in dict.fromkeys(place.path for place in places):
         here = {place: side for place, side in places.items() if place.path == path}
         place, side = next(iter(here.items()))
-        if place.member is None:
-            counts[side] = _read_file(place, side, bar)
-        else:
-            counts.update(_read_archive(path, here, bar))
+        with io.BufferedReader(_Counted(path, bar), CHUNK) as file, _naming_damage(path):
+            if place.member is None:
+                counts[side] = _copy(file, place, side)
+            else:
+                counts.update(_read_archive(path, file, here))
     if len(set(counts.values())) > 1:
-        told = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
-        raise ExtractError(f"{template}: {told}, and both must have the same number")
+        both = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
+        raise InputError(f"{template}: {both}, and both must have the same number")
     return next(iter(counts.values()))
 
 
@@ -352,17 +285,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.text.extract"):
+    with ending_in_one_sentence("recipes.text.extract"), ending_on_signals():
         languages = (args.source_lang, args.target_lang)
         if languages[0] == languages[1]:
-            raise ExtractError(f"--target-lang {languages[1]}: must not be --source-lang")
+            raise InputError(f"--target-lang {languages[1]}: must not be --source-lang")
         for flag, lang in zip(("--source-lang", "--target-lang"), languages, strict=True):
             if not re.fullmatch(r"\w[\w-]*", lang):
-                raise ExtractError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
-        try:
-            pairs = extract(args.templates, *languages, args.output)
-        except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)
+                raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
+        pairs = extract(args.templates, *languages, args.output)
     print(f"{args.output}: {pairs:,} pairs")
 
 

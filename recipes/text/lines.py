@@ -1,9 +1,4 @@
-r"""Text of one sentence a line: read in chunks, converted by several processes, written whole.
-
-A line ends with ``\n`` and nothing else. CR, NEL, U+2028 and the like, at which Python, fairseq and
-subword-nmt break lines where they read text, are part of the line that holds them, as they are for the
-tools that aligned the corpora. At no time is more than a few chunks a process in memory.
-"""
+"""Convert text of one sentence a line in several processes, a few chunks a process in memory."""
 
 import contextlib
 import multiprocessing
@@ -15,83 +10,16 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import BinaryIO
 
 from tqdm import tqdm
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.files import written_whole
+from fairseq_rope.lines import chunks_of, count_lines, split
 
-CHUNK = 1 << 16  # bytes; some hundred lines, 50 ms of tokenising
 AHEAD = 4  # chunks a process that are read before their turn
 
 Convert = Callable[[list[str]], list[str]]  # lines without their ends to as many
-
-
-def read_chunks(path: str, size: int = CHUNK) -> Iterator[bytes]:
-    r"""The UTF-8 file *path* in pieces of whole lines, about *size* bytes each.
-
-    Every line ends with ``\n``, also the last one of a file that lacks it.
-
-    Raises:
-        InputError: the file is empty, or a byte of it is not UTF-8; the message names file and line
-        OSError: the file cannot be read
-    """
-    before = 0  # lines
-    with open(path, "rb") as file:
-        while lines := file.readlines(size):
-            chunk = b"".join(lines)
-            if not chunk.endswith(b"\n"):
-                chunk += b"\n"
-            try:
-                chunk.decode("utf-8")
-            except UnicodeDecodeError as error:
-                line = before + 1 + chunk.count(b"\n", 0, error.start)
-                raise InputError(
-                    f"{path}, line {line}: the byte 0x{chunk[error.start]:02x} is not UTF-8"
-                ) from None
-            before += len(lines)
-            yield chunk
-    if not before:
-        raise InputError(f"{path}: is empty")
-
-
-def count_lines(path: str) -> int:
-    """How many lines :func:`read_chunks` gives for *path*."""
-    count, last = 0, b"\n"
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            count += block.count(b"\n")
-            last = block[-1:]
-    return count + (last != b"\n")
-
-
-@contextlib.contextmanager
-def written_whole(*paths: str) -> Iterator[list[BinaryIO]]:
-    """Files to write to, which appear as *paths*, synced, once the block has ended without an error.
-
-    After an error nothing of them is left, and what *paths* held before is untouched.
-    """
-    parts = [f"{path}.tmp" for path in paths]
-    files: list[BinaryIO] = []
-    try:
-        for part in parts:
-            files.append(open(part, "wb"))
-        yield files
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-        for part, path in zip(parts, paths, strict=True):
-            os.replace(part, path)
-    except BaseException as error:
-        for file, part in zip(files, parts, strict=False):
-            with contextlib.suppress(OSError):
-                file.close()  # writes what is buffered: on a full disk, in vain
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-        if isinstance(error, OSError) and error.filename is None:  # a write does not say where to
-            error.filename = os.path.dirname(paths[0]) or "."
-        raise
 
 
 def progress(items: Iterable | None, total: int, title: str, unit: str = " lines") -> tqdm:
@@ -120,11 +48,11 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
     total = count_lines(source)
     done = 0
     with written_whole(target) as (file,), progress(None, total, title) as bar:
-        for wanted, converted in _in_order(make, read_chunks(source), workers):
-            count = converted.count(b"\n")
+        for wanted, converted in _in_order(make, chunks_of(source), workers):
+            count = converted.count("\n")
             if count != wanted:
                 raise InputError(f"{source}, after line {done}: {wanted} lines became {count}")
-            file.write(converted)
+            file.write(converted.encode("utf-8"))
             done += count
             bar.update(count)
         if done != total:
@@ -136,14 +64,12 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
     )
 
 
-def _in_order(
-    make: Callable[[], Convert], chunks: Iterator[bytes], workers: int
-) -> Iterator[tuple[int, bytes]]:
+def _in_order(make: Callable[[], Convert], chunks: Iterator[str], workers: int) -> Iterator[tuple[int, str]]:
     """For each of *chunks*, in their order, how many lines it has and what they are converted to."""
     convert = make()  # in any case: what is wrong with it is said here
     if workers == 1:
         for chunk in chunks:
-            yield chunk.count(b"\n"), _converted(convert, chunk)
+            yield chunk.count("\n"), _converted(convert, chunk)
         return
     # Of the ways to start a process, spawn is the one that all systems have and that starts with no
     # thread or lock of ours. Each process has its own pipe, which reports its end also in the middle of a
@@ -152,7 +78,7 @@ def _in_order(
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, tuple[int, int]] = {}  # a chunk's number and its lines
-    converted: dict[int, tuple[int, bytes]] = {}
+    converted: dict[int, tuple[int, str]] = {}
     sent = given = 0  # chunks
     try:
         for _ in range(workers):
@@ -171,7 +97,7 @@ def _in_order(
                     left = chunk is not None
                     if chunk is not None:
                         connection.send(chunk)
-                        busy[connection] = sent, chunk.count(b"\n")
+                        busy[connection] = sent, chunk.count("\n")
                         sent += 1
             if not busy:
                 break
@@ -195,9 +121,8 @@ def _in_order(
             connection.close()
 
 
-def _converted(convert: Convert, chunk: bytes) -> bytes:
-    lines = chunk.decode("utf-8").split("\n")[:-1]
-    return "".join(line + "\n" for line in convert(lines)).encode("utf-8")
+def _converted(convert: Convert, chunk: str) -> str:
+    return "".join(line + "\n" for line in convert(split(chunk)))
 
 
 def _work(make: Callable[[], Convert], connection: Connection) -> None:
@@ -207,7 +132,7 @@ def _work(make: Callable[[], Convert], connection: Connection) -> None:
         while True:
             chunk = connection.recv()
             try:
-                answer: bytes | Exception = _converted(convert, chunk)
+                answer: str | Exception = _converted(convert, chunk)
             except Exception as error:
                 answer = error
             connection.send(answer)

@@ -1,14 +1,15 @@
 """recipes/text/bpe.py: against subword-nmt's own commands and fairseq's encoders."""
 
+import gzip
 import subprocess
-import sys
 
 import pytest
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
 from recipes.text import bpe
-from tests.commands import BIN, ROOT
+from tests.commands import BIN
+from tests.recipes.small_demo import small_corpus
 from tests.recipes.test_tokenise import DIRTY, read, tool, write
 
 ODD = ["", "  two  blanks ", "ein Wort@@ mit @@", "ünbekannt 漢字 x", "a", "no\u00a0break"]
@@ -16,10 +17,11 @@ ODD = ["", "  two  blanks ", "ein Wort@@ mit @@", "ünbekannt 漢字 x", "a", "n
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder with the demo's corpus, both sides in train.en and train.de."""
+    """A folder with 1,500 pairs of the demo's corpus in train.en and train.de."""
     folder = tmp_path_factory.mktemp("corpus")
-    maker = [sys.executable, ROOT / "recipes" / "demo" / "make_corpus.py"]
-    subprocess.run([*maker, "--output", folder, "--pairs", "1500", "--heldout", "10"], check=True)
+    for lang in ("en", "de"):
+        text = gzip.decompress((small_corpus(1500) / f"train.{lang}.gz").read_bytes())
+        (folder / f"train.{lang}").write_bytes(text)
     return folder
 
 

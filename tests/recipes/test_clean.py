@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
-from recipes.text import lines
+from fairseq_rope.lines import CHUNK
 from recipes.text.clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean, main, why_not
 from tests.recipes.test_tokenise import read, tool, write
 
@@ -147,7 +147,7 @@ def test_every_nth_pair_of_those_kept_is_held_out(tmp_path, capsys):
 
 def test_more_than_a_chunk_stays_in_step(tmp_path):
     pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
-    assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * lines.CHUNK
+    assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * CHUNK
     out = kept(tmp_path, pairs, "--max-ratio", 0)
     assert [source.split()[0] for source, _ in out] == [target.split()[-1] for _, target in out]
     assert len(out) == 4000
@@ -212,5 +212,5 @@ def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
     process = tool(*words, "--output", tmp_path / "out", module="clean", preexec_fn=limit)
     _, err = process.communicate()
     assert process.returncode == 1
-    assert err.splitlines()[-1] == f"recipes.text.clean: {tmp_path}: File too large"
+    assert err.splitlines()[-1] == f"recipes.text.clean: {tmp_path}/out.de: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]

@@ -1,6 +1,7 @@
 """recipes/compare: two architectures from several seeds, and the report of how they differ."""
 
 import cmath
+import hashlib
 import html.parser
 import importlib.util
 import json
@@ -10,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,20 +22,21 @@ from recipes.compare import page, stage21_join, stage23_report
 from recipes.compare.__main__ import main
 from recipes.compare.bootstrap import corpus_bleu, paired_bootstrap, statistics
 from recipes.compare.curves import read_history
-from recipes.pipeline.experiment import Experiment, StageError, _digest
+from recipes.pipeline.experiment import StageError
 from tests.commands import ENVIRONMENT, ROOT
-from tests.recipes.test_pipeline import SMALL, label
+from tests.recipes.small_demo import SMALL, describe, label, small_corpus
 
 ARCHS = ["transformer", "transformer_rope"]
-SETTINGS = [*SMALL, "corpus_heldout=17", "max_epochs=2", "average_checkpoints=1"]  # 17 = 2 * 8 + 1
+SETTINGS = [*SMALL, "max_epochs=2", "average_checkpoints=1"]
 LABEL = label("demo", SETTINGS)
 REPORT = f"compare.{LABEL}"
 
 
-def compare(work, *flags):
+def compare(work, *flags, test_pairs=17):  # 2 * 8 + 1
     """Run the comparison in the folder *work*; returns what it printed."""
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = [sys.executable, "-m", "recipes.compare", "demo", "--work-dir", str(work), *settings, *flags]
+    where = ["--data-dir", str(small_corpus(200, test_pairs)), "--work-dir", str(work)]
+    command = [sys.executable, "-m", "recipes.compare", "demo", *where, *settings, *flags]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -211,12 +212,8 @@ def test_systems_that_were_not_trained_as_long_are_not_compared(compared, tmp_pa
     shutil.copytree(compared[0], work)
     checkpoints = work / f"transformer_rope.seed1.{LABEL}" / "checkpoints"
     (checkpoints / "checkpoint2.pt").rename(checkpoints / "checkpoint5.pt")
-    x = [
-        SimpleNamespace(
-            model=work / f"{arch}.seed1.{LABEL}", settings={"save_every_updates": 0, "average_checkpoints": 1}
-        )
-        for arch in ARCHS
-    ]
+    flags = [word for setting in SETTINGS for word in ("--set", setting)]
+    x = [describe("demo", "--work-dir", str(work), "--arch", arch, *flags) for arch in ARCHS]
     with pytest.raises(
         StageError, match=r"transformer_rope.seed1.* was trained until \[5\] and .* until \[2\]"
     ):
@@ -241,7 +238,9 @@ def test_translations_that_lack_lines_are_told(compared, tmp_path):
     path.write_text(path.read_text().partition("\n")[2])
     stamp = work / f"transformer.seed1.{LABEL}" / "stamps" / "22.json"
     made = json.loads(stamp.read_text())
-    made["made"][f"transformer.seed1.{LABEL}/joined/2.de"] = _digest(path)
+    made["made"][f"transformer.seed1.{LABEL}/joined/2.de"] = (
+        "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    )
     stamp.write_text(json.dumps(made))
     with pytest.raises(AssertionError, match=r"joined/2.de has 7 lines, and .*joined/2.de has 8: remove it"):
         compare(work, "--seeds", "2")
@@ -249,7 +248,7 @@ def test_translations_that_lack_lines_are_told(compared, tmp_path):
 
 def test_a_test_set_too_small_to_join_is_told_before_the_training(tmp_path):
     with pytest.raises(AssertionError, match="the test set has 5 lines, and 8 at least") as refused:
-        compare(tmp_path, "--seeds", "1", "--set", "corpus_heldout=5")
+        compare(tmp_path, "--seeds", "1", test_pairs=5)
     assert "fairseq-train" not in str(refused.value)
 
 
@@ -269,16 +268,15 @@ def test_what_fairseq_cannot_train_is_told_before_all_stages(tmp_path, flags, sa
 
 def test_room_for_joined_sentences_has_to_be_in_the_model_and_in_the_search(tmp_path):
     (tmp_path / "bpe").mkdir()
-    x = Experiment({"source_lang": "en", "target_lang": "de"}, tmp_path, "transformer", 1)
+    x = describe("demo", "--work-dir", str(tmp_path))
     (tmp_path / "bpe" / "test.en").write_text("a\n" * 8)
     (tmp_path / "bpe" / "test.de").write_text("a " * 1100 + "\n" + "a\n" * 7)
     roomy = "--max-source-positions 4096 --max-target-positions 4096"
     for train, generate in (("", ""), ("", roomy), (roomy, "")):
-        x.settings.update(fairseq_train_flags=train, fairseq_generate_flags=generate)
+        x.settings.fairseq_train_flags, x.settings.fairseq_generate_flags = train, generate
         with pytest.raises(StageError, match=r"8 lines of 1108 tokens \(.*test.de\), more than the 1024"):
             stage21_join.check(x)
-    x.settings.update(fairseq_train_flags=roomy)
-    x.settings.update(fairseq_generate_flags=roomy)
+    x.settings.fairseq_train_flags = x.settings.fairseq_generate_flags = roomy
     stage21_join.check(x)
 
 

@@ -5,6 +5,7 @@ other file has, so that a model which was trained again is told from the one tha
 """
 
 import json
+import os
 import random
 import re
 import shutil
@@ -14,62 +15,82 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from recipes.pipeline import stage06_binarise, stage07_train
-from recipes.pipeline.__main__ import STAGES, _keep, build_parser, experiment, parse
-from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline import commands, stage07_train, stamps
+from recipes.pipeline.experiment import StageError
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.session import announce, write_down
+from recipes.pipeline.stages import STAGES, TRAIN
+from tests.recipes.small_demo import describe
 
 FROM_TRAINING = STAGES[6:10]
 
 
-def fake_run(x, stage, command, on_line):
+def fake_run(x, stage, command):
     """Write what *command* would write beside the model."""
-    if stage.NUMBER == 7:
+    if stage.number == 7:
         folder = x.model / "checkpoints"
-        for epoch in range(1, x.settings["max_epochs"] + 1):
+        for epoch in range(1, x.settings.max_epochs + 1):
             if not (folder / f"checkpoint{epoch}.pt").exists():
                 (folder / f"checkpoint{epoch}.pt").write_text(uuid.uuid4().hex)
-        last = (folder / f"checkpoint{x.settings['max_epochs']}.pt").read_text()
+        last = (folder / f"checkpoint{x.settings.max_epochs}.pt").read_text()
         (folder / "checkpoint_last.pt").write_text(last)
-    if stage.NUMBER == 8:
+    if stage.number == 8:
         (x.model / "averaged.pt").write_text(uuid.uuid4().hex)
-    if stage.NUMBER == 9 and "--fail" in command:
+    if stage.number == 9 and "--fail" in command:
         raise StageError("stage 9 (translate the test set) failed with status 1: no memory")
-    if stage.NUMBER == 9:
+    if stage.number == 9:
         (x.model / "generate.txt").write_text("")
-        (x.model / "hypotheses.de").write_text(f"beam {x.settings['beam']}\n")
-    if stage.NUMBER == 10:
+        (x.model / "hypotheses.de").write_text(f"beam {x.settings.beam}\n")
+    if stage.number == 10:
         (x.model / "score.json").write_text((x.model / "hypotheses.de").read_text())
 
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     """A work folder with binary data, in which commands are :func:`fake_run`."""
-    monkeypatch.setattr(Experiment, "_run", fake_run)
+    monkeypatch.setattr(
+        commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command)
+    )
     monkeypatch.setattr(stage07_train, "describe", dict)
     (tmp_path / "raw").mkdir()
     for lang in ("en", "de"):
         (tmp_path / "raw" / f"test.{lang}").write_text("a line\n")
     (tmp_path / "data-bin").mkdir()
     for x in (described(tmp_path), described(tmp_path, "--bpe", "sentencepiece")):
-        for path in stage06_binarise.outputs(x):
+        for path in x.binary_data:
             path.write_text("data A")
     return tmp_path
 
 
+RUNNING = []  # the experiments of this test, the one that runs last
+
+
 def described(work, *flags):
     """The experiment that these flags of the demo describe, with as few epochs as can be."""
-    words = ["demo", "--work-dir", str(work), "--gpus", "0", "--set", "average_checkpoints=1"]
-    parser = build_parser()
-    args, train_flags = parse(parser, [*words, "--set", "max_epochs=1", *flags])
-    x = experiment(parser, args, args.arch, args.seed, train_flags)
-    x.record = lambda folder: _keep(x, "command", folder)
-    return x
+    words = [
+        "--work-dir",
+        str(work),
+        "--gpus",
+        "0",
+        "--set",
+        "average_checkpoints=1",
+        "--set",
+        "max_epochs=1",
+    ]
+    return describe("demo", *words, *flags)
+
+
+def ensure(x, *stages):
+    """Run *stages* of *x*; returns the numbers of those that were not skipped."""
+    RUNNING.append(x)
+    runner = Runner(x, STAGES, record=lambda folder: write_down(x, "command", folder))
+    return [stage.number for stage in stages if runner.ensure(stage)]
 
 
 def run(work, *flags):
     """Run the stages from training to score; returns the numbers of those that were not skipped, and x."""
     x = described(work, *flags)
-    return SimpleNamespace(ran=[stage.NUMBER for stage in FROM_TRAINING if x.ensure(stage)], x=x)
+    return SimpleNamespace(ran=ensure(x, *FROM_TRAINING), x=x)
 
 
 def of_other_data(work, contents):
@@ -161,8 +182,7 @@ def test_a_dry_run_shows_what_would_be_moved_and_moves_nothing(work, capsys):
     before = tree(work)
     capsys.readouterr()
     x = described(work, "--dry-run")
-    for stage in FROM_TRAINING:
-        x.ensure(stage)
+    ensure(x, *FROM_TRAINING)
     said = capsys.readouterr().out
     (aside,) = re.findall(r"transformer_rope.seed1 is of other .*: would be moved to (\S+)", said)
     assert tree(work) == before
@@ -170,8 +190,7 @@ def test_a_dry_run_shows_what_would_be_moved_and_moves_nothing(work, capsys):
     assert (work / aside).exists()
     capsys.readouterr()
     x = described(work, "--dry-run", "--set", "beam=1")
-    for stage in FROM_TRAINING:
-        x.ensure(stage)
+    ensure(x, *FROM_TRAINING)
     would = re.findall(r"/(\S+) is of another run: would be moved to (\S+)", capsys.readouterr().out)
     assert [name.rpartition("/")[2] for name, _ in would] == ["generate.txt", "hypotheses.de", "score.json"]
     run(work, "--set", "beam=1")
@@ -209,7 +228,7 @@ def test_what_earlier_versions_left_is_found_and_nothing_of_it_is_lost(work):
 def test_no_sequence_of_runs_loses_a_checkpoint(work):
     draw = random.Random(5)
     ever = {}
-    for _ in range(60):
+    for _ in range(40):
         of_other_data(work, draw.choice(["data A", "data B", "data C"]))
         flags = draw.choice([[], *SWEEP[:2], SWEEP[-1], ["--name", "other"]])
         more = ["--set", f"max_epochs={draw.choice([1, 2, 3])}", "--set", f"beam={draw.choice([1, 2])}"]
@@ -220,7 +239,7 @@ def test_no_sequence_of_runs_loses_a_checkpoint(work):
         found = checkpoints(work)
         assert ever.keys() <= found.keys()
         ever = found
-    assert len(ever) > 40
+    assert len(ever) > 25
 
 
 # -- results -----------------------------------------------------------------------------------------
@@ -233,12 +252,16 @@ def beside(folder):
     return {**found, "settings": yaml.safe_load((folder / "settings.yaml").read_text())["beam"]}
 
 
-def test_results_of_other_settings_are_not_left_beside_new_settings(work):
+def test_results_of_other_settings_are_not_left_beside_new_settings(work, capsys):
     model = run(work).x.model
     averaged = (model / "averaged.pt").read_text()
     fail = ["--set", "fairseq_generate_flags=--fail"]
+    capsys.readouterr()
     with pytest.raises(StageError, match="no memory"):
         run(work, "--set", "beam=1", *fail)
+    printed = capsys.readouterr().out
+    assert "stage 8: average the last checkpoints: done before, skipped" in printed
+    assert "stage 9: translate the test set (again, since beam, fairseq_generate_flags changed)" in printed
     assert beside(model) == {"settings": 1}
     assert beside(model / "earlier" / "1") == {"hypotheses.de": 4, "score.json": 4, "settings": 4}
     assert (model / "averaged.pt").read_text() == averaged, "it is not of a beam"
@@ -253,13 +276,78 @@ def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
     model = run(work).x.model
     short = (model / "averaged.pt").read_text()
     x = described(work, "--set", "max_epochs=2")
-    x.ensure(stage07_train)
+    ensure(x, TRAIN)
     assert not (model / "averaged.pt").exists(), "until the longer training has one"
     assert (model / "earlier" / "1" / "averaged.pt").read_text() == short
     assert yaml.safe_load((model / "earlier" / "1" / "settings.yaml").read_text())["max_epochs"] == 1
     with pytest.raises(StageError, match="beyond max_epochs=1: set max_epochs=2, or train another model"):
         run(work)
     assert yaml.safe_load((model / "settings.yaml").read_text())["max_epochs"] == 2
+
+
+def test_fewer_checkpoints_to_average_do_not_train_anew(work, capsys):
+    run(work, "--set", "max_epochs=3", "--set", "average_checkpoints=3")
+    kept = {path: text for path, text in tree(work).items() if path.parent.name == "checkpoints"}
+    assert run(work, "--set", "max_epochs=3", "--set", "average_checkpoints=2").ran == [7, 8, 9, 10]
+    assert "stage 7: train (again, since average_checkpoints changed)" in capsys.readouterr().out
+    now = tree(work)
+    assert all(now[path] == text for path, text in kept.items() if path.suffix == ".pt")
+
+
+def test_a_checkpoint_that_is_gone_is_told_with_what_to_do(work, capsys, monkeypatch):
+    flags = ["--set", "max_epochs=3", "--set", "average_checkpoints=3"]
+    x = run(work, *flags).x
+    (x.checkpoints / "checkpoint2.pt").unlink()
+    monkeypatch.setattr(commands, "run_logged", lambda *_: None)  # as fairseq-train, which has no epoch left
+    with pytest.raises(StageError) as refused:
+        run(work, *flags)
+    gone = "transformer_rope.seed1/checkpoints/checkpoint2.pt changed"
+    assert f"stage 7: train (again, since {gone}" in capsys.readouterr().out
+    assert "has [1, 3] of the epochs to average" in str(refused.value)
+    assert "train longer, or anew with --name NAME" in str(refused.value)
+
+
+def test_large_data_are_known_by_their_contents(work, monkeypatch):
+    """As the large files of WMT14: written anew with the same contents, they have another date."""
+    monkeypatch.setattr(stamps, "LARGE", 3)
+    hashed = []
+    monkeypatch.setattr(stamps, "_sha256", lambda file: hashed.append(file.name) or file.read().decode())
+    run(work)
+    trained = checkpoints(work)
+    files = [*described(work).binary_data, *(work / "raw").iterdir()]
+    assert {str(path) for path in files} <= {*hashed}
+    of_other_data(work, "data B")
+    run(work)
+    of_other_data(work, "data A")
+    os.utime(work / "data-bin" / "train.en-de.en.bin", (1, 1))
+    assert run(work).ran == []
+    assert trained.items() <= checkpoints(work).items()
+    hashed.clear()
+    assert run(work).ran == [] and not hashed, "the hash of a file is computed once"
+
+
+def test_digests_of_large_files_of_earlier_versions_are_understood(work, monkeypatch):
+    """They had the size and the date in place of the hash."""
+    x = run(work).x
+    path = work / "data-bin" / "train.en-de.en.bin"
+    status = path.stat()
+    size_and_date = f"{status.st_size} bytes of {status.st_mtime_ns}"
+    written_by = [x.checkpoints / "begun.json", *(x.model / "stamps").glob("*.json")]
+    for file in written_by:
+        of = json.loads(file.read_text())
+        for names in (of, of.get("of", {})):
+            if "data-bin/train.en-de.en.bin" in names:
+                names["data-bin/train.en-de.en.bin"] = size_and_date
+        file.write_text(json.dumps(of))
+    assert run(work).ran == []
+
+
+def test_the_reason_of_a_folders_name_is_not_told_of_a_name_that_was_given(work, capsys):
+    announce(described(work, "--set", "learning_rate=1e-3"))
+    said = r"model folder: transformer_rope\.seed1\.\w+, since learning_rate differs from the recipe's own"
+    assert re.search(said, capsys.readouterr().out)
+    announce(described(work, "--set", "learning_rate=1e-3", "--name", "mine"))
+    assert "model folder" not in capsys.readouterr().out
 
 
 def test_what_is_made_again_with_the_same_settings_is_not_kept_twice(work):
@@ -273,6 +361,6 @@ def test_a_training_that_ended_before_its_first_checkpoint_leaves_no_curve_to_an
     x = described(work)
     (x.model / "checkpoints").mkdir(parents=True)
     (x.model / "checkpoints" / "begun.json").write_text(json.dumps({"width": 1}))
-    stage07_train.history(x).write_text('{"valid_loss": "1"}\n')
+    x.history.write_text('{"valid_loss": "1"}\n')
     run(work)
-    assert "valid_loss" not in stage07_train.history(x).read_text()
+    assert "valid_loss" not in x.history.read_text()

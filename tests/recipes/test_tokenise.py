@@ -1,6 +1,7 @@
 """recipes/text/tokenise.py: against sacremoses' own command, on any line, and ended early."""
 
 import contextlib
+import io
 import os
 import resource
 import signal
@@ -17,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.lines import CHUNK, count_lines, read_chunks
 from recipes.text import lines
+from recipes.text.tokenise import line_converter, main
 from tests.commands import BIN, ENVIRONMENT, ROOT
 
 CLEAN = {
@@ -65,9 +68,7 @@ def read(path):
 def tokenise(tmp_path, lines_, *flags, lang="en"):
     """What the tool makes of *lines_*, in this process."""
     source = write(tmp_path / "in", lines_)
-    tokenise.main(
-        ["--lang", lang, "--input", source, "--output", str(tmp_path / "out"), "--workers", "1", *flags]
-    )
+    main(["--lang", lang, "--input", source, "--output", str(tmp_path / "out"), "--workers", "1", *flags])
     return read(tmp_path / "out")
 
 
@@ -149,7 +150,7 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
 def test_several_processes_write_what_one_writes(tmp_path):
     text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY]
     source = write(tmp_path / "in", text)
-    assert os.path.getsize(source) > 2 * lines.CHUNK
+    assert os.path.getsize(source) > 2 * CHUNK
     for workers in (1, 2):
         process = tool(
             "--lang", "en", "--input", source, "--output", tmp_path / f"out{workers}", "--workers", workers
@@ -168,12 +169,12 @@ def test_several_processes_write_what_one_writes(tmp_path):
 @given(st.binary(min_size=1), st.integers(1, 9))
 def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
     path = tmp_path_factory.mktemp("chunks") / "text"
-    contents = contents.decode("latin-1").encode()
-    path.write_bytes(contents)
-    chunks = list(lines.read_chunks(str(path), size))
-    assert all(chunk.endswith(b"\n") for chunk in chunks)
-    assert b"".join(chunks) == contents + (b"" if contents.endswith(b"\n") else b"\n")
-    assert lines.count_lines(str(path)) == b"".join(chunks).count(b"\n")
+    contents = contents.decode("latin-1")
+    path.write_bytes(contents.encode())
+    chunks = list(read_chunks(io.BytesIO(contents.encode()), "text", size))
+    assert all(chunk.endswith("\n") for chunk in chunks)
+    assert "".join(chunks) == contents + ("" if contents.endswith("\n") else "\n")
+    assert count_lines(str(path)) == "".join(chunks).count("\n")
 
 
 def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
@@ -182,14 +183,14 @@ def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
     def chunks():
         for number in range(100):
             drawn.append(number)
-            yield b"%d\n" % number
+            yield f"{number}\n"
 
-    make = partial(tokenise.line_converter, "en", False, False)
+    make = partial(line_converter, "en", False, False)
     results = lines._in_order(make, chunks(), 2)
-    assert next(results) == (1, b"0\n")
+    assert next(results) == (1, "0\n")
     time.sleep(0.3)
     assert len(drawn) <= 2 * lines.AHEAD + 1
-    assert [converted for _, converted in results] == [b"%d\n" % n for n in range(1, 100)]
+    assert [converted for _, converted in results] == [f"{n}\n" for n in range(1, 100)]
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_no_more_is_read_ahead_than_the_processes_will_need_soon():
 
 def refused(*words):
     with pytest.raises(SystemExit) as ended:
-        tokenise.main([str(word) for word in words])
+        main([str(word) for word in words])
     return str(ended.value)
 
 
@@ -253,7 +254,7 @@ def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
     )
     _, err = process.communicate()
     assert process.returncode == 1
-    assert err.splitlines()[-1] == f"recipes.text.tokenise: {tmp_path}: File too large"
+    assert err.splitlines()[-1] == f"recipes.text.tokenise: {tmp_path}/out: File too large"
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -328,6 +329,6 @@ def test_a_killed_process_of_its_ends_it_in_one_sentence(at_work):
 
 def test_it_starts_without_torch_and_fairseq(tmp_path):
     names = "tokenise", "clean", "bpe"
-    imports = "; ".join(f"import recipes.pipeline.{name}" for name in names)
+    imports = "; ".join(f"import recipes.text.{name}" for name in names)
     code = f"import sys; {imports}; sys.exit(bool({{'torch', 'fairseq'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=True)

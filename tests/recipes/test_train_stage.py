@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.pipeline import machine, stage03_tokenise, stage07_train, stage09_translate
+from recipes.pipeline import fairseq_train, machine
+from recipes.pipeline.checkpoints import check_checkpoints, check_limit
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
-from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.pipeline.lengths import check_lengths
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
+from recipes.pipeline.stages import TOKENISE, TRAIN, TRANSLATE
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 
@@ -29,7 +33,7 @@ def flag(command, name):
 def test_tokens_per_update_are_those_asked_for_whatever_the_number_of_devices(tokens, device, gpus):
     if tokens < gpus:
         return
-    max_tokens, frequency = stage07_train.batches(tokens, device, gpus)
+    max_tokens, frequency = fairseq_train.batches(tokens, device, gpus)
     assert max_tokens <= device
     assert tokens - gpus * frequency < max_tokens * gpus * frequency <= tokens
 
@@ -38,7 +42,7 @@ def test_tokens_per_update_are_those_asked_for_whatever_the_number_of_devices(to
     "gpus, max_tokens, update_freq", [(1, 3571, 7), (2, 3125, 4), (4, 3125, 2), (8, 3125, 1)]
 )
 def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
-    command = stage07_train.command(experiment(), gpus, "bf16")
+    command = fairseq_train.command(experiment(), gpus, "bf16")
     assert int(flag(command, "max-tokens")) == max_tokens
     assert int(flag(command, "update-freq")) == update_freq
     assert int(flag(command, "distributed-world-size")) == gpus
@@ -47,7 +51,7 @@ def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
 
 
 def test_wmt14_trains_as_roformer_says():
-    command = stage07_train.command(experiment(), 1, "bf16")
+    command = fairseq_train.command(experiment(), 1, "bf16")
     assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command
     told = {
         name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")
@@ -58,8 +62,8 @@ def test_wmt14_trains_as_roformer_says():
     assert ours == {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}, "as Vaswani et al."
     settings = experiment().settings
     said = {"beam": 4, "length_penalty": 0.6, "average_checkpoints": 5, "vocab_size": 37000, "max_len_b": 50}
-    assert {name: settings[name] for name in said} == said
-    assert settings["max_updates"] % settings["save_every_updates"] == 0
+    assert {name: getattr(settings, name) for name in said} == said
+    assert settings.max_updates % settings.save_every_updates == 0
     for side in ("encoder", "decoder"):
         sizes = [
             int(flag(command, f"{side}-{n}"))
@@ -69,9 +73,9 @@ def test_wmt14_trains_as_roformer_says():
 
 
 def test_the_last_five_checkpoints_are_kept_and_no_more():
-    by_update = stage07_train.command(experiment(), 1, "fp32")
+    by_update = fairseq_train.command(experiment(), 1, "fp32")
     assert flag(by_update, "keep-interval-updates") == "5" and "--no-epoch-checkpoints" in by_update
-    by_epoch = stage07_train.command(experiment("multi30k_en_de"), 1, "fp32")
+    by_epoch = fairseq_train.command(experiment("multi30k_en_de"), 1, "fp32")
     assert flag(by_epoch, "keep-last-epochs") == "5" and "interval-updates" not in by_epoch
 
 
@@ -81,31 +85,31 @@ def test_the_gpu_decides_the_precision(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for generation, best in (((9, 0), "bf16"), ((8, 6), "bf16"), ((7, 0), "fp16"), ((6, 1), "fp32")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda generation=generation: generation)
-        assert stage07_train.devices_and_precision(experiment()) == (2, best)
-    assert stage07_train.devices_and_precision(experiment(gpus=1)) == (1, "fp32")
-    assert stage07_train.devices_and_precision(experiment(gpus=0)) == (0, "fp32")
-    assert stage07_train.devices_and_precision(experiment(overrides=["precision=fp16"])) == (2, "fp16")
+        assert fairseq_train.devices_and_precision(experiment()) == (2, best)
+    assert fairseq_train.devices_and_precision(experiment(gpus=1)) == (1, "fp32")
+    assert fairseq_train.devices_and_precision(experiment(gpus=0)) == (0, "fp32")
+    assert fairseq_train.devices_and_precision(experiment(overrides=["precision=fp16"])) == (2, "fp16")
     for options, said in (
         ({"gpus": 3}, "--gpus 3: this machine has 2"),
         ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU has none, fp32"),
         ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
     ):
         with pytest.raises(StageError, match=said):
-            stage07_train.devices_and_precision(experiment(**options))
+            fairseq_train.devices_and_precision(experiment(**options))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
-def test_every_recipe_has_the_settings_and_only_those(path):
-    settings = read_settings(path)
-    check_values(settings)
-    usual = set(read_settings(ROOT / "recipes" / "wmt14_en_de" / "settings.yaml"))
-    assert {name for name in set(settings) - usual if not name.startswith("corpus_")} == set()
-    del settings["beam"]
+def test_every_recipe_has_the_settings_and_only_those(tmp_path, path):
+    check_values(read_settings(path))
+    text = path.read_text()
+    assert re.findall(r"^(\w+):", text, re.MULTILINE) == list(FIELDS), "in the order of settings.py"
+    other = tmp_path / "settings.yaml"
+    other.write_text(re.sub("^beam: .*$", "", text, flags=re.MULTILINE))
     with pytest.raises(SettingsError, match="settings.yaml has no beam, which every recipe has"):
-        check_values(settings)
-    settings = {**read_settings(path), "fairseq_train_flags": None}  # "fairseq_train_flags:" in YAML
+        read_settings(other)
+    other.write_text(re.sub("^fairseq_train_flags: .*$", "fairseq_train_flags:", text, flags=re.MULTILINE))
     with pytest.raises(SettingsError, match="fairseq_train_flags is None, and must be of type str"):
-        check_values(settings)
+        read_settings(other)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_every_recipe_has_the_settings_and_only_those(path):
 )
 def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsys):
     x = experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)
-    x.ensure(stage03_tokenise)
+    Runner(x).ensure(TOKENISE)
     commands = [line for line in capsys.readouterr().out.splitlines() if "raw/train" in line]
     assert [
         lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line
@@ -121,7 +125,7 @@ def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsy
 
 
 def test_translations_are_searched_as_the_settings_say(capsys):
-    experiment(dry_run=True).ensure(stage09_translate)
+    Runner(experiment(dry_run=True)).ensure(TRANSLATE)
     printed = capsys.readouterr().out
     assert (
         "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --tokenizer moses --moses-no-dash-splits"
@@ -139,14 +143,14 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     )
     for overrides in ([], [train], [generate]):  # the model's limit and the search's both hold
         with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
-            stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
-    stage07_train.check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
+            check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
+    check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
     with pytest.raises(
         StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"
     ):
-        stage07_train.check_lengths(experiment(tmp=tmp_path), 900)
+        check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
-    stage07_train.check_lengths(experiment(tmp=tmp_path), 4096)
+    check_lengths(experiment(tmp=tmp_path), 4096)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +174,11 @@ def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, th
     for name in (*there, "checkpoint_last.pt", "checkpoint_best.pt"):
         (x.model / "checkpoints" / name).touch()
     if said is None:
-        stage07_train.check_checkpoints(x)
-        assert [path.name for path in stage07_train.outputs(x)] == ["checkpoint_last.pt", *there]
+        check_checkpoints(x)
+        assert [path.name for path in TRAIN.outputs(x)] == ["checkpoint_last.pt", *there]
     else:
         with pytest.raises(StageError, match=re.escape(said)):
-            stage07_train.check_checkpoints(x)
+            check_checkpoints(x)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +203,10 @@ def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, overrides, 
     (x.model / "checkpoints").mkdir(parents=True)
     (x.model / "checkpoints" / last).touch()
     if said is None:
-        stage07_train.check_limit(x)
+        check_limit(x)
     else:
         with pytest.raises(StageError, match=said):
-            stage07_train.check_limit(x)
+            check_limit(x)
 
 
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():

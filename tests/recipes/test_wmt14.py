@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes.pipeline.__main__ import main
 from tests.commands import ENVIRONMENT, ROOT, outputs, run_program
-from tests.recipes.test_pipeline import label
+from tests.recipes.small_demo import label
 from tests.recipes.wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
@@ -42,16 +43,27 @@ def data(tmp_path_factory):
     return folder
 
 
-def recipe(data, work, *flags, name="wmt14_en_de", check=True):
+def words(data, work, *flags):
+    """The words of the recipe with *data* in the folder *work*."""
+    where = ["--manifest", str(data / "manifest.tsv"), "--data-dir", str(data), "--work-dir", str(work)]
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    command = [
-        "bash", f"recipes/{name}/run.sh", "--manifest", str(data / "manifest.tsv"), "--data-dir", str(data),
-        "--work-dir", str(work), "--gpus", "0", *settings, *flags,
-    ]  # fmt: skip
+    return ["wmt14_en_de", *where, "--gpus", "0", *settings, *flags]
+
+
+def recipe(data, work, *flags):
+    """Run the recipe in a process of its own; returns it once it has ended without an error."""
+    name, *more = words(data, work, *flags)
+    command = ["bash", f"recipes/{name}/run.sh", *more]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    if check:
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def refusal(words):
+    """The sentence with which a run in this process ends."""
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return stopped.value.code
 
 
 @pytest.fixture(scope="module")
@@ -141,20 +153,21 @@ def test_raw_text_is_treated_as_the_recipe_treated_it(finished):
     ]
 
 
-def test_a_second_run_ends_at_once_with_the_same_score(finished, data):
+def test_a_second_run_ends_at_once_with_the_same_score(finished, data, capsys):
     work, first = finished
-    again = recipe(data, work)
-    assert again.stdout.count("done before, skipped") == 10
-    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    main(words(data, work))
+    again = capsys.readouterr().out
+    assert again.count("done before, skipped") == 10
+    assert again.splitlines()[-1] == first.stdout.splitlines()[-1]
 
 
-def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path):
+def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path, capsys):
     work, done = finished
-    dry = recipe(data, work, "--dry-run")
-    assert re.findall(r"^  \$ (.*)$", dry.stdout, re.MULTILINE) == re.findall(
+    main(words(data, work, "--dry-run"))
+    assert re.findall(r"^  \$ (.*)$", capsys.readouterr().out, re.MULTILINE) == re.findall(
         r"^  \$ (.*)$", done.stdout, re.MULTILINE
     )
-    recipe(data, tmp_path / "new", "--dry-run")
+    main(words(data, tmp_path / "new", "--dry-run"))
     assert not (tmp_path / "new").exists()
 
 
@@ -171,17 +184,16 @@ def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
     assert pieces.replace(" ", "").replace("▁", " ").replace("\n ", "\n").strip() == blanked.strip()
 
 
-def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(data, tmp_path):
+def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(data, tmp_path, capsys):
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     copy.chmod(0o755)
     path = copy / "dev.tgz"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
-    done = recipe(copy, tmp_path / "work", check=False)
-    assert done.returncode == 1
-    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", done.stderr)
-    assert "stage 2" not in done.stdout
+    said = refusal(words(copy, tmp_path / "work"))
+    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", said)
+    assert "stage 2" not in capsys.readouterr().out
 
 
 def test_what_a_data_folder_lacks_is_downloaded(data, tmp_path):
@@ -197,10 +209,9 @@ def test_what_a_data_folder_lacks_is_downloaded(data, tmp_path):
     manifest.write_text(
         "".join("\t".join([*row[:3], address if row[0] == "dev.tgz" else row[3]]) + "\n" for row in rows)
     )
-    done = recipe(copy, tmp_path / "work", check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
-    assert "dev.tgz" in done.stderr and address in done.stderr
+    said = refusal(words(copy, tmp_path / "work", "--stop-stage", "1"))
+    assert said.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
+    assert "dev.tgz" in said and address in said
     assert sorted(path.name for path in copy.iterdir()) == sorted(
         path.name for path in data.iterdir() if path.name != "dev.tgz"
     )
@@ -240,16 +251,6 @@ def test_a_reference_that_was_tokenised_is_refused_before_anything_is_trained(tm
         for lang in ("en", "de"):
             (texts / f"{name}.{lang}").write_text(f"a {lang} sentence , of tokens .\n" * 40)
     flags = [word for n in ("train", "valid", "test") for word in ("--set", f"{n}_files={n}.{{lang}}")]
-    command = [
-        "bash",
-        "recipes/multi30k_en_de/run.sh",
-        "--data-dir",
-        texts,
-        "--manifest",
-        "none",
-        "--work-dir",
-        tmp_path / "w",
-    ]
-    done = subprocess.run([*command, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", done.stderr)
+    where = ["--data-dir", str(texts), "--manifest", "none", "--work-dir", str(tmp_path / "w")]
+    said = refusal(["multi30k_en_de", *where, "--stop-stage", "2", *flags])
+    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", said)

@@ -300,7 +300,7 @@ def test_its_reader_may_stop_and_it_says_nothing(model, sources):
     [
         (["--input", "none.txt"], b"", "none.txt: No such file or directory"),
         (["--model", "."], b"", "--model .: must be a folder that fairseq_rope.tools.export wrote"),
-        ([], b"the dog\ncaf\xe9\n", "standard input, line 2: is not UTF-8"),
+        ([], b"the dog\ncaf\xe9\n", "standard input, line 2: the byte 0xe9 is not UTF-8"),
     ],
 )
 def test_what_cannot_be_read_ends_in_one_sentence(model, flags, given, said):
@@ -314,7 +314,7 @@ def test_what_cannot_be_read_ends_in_one_sentence(model, flags, given, said):
 def test_what_came_before_a_bad_line_is_translated(model, tmp_path):
     (tmp_path / "in").write_bytes(b"the dog\n" * 700 + b"\xff\n" + b"the dog\n")
     out, err = command(model, "--input", tmp_path / "in").communicate()
-    assert len(out.splitlines()) == 700 and f"{tmp_path / 'in'}, line 701: is not UTF-8" in err
+    assert len(out.splitlines()) == 700 and f"{tmp_path / 'in'}, line 701: the byte 0xff is not UTF-8" in err
 
 
 def test_lines_that_keep_coming_are_not_waited_for(model, sources):

@@ -1,0 +1,89 @@
+"""The fairseq-train command of an experiment: devices, precision, batches and flags."""
+
+import math
+import shlex
+
+from recipes.pipeline.commands import quoted
+from recipes.pipeline.experiment import Experiment, StageError
+
+
+def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
+    """--max-tokens and --update-freq for updates of about *tokens_per_update* on so many *devices*.
+
+    Each device takes ``--max-tokens`` tokens a batch, at most *tokens_per_device*, and ``--update-freq``
+    batches make an update. fairseq counts the tokens of the longer side, with padding.
+    """
+    frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
+    return tokens_per_update // (devices * frequency), frequency
+
+
+def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
+    """How many GPUs train (0: the CPU), and in which precision.
+
+    Raises:
+        StageError: more GPUs were asked for than there are, or a precision that they do not have
+    """
+    import torch
+
+    there = torch.cuda.device_count()
+    gpus = there if experiment.gpus is None else experiment.gpus
+    if gpus > there and not experiment.dry_run:
+        raise StageError(f"--gpus {gpus}: this machine has {there}")
+    asked = experiment.settings.precision
+    if gpus == 0:
+        if asked in ("fp16", "bf16"):
+            raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
+        return 0, "fp32"
+    generation = torch.cuda.get_device_capability() if there else (8, 0)
+    best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
+    if asked == "bf16" and best != "bf16":
+        raise StageError(f"--set precision=bf16: this GPU has none, {best} is the best for it")
+    return gpus, best if asked == "auto" else asked
+
+
+def check_devices(experiment: Experiment) -> None:
+    """Refuse GPUs, or a precision of theirs, that are not there, before the other stages run.
+
+    Raises:
+        StageError: see :func:`devices_and_precision`
+    """
+    if experiment.gpus or experiment.settings.precision in ("fp16", "bf16"):
+        devices_and_precision(experiment)
+
+
+def command(experiment: Experiment, gpus: int, precision: str) -> str:
+    """The command that trains *experiment* on so many *gpus*."""
+    s = experiment.settings
+    sizes = " ".join(
+        f"--{side}-layers {s.layers} --{side}-embed-dim {s.width} "
+        f"--{side}-ffn-embed-dim {s.ffn_width} --{side}-attention-heads {s.heads}"
+        for side in ("encoder", "decoder")
+    )
+    max_tokens, update_freq = batches(s.tokens_per_update, s.tokens_per_device, max(1, gpus))
+    limits = "".join(
+        f"--{flag} {limit} "
+        for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates))
+        if limit
+    )
+    if s.save_every_updates:
+        saved = (
+            f"--save-interval-updates {s.save_every_updates} "
+            f"--keep-interval-updates {s.average_checkpoints} --no-epoch-checkpoints"
+        )
+    else:
+        saved = f"--keep-last-epochs {s.average_checkpoints}"
+    device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
+    return (
+        f"fairseq-train {quoted(experiment.data_bin)} "
+        f"--source-lang {experiment.source} --target-lang {experiment.target} "
+        f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} --share-all-embeddings "
+        f"--dropout {s.dropout} --optimizer adam --adam-betas {quoted(s.adam_betas)} --adam-eps {s.adam_eps} "
+        f"--lr {s.learning_rate} --lr-scheduler inverse_sqrt --warmup-init-lr {s.warmup_init_lr} "
+        f"--warmup-updates {s.warmup_updates} "
+        f"--criterion fused_label_smoothed_cross_entropy --label-smoothing {s.label_smoothing} "
+        f"--max-tokens {max_tokens} --update-freq {update_freq} {limits}"
+        f"{saved} --save-dir {quoted(experiment.checkpoints)} "
+        f"{device} {'' if precision == 'fp32' else f'--{precision} '}"
+        f"--seed {experiment.seed} --log-format json --log-interval 20 "
+        f"{quoted(*shlex.split(s.fairseq_train_flags))}"
+    )

@@ -1,0 +1,78 @@
+"""What fairseq-train's log says of a training: kept in a file, and shown as a bar.
+
+    fairseq-train … --log-format json 2>&1 | python -m recipes.pipeline.history HISTORY
+
+also adds the lines that sum up an epoch to the file HISTORY.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from recipes.pipeline.settings import Settings
+
+
+def logged(line: str) -> dict[str, Any]:
+    """What *line* of fairseq's log says as JSON; {} if it is another line."""
+    start = line.find("{")
+    try:  # the configuration, printed once, is no JSON
+        return json.loads(line[start:]) if start >= 0 and line.rstrip().endswith("}") else {}
+    except ValueError:
+        return {}
+
+
+def training_bar(settings: Settings, disable: bool) -> tqdm:
+    """A bar of updates or epochs, to be moved by :func:`follow`."""
+    return tqdm(
+        total=settings.max_updates or settings.max_epochs,
+        unit="update" if settings.max_updates else "epoch",
+        bar_format="  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]",
+        # Not drawn before the command is printed; in a log file, a line every half minute.
+        mininterval=1 if sys.stderr.isatty() else 30,
+        delay=0.1,
+        disable=disable,
+    )
+
+
+def follow(bar: tqdm, line: str) -> None:
+    """Move *bar* to the epoch or update that *line* of fairseq's log names."""
+    entry = logged(line)
+    if "valid_loss" in entry:
+        bar.set_postfix(valid_loss=entry["valid_loss"], refresh=False)
+    elif bar.unit == "update":
+        updates = entry.get("num_updates", entry.get("train_num_updates"))
+        if updates is not None:
+            bar.update(int(updates) - bar.n)
+    elif "update" in entry:  # in epochs, with a fraction
+        bar.update(float(entry["update"]) - bar.n)
+    elif "train_loss" in entry:
+        bar.update(float(entry["epoch"]) - bar.n)
+
+
+def keep_history(lines: Iterable[bytes], path: Path) -> None:
+    """Copy *lines* to standard output, and what they say of whole epochs to *path*.
+
+    A training outlives the recipe that started it when that is killed. Then nobody reads the output, and
+    *path* gets its epochs all the same.
+    """
+    for line in lines:
+        entry = logged(line.decode("utf-8", "replace"))
+        if "valid_loss" in entry or "train_loss" in entry:
+            with path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        try:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when fairseq-train does
+    keep_history(sys.stdin.buffer, Path(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Which training and which results a model's folder holds: no run removes or overwrites any of them."""
+
+import hashlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from recipes.pipeline.checkpoints import check_limit
+from recipes.pipeline.commands import named, say
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.settings import LEARNT_FROM
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stamps import Stamps, differences
+
+
+class Moves:
+    """Moves files and says so; in a dry run says it only.
+
+    Attributes:
+        planned: in a dry run, what would be moved
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._dry_run = experiment.dry_run
+        self.planned: set[Path] = set()
+
+    def move(self, old: Path, new: Path, why: str) -> None:
+        """Move *old*, which is never removed or written over, to *new*."""
+        if self._dry_run:
+            if old not in self.planned:
+                say(f"{named(old)} {why}: would be moved to {named(new)}")
+            self.planned.add(old)
+            return
+        say(f"{named(old)} {why}: moved to {named(new)}")
+        new.parent.mkdir(parents=True, exist_ok=True)
+        old.rename(new)
+
+
+# -- trainings ---------------------------------------------------------------------------------------
+
+
+def learnt_from(stage: Stage, stamps: Stamps) -> dict[str, Any]:
+    """What a training is identified by: settings, and what stands for the contents of the data.
+
+    Args:
+        stage: the one that trains; of its settings, those that are not learnt from can change between two
+            runs of one training
+    """
+    can_change = {*stage.settings} - {*LEARNT_FROM}
+    return {name: value for name, value in stamps.of(stage).items() if name not in can_change}
+
+
+def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
+    """:func:`learnt_from` of the training in the folder *checkpoints*; None if nothing says it."""
+    try:
+        return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
+    """Let the model's folder be that of the training which the settings and data describe, or of none.
+
+    One that holds checkpoints of another training is moved to a name of its own, and the wanted one back to
+    its place.
+
+    Raises:
+        StageError: see :func:`check_limit`
+    """
+    if not all(path.exists() or path in stamps.remade for path in stage.inputs(experiment)):
+        return  # in a dry run
+    wanted = learnt_from(stage, stamps)
+    names = [experiment.model.name]
+    if not experiment.name and {*experiment.differs} & {*LEARNT_FROM}:
+        names.append(experiment.unlabelled)  # where earlier versions trained with any settings
+    trainings = {
+        folder: begun(folder / "checkpoints", stamps)
+        for folder in sorted(experiment.work.glob(f"{experiment.unlabelled}*"))
+        if folder.name.partition(".old-")[0] in names
+    }
+    for folder in list(trainings):
+        old = folder / "checkpoints.old"  # where earlier versions kept the training before the last one
+        if old.exists():
+            of = begun(old, stamps)
+            aside = _aside(folder, of)
+            trainings[aside] = of
+            moves.move(old, aside / "checkpoints", "is of other settings or data")
+    here = trainings.pop(experiment.model, None)
+    if here == wanted:
+        check_limit(experiment)
+        return
+    found = next((folder for folder, of in trainings.items() if of == wanted), None)
+    trained = any(experiment.checkpoints.glob("*.pt"))
+    if trained or found is not None and experiment.model.exists():
+        moves.move(experiment.model, _aside(experiment.model, here), "is of other settings or data")
+    if found is not None:
+        moves.move(found, experiment.model, "is of these settings and data")
+        check_limit(experiment)
+
+
+def _aside(folder: Path, of: dict[str, Any] | None) -> Path:
+    """A name that is not taken, for *folder* while another training takes its place."""
+    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{folder.name.partition('.old-')[0]}.old-{digest}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(folder.with_name, names) if not path.exists())
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
+    """Move results beside the model that would not fit its ``settings.yaml`` once *stage* has begun.
+
+    These are the results of *stage*, if its settings or inputs have changed, what was made from them, and
+    what was made later with other settings than now. They go to ``earlier/1``, ``2``, …, with the
+    ``settings.yaml`` and ``run.yaml`` that describe them. Checkpoints stay, since a training goes on from
+    them.
+    """
+    model = experiment.model
+    if not stage.per_model or model in moves.planned:
+        return
+    found = stamps.found(stage)
+    if found is not None and not differences(found["of"], stamps.of(stage)):
+        return
+    outdated = dict.fromkeys(stamps.name(path) for path in stage.outputs(experiment))
+    outdated_stamps = []
+    for path in sorted((model / "stamps").glob("*.json")):
+        stamp = stamps.read(path)
+        if stamp is None or int(path.stem) < stage.number:
+            continue
+        changed = any(
+            getattr(experiment.settings, name, value) != value for name, value in stamp["of"].items()
+        )
+        if path == stamps.path(stage) or changed or outdated.keys() & stamp["of"].keys():
+            outdated.update(dict.fromkeys(stamp["made"]))
+            outdated_stamps.append(path)
+    results = dict.fromkeys(model / Path(name).parts[1] for name in outdated)
+    results_there = [path for path in results if path.exists() and path != experiment.checkpoints]
+    if not results_there:
+        return
+    folders = (model / "earlier" / str(number) for number in itertools.count(1))
+    folder = next(path for path in folders if not path.exists())
+    if not experiment.dry_run:
+        folder.mkdir(parents=True)
+        for name in ("settings.yaml", "run.yaml"):
+            if (model / name).exists():
+                shutil.copy(model / name, folder / name)
+    for result in results_there:
+        moves.move(result, folder / result.name, "is of another run")
+    if not experiment.dry_run:
+        for path in outdated_stamps:
+            path.unlink()

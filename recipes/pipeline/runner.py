@@ -1,0 +1,120 @@
+"""Runs the stages of an experiment: which are done, which run again, and what is kept of them."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fairseq_rope.files import write_whole
+from recipes.pipeline.commands import Shell
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.model_folder import Moves, set_results_aside
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stamps import Partial, Stamps, differences
+
+
+class Runner:
+    """Runs stages of *experiment*, each unless it is done.
+
+    Attributes:
+        experiment: what is run
+        stages: all of them, in order
+        locks: descriptors that every command inherits
+        record: called before a stage runs, with the folder that its outputs belong to
+        stamps, moves: see the classes
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        stages: Sequence[Stage] = (),
+        locks: tuple[int, ...] = (),
+        record: Callable[[Path], None] | None = None,
+    ) -> None:
+        self.experiment, self.stages, self.locks, self.record = experiment, stages, locks, record
+        self.stamps = Stamps(experiment)
+        self.moves = Moves(experiment)
+
+    def ensure(self, stage: Stage) -> bool:
+        """Run *stage* unless it is done. Returns whether it ran.
+
+        Raises:
+            StageError: an input is missing, a command failed, or an output did not appear
+        """
+        title = f"stage {stage.number}: {stage.title}"
+        if self.experiment.dry_run:
+            self._print_commands(stage, title)
+            return True
+        missing = [path for path in stage.inputs(self.experiment) if not path.exists()]
+        if missing:
+            raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
+        stage.prepare(self)
+        found = self.stamps.found(stage)
+        changed = "" if found is None else self.stamps.changed(stage, found)
+        if found is not None and not changed:
+            print(f"{title}: done before, skipped", flush=True)
+            return False
+        print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
+        set_results_aside(self.experiment, stage, self.stamps, self.moves)
+        self._run(stage, title)
+        return True
+
+    def _print_commands(self, stage: Stage, title: str) -> None:
+        print(title)
+        stage.prepare(self)
+        set_results_aside(self.experiment, stage, self.stamps, self.moves)
+        if not stage.per_model and not self.stamps.is_done(stage):
+            self.stamps.remade.update(stage.outputs(self.experiment))
+        stage.run(self.experiment, Shell(stage))
+
+    def _run(self, stage: Stage, title: str) -> None:
+        of = self.stamps.of(stage)
+        stamp = self.stamps.path(stage)
+        stamp.unlink(missing_ok=True)
+        partial = Partial(self.stamps, stage, of)
+        script = self.stamps.folder(stage) / "commands" / f"{stage.file}.sh"
+        shell = Shell(stage, script, self.log(stage), partial, self.locks)
+        begun = time.time()
+        if self.record is not None:
+            self.record(self.stamps.folder(stage))
+        stage.run(self.experiment, shell)
+        for path in stage.outputs(self.experiment):
+            if not path.exists():
+                raise StageError(f"{title} ended without writing {path}")
+        seconds = round(time.time() - begun, 1)
+        done = {"of": of, "made": self.stamps.made(stage), "seconds": seconds}
+        write_whole(stamp, json.dumps(done, indent=1) + "\n")
+        partial.end()
+
+    def log(self, stage: Stage) -> Path:
+        """Where the output of the commands of *stage* goes."""
+        return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
+
+    def refuse_stale_inputs(self, stage: Stage) -> None:
+        """Ask, before *stage* is the first to run, whether the ones before it need not run again.
+
+        One of which the inputs are gone, deleted for their room, is taken to be as it should.
+
+        Raises:
+            StageError: one has not ended, or would now run with other settings or inputs
+        """
+        for earlier in self.stages:
+            if earlier.number >= stage.number:
+                return
+            if not all(path.exists() for path in earlier.inputs(self.experiment)):
+                continue
+            found = self.stamps.found(earlier)
+            changed = found and differences(found["of"], self.stamps.of(earlier))
+            if found is None or changed:
+                why = f"since {changed} changed" if changed else "which has not ended yet"
+                raise StageError(
+                    f"stage {stage.number}: {stage.title} needs stage {earlier.number} ({earlier.title}) to "
+                    f"run first, {why}: run with --stage {earlier.number}"
+                )
+
+    def _maker(self, path: Path) -> str:
+        """Which stage makes *path*, as the end of a sentence."""
+        for stage in self.stages:
+            if path in stage.outputs(self.experiment):
+                return f"which stage {stage.number} ({stage.title}) makes: run with --stage {stage.number}"
+        return "which is not there"

@@ -1,0 +1,74 @@
+"""What surrounds the stages of a run: checks, the lock, signals, and what is written down of it."""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from fairseq_rope.files import write_whole
+from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.lock import lock
+from recipes.pipeline.machine import MachineError, check_machine, describe
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.stages import STAGES
+
+
+@contextlib.contextmanager
+def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner]]:
+    """Hold the work folder of *experiment*, and give what makes a Runner of any experiment there.
+
+    What goes wrong, or a signal, ends the process with one sentence.
+
+    Args:
+        recipe: its name or folder
+        program: what was called, as a command from the project's root
+    """
+    recipe = str(Path("recipes") / recipe)
+    ended = contextlib.ExitStack()
+    try:
+        if experiment.dry_run:
+            yield functools.partial(Runner, stages=STAGES)
+            return
+        check_machine(experiment)
+        experiment.work.mkdir(parents=True, exist_ok=True)
+        held = lock(experiment.work, recipe)
+        ended.callback(os.close, held)
+        for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
+            signal.signal(getattr(signal, name), _stop)
+        record = functools.partial(write_down, experiment, program)
+        yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
+    except (StageError, MachineError) as error:
+        sys.exit(f"{recipe}: {error}")
+    except OSError as error:
+        sys.exit(f"{recipe}: {error.filename or experiment.work}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        _stop(signal.SIGINT, None)
+    finally:
+        ended.close()
+
+
+def announce(experiment: Experiment) -> None:
+    """Print what is decided by the settings and the languages, and the user may not expect."""
+    if experiment.differs and not experiment.name:
+        differs = ", ".join(experiment.differs)
+        print(f"model folder: {experiment.model.name}, since {differs} differs from the recipe's own")
+    tokenize = experiment.tokenize
+    print(f"target language {experiment.target}: scored with sacreBLEU's tokeniser {tokenize}", flush=True)
+
+
+def write_down(experiment: Experiment, program: str, folder: Path) -> None:
+    """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
+    settings, run = asdict(experiment.settings), {"command": program, **describe()}
+    for name, contents in (("settings.yaml", settings), ("run.yaml", run)):
+        write_whole(folder / name, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
+
+
+def _stop(number: int, _frame: object) -> None:
+    print("recipes: stopped; the same command goes on from here", file=sys.stderr)
+    sys.exit(128 + number)

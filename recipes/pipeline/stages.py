@@ -1,0 +1,20 @@
+"""The stages of a recipe, in the order in which they run."""
+
+from recipes.pipeline.stage01_fetch import Fetch
+from recipes.pipeline.stage02_extract import Extract
+from recipes.pipeline.stage03_tokenise import Tokenise
+from recipes.pipeline.stage04_clean import Clean
+from recipes.pipeline.stage05_bpe import Bpe
+from recipes.pipeline.stage06_binarise import Binarise
+from recipes.pipeline.stage07_train import Train
+from recipes.pipeline.stage08_average import Average
+from recipes.pipeline.stage09_translate import Translate
+from recipes.pipeline.stage10_score import Score
+from recipes.pipeline.stage11_export import Export
+
+STAGES = (
+    *(Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise()),
+    *(Train(), Average(), Translate(), Score(), Export()),
+)
+TO_SCORE = STAGES[:10]  # what runs unless more is asked for
+FETCH, EXTRACT, TOKENISE, CLEAN, BPE, BINARISE, TRAIN, AVERAGE, TRANSLATE, SCORE, EXPORT = STAGES

@@ -1,0 +1,156 @@
+"""The stamps of stages: with which settings, inputs and outputs each has run last."""
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fairseq_rope.files import write_whole
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.stage import Stage
+
+LARGE = 64 * 2**20  # bytes; of a larger file, the hash is computed once and kept
+
+
+class Stamps:
+    """The stamps in the folders of an experiment.
+
+    Attributes:
+        remade: in a dry run, the files that stages would write anew; their contents are not known yet
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._hashes = experiment.work / "stamps" / "hashes.json"
+        self.remade: set[Path] = set()
+
+    def folder(self, stage: Stage) -> Path:
+        return self._experiment.model if stage.per_model else self._experiment.work
+
+    def path(self, stage: Stage) -> Path:
+        return self.folder(stage) / "stamps" / f"{stage.number:02d}.json"
+
+    def of(self, stage: Stage) -> dict[str, Any]:
+        """What the outputs of *stage* depend on, as JSON."""
+        depends: dict[str, Any] = {name: getattr(self._experiment.settings, name) for name in stage.settings}
+        if stage.depends_on_bpe:
+            depends["--bpe"] = self._experiment.bpe
+        also = stage.also(self._experiment)
+        return {**depends, **also, **self.digests(stage.inputs(self._experiment))}
+
+    def made(self, stage: Stage) -> dict[str, str]:
+        """What stands for the contents of the outputs of *stage*."""
+        return self.digests(stage.outputs(self._experiment))
+
+    def digests(self, paths: Iterable[Path]) -> dict[str, str]:
+        """What stands for the contents of files, by names that stay the same where the folder is moved."""
+        return {self.name(path): self._digest(path) for path in paths}
+
+    def name(self, path: Path) -> str:
+        work = self._experiment.work
+        return str(path.relative_to(work)) if work in path.parents else path.name
+
+    def _digest(self, path: Path) -> str:
+        if path in self.remade:
+            return "made anew"
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return "none"
+        if status.st_size <= LARGE:
+            return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+        identity = f"{status.st_size} bytes of {status.st_mtime_ns}"
+        try:
+            known = json.loads(self._hashes.read_text())
+        except (OSError, ValueError):
+            known = {}
+        if known.get(self.name(path), [""])[0] != identity:
+            with path.open("rb") as file:
+                known[self.name(path)] = [identity, "sha256:" + _sha256(file)]
+            if not self._experiment.dry_run:
+                write_whole(self._hashes, json.dumps(known, indent=1) + "\n")
+        return known[self.name(path)][1]
+
+    # -- stamps ------------------------------------------------------------------------------------
+
+    def found(self, stage: Stage) -> dict[str, Any] | None:
+        """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
+        return self.read(self.path(stage))
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """The stamp in the file *path*, "of" and "made"; None if it cannot be read."""
+        try:
+            stamp = json.loads(path.read_text())
+            return {**stamp, "of": self.current(stamp["of"]), "made": self.current(stamp["made"])}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def current(self, of: dict[str, Any]) -> dict[str, Any]:
+        """*of*, in which files have the names of now (a model's folder may have been moved) and hashes.
+
+        Earlier versions wrote size and date of a large file in place of its hash.
+        """
+        current = {}
+        for name, value in of.items():
+            first, slash, rest = name.partition("/")
+            if slash and re.fullmatch(rf"{self._experiment.unlabelled}(\..*)?", first):
+                name = f"{self._experiment.model.name}/{rest}"
+            path = self._experiment.work / name
+            if re.fullmatch(r"\d+ bytes of \d+", str(value)) and path.exists():
+                status = path.stat()
+                if value == f"{status.st_size} bytes of {status.st_mtime_ns}":
+                    value = self._digest(path)
+            current[name] = value
+        return current
+
+    def is_done(self, stage: Stage) -> bool:
+        """Whether *stage* has run with these settings and the inputs and outputs that are there."""
+        found = self.found(stage)
+        return found is not None and not self.changed(stage, found)
+
+    def changed(self, stage: Stage, found: dict[str, Any]) -> str:
+        """What has changed since *stage* wrote the stamp *found*, as a list in words; "" if nothing."""
+        return differences(found["of"], self.of(stage)) or differences(found["made"], self.made(stage))
+
+
+class Partial:
+    """Of a stage that runs: the outputs made so far, in a file that remains if it is interrupted."""
+
+    def __init__(self, stamps: Stamps, stage: Stage, of: dict[str, Any]) -> None:
+        self._stamps = stamps
+        self._path = stamps.path(stage).with_suffix(".partial")
+        before = stamps.read(self._path)
+        self._before = before["made"] if before is not None and before["of"] == of else {}
+        self._now: dict[str, Any] = {"of": of, "made": {}}
+
+    def has(self, paths: list[Path]) -> bool:
+        """Whether the interrupted run has made *paths*, and all that came before."""
+        there = self._stamps.digests(paths)
+        if not there.items() <= self._before.items():
+            return False
+        self._now["made"].update(there)
+        return True
+
+    def add(self, paths: list[Path]) -> None:
+        self._before = {}
+        self._now["made"].update(self._stamps.digests(paths))
+        write_whole(self._path, json.dumps(self._now) + "\n")
+
+    def end(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The names under which two dictionaries differ, as a list in words; empty if they are the same."""
+    return ", ".join(sorted(n for n in {**found, **wanted} if found.get(n) != wanted.get(n)))
+
+
+def _sha256(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
