@@ -126,25 +126,25 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
         # of --optimizer composite
         (
             lambda state: {"default": state["last_optimizer_state"]},
-            "it is not of one optimiser with one group of parameters",
+            "it is not that of one optimiser with one group of parameters",
         ),
         # of --optimizer adafactor
         (
             lambda state: with_moments(state, exp_avg_sq_row=torch.ones(64)),
-            "it holds exp_avg_sq_row, whose rows are not known",
+            "the order of the rows of its exp_avg_sq_row is not known",
         ),
         (
             lambda state: with_moments(state, exp_avg=torch.ones(3, 2)),
-            "it holds exp_avg of the shape (3, 2) for encoder.embed_tokens.weight",
+            "its exp_avg of encoder.embed_tokens.weight has the shape (3, 2)",
         ),
         (
             lambda state: as_multilingual(state),
-            "the model has no encoder.embed_tokens, and the order of its parameters is not known",
+            "the order of parameters is not known for a model without encoder.embed_tokens",
         ),
         # of a model with a frozen parameter
         (
             lambda state: with_numbers(state, range(84)),
-            "it is of 84 parameters, and the model has 85",
+            "it has 84 parameters, and the model has 85",
         ),
         (
             lambda state: state["cfg"]["distributed_training"].update(ddp_backend="fully_sharded"),
@@ -152,7 +152,7 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
         ),
         (
             lambda state: setattr(state["cfg"]["model"], "decoder_normalize_before", True),
-            "its parameter decoder.layer_norm.weight is not that of the model that its options describe",
+            "its parameter decoder.layer_norm.weight does not fit the model that its options describe",
         ),
         (
             lambda state: setattr(state["cfg"]["model"], "activation_fn", "sine"),
@@ -171,7 +171,7 @@ def test_a_state_of_the_optimiser_that_is_not_understood_is_dropped_with_a_warni
     torch.save(state, path)
     layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(output)])
     printed, warned = capsys.readouterr()
-    assert f"fairseq_rope.tools.convert_layout: warning: the optimiser's state is dropped: {reason}" in warned
+    assert f"fairseq-rope convert-layout: warning: the optimiser's state is dropped: {reason}" in warned
     assert "starts with a new optimiser" in warned
     assert printed == f"wrote {output}, without the state of the optimiser\n"
     after = load_checkpoint(str(output))
@@ -216,7 +216,7 @@ def test_the_input_is_replaced_only_with_force(trained, tmp_path):
     before = path.read_bytes()
     for given, output in ((path, path), (path, link), (link, path), (path, hard_link)):
         flags = ["--path", str(given), "--rope-layout", "half", "--output", str(output)]
-        with pytest.raises(SystemExit, match=f"--output {output}: is the file that --path {given} names"):
+        with pytest.raises(SystemExit, match=f"--output {output}: is the file of --path {given}"):
             layout.main(flags)
         assert path.read_bytes() == before
     layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(path), "--force"])
@@ -253,14 +253,14 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tm
         ),
         (
             lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
-            "rows, which 5 heads do not",
+            "rows, which 5 heads do not divide",
         ),
         (lambda state: state["model"].clear(), "it has no self-attention"),
         (
             lambda state: state["model"].update(
                 {"encoder.layers.0.self_attn.q_proj.centroids": torch.ones(2)}
             ),
-            "centroids is neither weight nor bias, but of a quantised projection",
+            "centroids is not a weight or bias, but part of a quantised projection",
         ),
     ],
 )
@@ -283,7 +283,7 @@ def test_an_old_checkpoint_with_args_is_turned(trained, tmp_path):
 def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, tmp_path, capsys):
     path, same = trained / "checkpoint_last.pt", tmp_path / "same.pt"
     layout.main(["--path", str(path), "--rope-layout", "interleaved", "--output", str(same)])
-    said = f"{path} has the layout interleaved already: nothing was changed\nwrote {same}\n"
+    said = f"{path} already has the layout interleaved: nothing was changed\nwrote {same}\n"
     assert capsys.readouterr() == (said, "")
     before, after = (load_checkpoint(str(file)) for file in (path, same))
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
@@ -295,13 +295,13 @@ def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         layout.main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"fairseq_rope.tools.convert_layout {fairseq_rope.__version__}\n"
+    assert capsys.readouterr().out == f"fairseq-rope convert-layout {fairseq_rope.__version__}\n"
 
 
 def test_a_model_that_is_not_rotary_is_refused(data_bin, tmp_path):
     train(data_bin, tmp_path, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
     path = tmp_path / "checkpoint_last.pt"
-    with pytest.raises(SystemExit, match=f"--path {path}: it is of the model transformer, which is not"):
+    with pytest.raises(SystemExit, match=f"--path {path}: its model is transformer, which is not rotary"):
         layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
     assert not (tmp_path / "x.pt").exists()
 

@@ -482,7 +482,7 @@ def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"fairseq_rope.tools.score {fairseq_rope.__version__}\n"
+    assert capsys.readouterr().out == f"fairseq-rope score {fairseq_rope.__version__}\n"
 
 
 def test_the_table_shows_what_the_json_holds(tmp_path, capsys):
@@ -612,7 +612,7 @@ def refuse(capsys, *flags):
     with pytest.raises(SystemExit) as refused:
         main(["--target-lang", "de", *map(str, flags)])
     said = refused.value.code
-    assert isinstance(said, str) and said.startswith("fairseq_rope.tools.score: ") and "\n" not in said
+    assert isinstance(said, str) and said.startswith("fairseq-rope score: ") and "\n" not in said
     assert capsys.readouterr().out == ""
     return said
 
@@ -730,7 +730,7 @@ def run_python(*words, **options):
 
 
 def test_neither_torch_nor_fairseq_is_imported(files):
-    command = ["-X", "importtime", "-m", "fairseq_rope.tools.score", "--target-lang", "de"]
+    command = ["-X", "importtime", "-m", "fairseq_rope", "score", "--target-lang", "de"]
     done = run_python(*command, "--sys", files[1], "--ref", files[0], cwd=Path(__file__).parent.parent)
     assert done.returncode == 0 and "sacreBLEU – detokenised text" in done.stdout
     imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}

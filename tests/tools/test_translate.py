@@ -75,7 +75,7 @@ def edited(model, folder, **settings):
 
 
 def command(model, *more, **kwargs):
-    words = [sys.executable, "-m", "fairseq_rope.tools.translate", "--model", str(model), *map(str, more)]
+    words = [sys.executable, "-m", "fairseq_rope", "translate", "--model", str(model), *map(str, more)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **{**pipes, "encoding": "utf-8", **kwargs})
 
@@ -122,8 +122,8 @@ def test_padding_after_a_word_gives_a_warning_where_positions_are_rotary(build, 
     translator.translate(["w1 <pad> w2", "<pad> w1", "w1 <pad>"])
     warnings = capsys.readouterr().err.splitlines()
     assert [line.split(" has <pad> after a word")[0] for line in warnings] == [
-        "fairseq_rope.tools.translate: line 1",
-        "fairseq_rope.tools.translate: line 3",
+        "fairseq-rope translate: warning: line 1",
+        "fairseq-rope translate: warning: line 3",
     ]
 
 
@@ -268,7 +268,7 @@ def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
     assert one != other
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        f"fairseq_rope.tools.translate: line {n} has 3024 tokens, more than models are trained on"
+        f"fairseq-rope translate: warning: line {n} has 3024 tokens, more than models are trained on"
         for n in (1, 2)
     ]
 
@@ -279,7 +279,8 @@ def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated
     found = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
     assert len([next(found), next(found)]) == 2
     with pytest.raises(
-        translate.TranslateError, match="line 3 has 4 tokens, and 3 are the most .*: divide it"
+        translate.TranslateError,
+        match="line 3 has 4 tokens, more than the limit of this model, 3: split the line",
     ):
         next(found)
     limited = translator.translate(["the dog house"] * 3, beam=1)
@@ -299,7 +300,7 @@ def test_its_reader_may_stop_and_it_says_nothing(model, sources):
     "flags, given, said",
     [
         (["--input", "none.txt"], b"", "none.txt: No such file or directory"),
-        (["--model", "."], b"", "--model .: must be a folder that fairseq_rope.tools.export wrote"),
+        (["--model", "."], b"", "--model .: must be a folder that fairseq-rope export wrote"),
         ([], b"the dog\ncaf\xe9\n", "standard input, line 2: is not UTF-8"),
     ],
 )
@@ -308,7 +309,7 @@ def test_what_cannot_be_read_ends_in_one_sentence(model, flags, given, said):
     _, err = process.communicate(given)
     assert process.returncode == 1
     last = err.decode().splitlines()[-1]
-    assert said in last and last.startswith("fairseq_rope.tools.translate: ") and b"Traceback" not in err
+    assert said in last and last.startswith("fairseq-rope translate: ") and b"Traceback" not in err
 
 
 def test_what_came_before_a_bad_line_is_translated(model, tmp_path):
@@ -438,9 +439,7 @@ def test_a_line_too_long_for_the_memory_is_refused_when_those_before_are_transla
     process = command(model)
     out, err = process.communicate("".join(f"{line}\n" for line in [*sources[:20] * 2, long, sources[0]]))
     assert len(out.splitlines()) == 40 and process.returncode == 1
-    assert err.startswith("fairseq_rope.tools.translate: line 41 has ") and err.endswith(
-        " the most: divide it\n"
-    )
+    assert err.startswith("fairseq-rope translate: line 41 has ") and err.endswith(": split the line\n")
 
 
 def test_a_line_that_does_not_end_is_not_waited_for(model):
@@ -492,7 +491,7 @@ def test_compressed_input_that_is_damaged_is_one_sentence(model, sources, tmp_pa
     process = command(model, "--input", tmp_path / "in.gz")
     _, err = process.communicate()
     assert process.returncode == 1 and len(err.splitlines()) == 1
-    assert err.startswith(f"fairseq_rope.tools.translate: {tmp_path / 'in.gz'}: is not a whole gzip file (")
+    assert err.startswith(f"fairseq-rope translate: {tmp_path / 'in.gz'}: is not a whole gzip file (")
 
 
 def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path):
