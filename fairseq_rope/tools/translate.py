@@ -286,7 +286,9 @@ class Translator:
 
     def _refuse_other_vocabulary(self, folder: str) -> None:
         """Raise a ValueError if the model scores another number of words than its vocabulary has."""
-        (result,) = self._model.translate_batch([["<unk>"]], max_decoding_length=1, return_logits_vocab=True)
+        (result,) = self._model.translate_batch(
+            [["<unk>"]], beam_size=1, max_decoding_length=1, return_logits_vocab=True
+        )
         scored = result.logits[0][0].shape[-1]
         names = ("shared_vocabulary.json", "target_vocabulary.json")
         path = next(path for name in names if os.path.exists(path := os.path.join(folder, name)))

@@ -128,6 +128,15 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             lambda state: {"default": state["last_optimizer_state"]},
             "it is not that of one optimiser with one group of parameters",
         ),
+        (lambda state: [1, 2], "it is not that of one optimiser with one group of parameters"),
+        (
+            lambda state: with_state(state, {**state["last_optimizer_state"]["state"], 999: {}}),
+            "it has entries for parameters that its group does not list",
+        ),
+        (
+            lambda state: with_moments(state, exp_avg=[torch.ones(64)]),
+            "its exp_avg is a list, and not a tensor or number",
+        ),
         # of --optimizer adafactor
         (
             lambda state: with_moments(state, exp_avg_sq_row=torch.ones(64)),
@@ -184,10 +193,15 @@ def as_multilingual(state):
     state["cfg"]["model"].arch = "multilingual_transformer_rope"
 
 
+def with_state(state, entries):
+    """The optimiser's state of *state*, with other *entries*."""
+    return {**state["last_optimizer_state"], "state": entries}
+
+
 def with_moments(state, **moments):
     """The optimiser's state of *state*, with other entries for its first parameter."""
-    optimiser = state["last_optimizer_state"]
-    return {**optimiser, "state": {**optimiser["state"], 0: {**optimiser["state"][0], **moments}}}
+    entries = state["last_optimizer_state"]["state"]
+    return with_state(state, {**entries, 0: {**entries[0], **moments}})
 
 
 def with_numbers(state, numbers):
@@ -298,11 +312,11 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out == f"fairseq-rope convert-layout {fairseq_rope.__version__}\n"
 
 
-def test_a_model_that_is_not_rotary_is_refused(data_bin, tmp_path):
-    train(data_bin, tmp_path, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
-    path = tmp_path / "checkpoint_last.pt"
-    with pytest.raises(SystemExit, match=f"--path {path}: its model is transformer, which is not rotary"):
-        layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
+    with pytest.raises(
+        SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"
+    ):
+        layout.main(["--path", str(sinusoidal), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
     assert not (tmp_path / "x.pt").exists()
 
 
