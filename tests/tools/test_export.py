@@ -35,6 +35,12 @@ def _fewer_samples(monkeypatch):
     monkeypatch.setattr(export, "SAMPLES", 20)
 
 
+@pytest.fixture
+def without_validation_set(monkeypatch):
+    """Saves the search for translations, where they are not what is tested."""
+    monkeypatch.setattr(export, "validation_pairs", lambda task: [])
+
+
 def strong(model):
     """*model* with queries and keys so large that attention, and so a rotation, matters."""
     with torch.no_grad():
@@ -276,6 +282,7 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     assert settings["positions"] == {"source": 4096, "target": 4096}
 
 
+@pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("flag", ["--replace", "--force"])
 def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_bin, model, tmp_path, flag):
     folder = shutil.copytree(model, tmp_path / "model")
@@ -431,6 +438,7 @@ def test_an_interrupted_export_leaves_nothing(trained, tmp_path, monkeypatch, in
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_model_that_fails_its_check_is_removed(
     trained, data_bin, model, tmp_path, monkeypatch, quantization
@@ -454,6 +462,7 @@ def test_scores_that_are_no_numbers_are_noticed(build, task, tmp_path):
             export.check(folder, model, task, quantization)
 
 
+@pytest.mark.usefixtures("without_validation_set")
 def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["model"] = {key: value.half() for key, value in state["model"].items()}
@@ -461,6 +470,7 @@ def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path)
     exported(tmp_path, data_bin, tmp_path / "model")
 
 
+@pytest.mark.usefixtures("without_validation_set")
 def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path):
     folder = exported(trained, data_bin, tmp_path / "model", "--beam", 5, "--lenpen", 0.3, "--max-len-b", 7)
     readme = (folder / "README.md").read_text()
