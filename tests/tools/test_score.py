@@ -592,8 +592,8 @@ def test_translations_in_plain_text_and_generated_ones_can_be_compared(tmp_path,
          "lacks 2 sentences (2, 5), and the reference has 8 lines, which are sentences 0 to 7"),
         (lambda out: [line.replace("-7\t", "-8\t") for line in out], "lacks 1 sentence (7)"),
         (lambda out: [*out, "D-8\t-0.1\tmehr"], "has 1 sentence (8)"),
-        (lambda out: out + out, "line 46: sentence 0 a second time"),
-        (lambda out: [*out, "D-7\t-0.2"], "line 44: is cut short; expected is D-7, score and text"),
+        (lambda out: out + out, "line 46: has sentence 0 a second time"),
+        (lambda out: [*out, "D-7\t-0.2"], "line 44: is cut short; it must have D-7, score and text"),
         (lambda out: [line for line in out if line[:2] not in ("D-", "H-")], "has no line D-… or H-…"),
     ],
 )  # fmt: skip
@@ -623,8 +623,8 @@ PLAIN = ["Ein Mann, der lacht.", "Sie sagt: „Ja“.", "Nord-Süd", "Er geht."]
 @pytest.mark.parametrize(
     "reference, translation, said",
     [
-        (PLAIN, PLAIN[:3], "{sys} has 3 lines, and the reference {ref} 4"),
-        (PLAIN[:3], PLAIN, "{sys} has 4 lines, and the reference {ref} 3"),
+        (PLAIN, PLAIN[:3], "{sys} has 3 lines, and the reference {ref} has 4"),
+        (PLAIN[:3], PLAIN, "{sys} has 4 lines, and the reference {ref} has 3"),
         ([], PLAIN, "{ref}: is empty"),
         (PLAIN, [], "{sys}: is empty"),
         (PLAIN, [""] * 4, "{sys}: is empty, or all its lines are"),
@@ -646,15 +646,18 @@ def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, tr
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--sys", "{sys}", "--names", "a", "b"], "--names a b: must be as many as there are files, 1"),
+        (["--sys", "{sys}", "--names", "a", "b"], "--names a b: must be as many names as files, 1"),
         (["--sys", "{sys}", "{ref}", "--names", "a", "a"], "a: given twice"),
         (["--sys", "{sys}", "{sys}"], "{sys}: given twice"),
         ([], "--sys or --generate-output must name a file"),
         (["--sys", "{sys}.missing"], "{sys}.missing: No such file"),
-        (["--sys", "{sys}", "--src", "{short}"], "{short} has 1 lines, and the reference {ref} 4"),
+        (["--sys", "{sys}", "--src", "{short}"], "{short} has 1 lines, and the reference {ref} has 4"),
         (["--sys", "{sys}", "--target-lang", "german"], "--target-lang german: must be a code like de"),
         (["--sys", "{sys}", "--target-lang", "de DE"], "--target-lang de DE: must be a code like de"),
-        (["--sys", "{sys}", "--ref", "{ref}", "{short}"], "{short} has 1 lines, and the reference {ref} 4"),
+        (
+            ["--sys", "{sys}", "--ref", "{ref}", "{short}"],
+            "{short} has 1 lines, and the reference {ref} has 4",
+        ),
         (["--sys", "-", "--ref", "-"], "- (standard input) can be given for one file only"),
     ],
 )
