@@ -11,7 +11,6 @@ import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY
 
-import fairseq_rope
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.tools.average import MEANING, main
 
@@ -306,13 +305,6 @@ def test_one_checkpoint_given_twice_is_refused(tmp_path, capsys):
         with pytest.raises(SystemExit, match=f"{paths[2]} has the same weights as {paths[0]}"):
             main(["--inputs", *paths, *output])
         assert not (tmp_path / "average.pt").exists()
-
-
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"fairseq-rope average {fairseq_rope.__version__}\n"
 
 
 @pytest.mark.parametrize(

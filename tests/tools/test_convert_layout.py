@@ -6,7 +6,6 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-import fairseq_rope
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.tools import convert_layout as layout
 from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
@@ -304,13 +303,6 @@ def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, 
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
     moments = [state["last_optimizer_state"]["state"] for state in (before, after)]
     assert all(torch.equal(moments[0][n]["exp_avg"], moments[1][n]["exp_avg"]) for n in moments[0])
-
-
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit) as ended:
-        layout.main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"fairseq-rope convert-layout {fairseq_rope.__version__}\n"
 
 
 def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):

@@ -20,10 +20,9 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_rope import __version__
 from fairseq_rope.errors import REQUIREMENTS
 from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.tools import export, translate
+from fairseq_rope.tools import export
 from fairseq_rope.tools.export import ExportError, main, refuse_unsupported, replacing, to_spec, words
 from fairseq_rope.tools.translate import Text, Translator
 from fairseq_rope.transformer import architectures as presets
@@ -537,16 +536,6 @@ def test_numbers_out_of_range_are_refused(capsys, tmp_path, flag, value, allowed
     with pytest.raises(SystemExit) as stopped:
         main(["--path", "none.pt", "--data", "none", "--output", str(tmp_path / "model"), f"{flag}={value}"])
     assert stopped.value.code == 2 and f"{flag} {value}: {allowed}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("tool", [export, translate])
-def test_the_tools_have_the_version_of_the_package(capsys, tool):
-    with pytest.raises(SystemExit) as stopped:
-        tool.main(["--version"])
-    assert (
-        not stopped.value.code
-        and capsys.readouterr().out == f"fairseq-rope {tool.__name__.split('.')[-1]} {__version__}\n"
-    )
 
 
 def test_without_ctranslate2_one_sentence_says_so(trained, data_bin, tmp_path, monkeypatch):
