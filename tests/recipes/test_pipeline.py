@@ -167,8 +167,8 @@ def test_stage_11_writes_what_translates_as_fairseq_did(finished):
     work, _ = finished
     done = recipe(work, "--stage", "11", "--set", "export_quantization=float32")
     model = work / MODEL
-    assert "score as in the checkpoint" in done.stdout and "stage 10" not in done.stdout
-    translate = [sys.executable, "-m", "fairseq_rope.tools.translate", "--model", model / "ctranslate2"]
+    assert "differ from the checkpoint's by" in done.stdout and "stage 10" not in done.stdout
+    translate = [sys.executable, "-m", "fairseq_rope", "translate", "--model", model / "ctranslate2"]
     given = (work / "raw" / "test.en").read_text()
     found = subprocess.run(translate, cwd=ROOT, input=given, capture_output=True, text=True, check=True)
     # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.

@@ -46,7 +46,7 @@ def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weight
     assert not torch.allclose(logits(tmp_path / "wrong.pt"), logits(path), atol=1e-2)
 
 
-def test_a_turned_checkpoint_translates_the_same(data_bin, trained, tmp_path):
+def test_a_converted_checkpoint_translates_the_same(data_bin, trained, tmp_path):
     turned = tmp_path / "half.pt"
     layout.main(
         ["--path", str(trained / "checkpoint_last.pt"), "--rope-layout", "half", "--output", str(turned)]
@@ -237,7 +237,7 @@ def test_the_input_is_replaced_only_with_force(trained, tmp_path):
     assert load_checkpoint(str(path))["cfg"]["model"].rope_layout == "half"
 
 
-def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tmp_path):
+def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(data_bin, tmp_path):
     train(data_bin, tmp_path, "--no-epoch-checkpoints", "--store-ema")
     path, nested, turned = (tmp_path / name for name in ("checkpoint_last.pt", "nested.pt", "turned.pt"))
     state = load_checkpoint(str(path))
@@ -278,7 +278,7 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_turned_too(data_bin, tm
         ),
     ],
 )
-def test_what_cannot_be_turned_is_refused_by_name(trained, tmp_path, change, said):
+def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_path, change, said):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     change(state)
     path = tmp_path / "changed.pt"
@@ -287,7 +287,7 @@ def test_what_cannot_be_turned_is_refused_by_name(trained, tmp_path, change, sai
         layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
 
 
-def test_an_old_checkpoint_with_args_is_turned(trained, tmp_path):
+def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     state["args"], state["cfg"] = state["cfg"]["model"], None
     turned = layout.convert_layout(state, "half")

@@ -114,7 +114,9 @@ def test_sinusoids_go_on_where_fairseqs_would(build, task, tmp_path):
 
 
 @pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
-def test_quantised_it_is_within_its_bound_and_the_checkpoint_as_it_was(build, task, tmp_path, quantization):
+def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_is_unchanged(
+    build, task, tmp_path, quantization
+):
     model = build("transformer_rope_tiny", share_all_embeddings=True)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
@@ -200,7 +202,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flag", list(REFUSED))
-def test_what_has_no_place_is_refused_by_name(build, flag):
+def test_unsupported_options_are_refused_by_name(build, flag):
     model = build(**{"arch": "transformer_rope_tiny", **REFUSED[flag]})
     with pytest.raises(ExportError, match=f"--path model.pt: .*{flag}, which CTranslate2 does not support"):
         refuse_unsupported(model, "model.pt")
@@ -641,7 +643,7 @@ def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
         ("--sentencepiece-model", b"words", "cannot be read as a sentencepiece model"),
     ],
 )
-def test_a_file_of_subwords_that_is_none_is_refused(trained, data_bin, tmp_path, capsys, flag, content, said):
+def test_an_unreadable_subword_file_is_refused(trained, data_bin, tmp_path, capsys, flag, content, said):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(SystemExit, match=f"{tmp_path / 'file'}: {said}"):
         exported(trained, data_bin, tmp_path / "model", flag, tmp_path / "file")

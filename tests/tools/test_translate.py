@@ -248,7 +248,7 @@ def test_lines_end_at_newlines_alone(model, sources, tmp_path):
     assert translated(model, tmp_path, text, "--threads", 1) == "".join(f"{line}\n" for line in expected)
 
 
-def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
+def test_a_long_line_is_not_cut_and_gives_a_warning(build, task, tmp_path, capsys):
     model = build()
     with torch.no_grad():
         for layer in model.decoder.layers:
@@ -258,8 +258,8 @@ def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
     begin = "w1 w2 " * 512
     one, other = translator.translate([f"{begin} {word * 2000}" for word in ("w3 ", "w4 ")], 1)
     assert one != other
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [
         f"fairseq-rope translate: warning: line {n} has 3024 tokens, more than models are trained on"
         for n in (1, 2)
     ]
@@ -279,7 +279,7 @@ def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated
     assert max(len(line.split()) for line in limited) <= 5
 
 
-def test_its_reader_may_stop_and_it_says_nothing(model, sources):
+def test_the_reader_of_its_output_may_stop(model, sources):
     with command(model) as process:
         process.stdout.close()
         process.stdin.write(sources[0] + "\n")
