@@ -135,7 +135,7 @@ def test_differing_keys_and_shapes_are_refused_by_name(tmp_path, capsys):
     save(tmp_path, "checkpoint2.pt", {"same": torch.ones(1), "new": torch.ones(1)})
     said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
     assert (
-        "the former lacks gone; only the former has new" in said
+        "the former lacks new; only the former has gone" in said
         and "checkpoint1.pt" in said
         and "checkpoint2.pt" in said
     )
