@@ -25,7 +25,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from benchmarks.alternating import in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.tools.export import to_spec, words
-from fairseq_rope.tools.translate import OTHERS, SETTINGS, TOKENS, checksum, in_batches
+from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, checksum, in_batches
 
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
@@ -93,7 +93,9 @@ class Exported:
         order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
         self.batches = [
             ([sources[n] for n in batch], round(statistics.mean(pairs[n][1] for n in batch)))
-            for batch in in_batches(order, sources, TOKENS.get(quantization or "float32", OTHERS))
+            for batch in in_batches(
+                order, sources, BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS)
+            )
         ]
 
     def translate(self) -> None:

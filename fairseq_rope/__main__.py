@@ -1,6 +1,6 @@
-"""The command ``fairseq-rope``, also ``python -m fairseq_rope``: a front door to the tools.
+"""The command ``fairseq-rope``, also ``python -m fairseq_rope``, which runs the tools.
 
-Each tool is a module of ``fairseq_rope.tools`` and is imported only when it is called, so that
+Each tool is a module of ``fairseq_rope.tools`` and is imported only when it runs. So
 ``fairseq-rope translate`` needs neither torch nor fairseq.
 """
 
@@ -22,14 +22,13 @@ TOOLS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line up to the name of the tool."""
+    """Return the parser of the command line before the tool's own flags."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope",
         description="Tools for fairseq models with rotary position embedding.",
-        epilog="tools:\n"
-        + "".join(f"  {name:15} {what}\n" for name, what in TOOLS.items())
-        + "\nexample: fairseq-rope convert-layout --path half.pt --rope-layout interleaved --output new.pt\n"
-        "The flags of a tool: fairseq-rope TOOL --help",
+        epilog="tools:\n" + "".join(f"  {name:15} {what}\n" for name, what in TOOLS.items()) + "\nexample:\n"
+        "  fairseq-rope average --inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt\n\n"
+        "The flags of each tool: fairseq-rope TOOL --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -41,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the tool that *argv* names; exits with 2 if it names none."""
+    """Run the tool that *argv* names; exit with status 2 if it names none."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in TOOLS:
         importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])

@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from typing import Iterator
 
 # What pip calls the packages that tools need, as in setup.py.
@@ -23,12 +25,16 @@ class InputError(ValueError):
 
 @contextlib.contextmanager
 def ending_in_one_sentence(program: str) -> Iterator[None]:
-    """Around the work of a tool, which ends with status 1 at an InputError, an OSError or a missing package.
+    """End the program with status 1 and one sentence at an InputError, an OSError or a missing package.
 
-    Ctrl-C ends it with 130, as a shell counts it, and no sentence.
+    Ctrl-C ends it with status 130, and SIGTERM with 143, as shells count them. Both print nothing, and
+    temporary files are removed.
     """
     # On import, fairseq asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread:  # only there Python allows signal handlers
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
     except ImportError as missing:
@@ -43,6 +49,9 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
         sys.exit(f"{program}: {named}")
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

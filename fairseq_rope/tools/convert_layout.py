@@ -1,12 +1,12 @@
-"""Turn a checkpoint into the other layout of the rotation: ``python -m fairseq_rope convert-layout``.
+"""Convert a checkpoint to the other layout of the rotation: ``fairseq-rope convert-layout``.
 
 ``interleaved`` rotates the dimensions (2i, 2i+1) of a head together, ``half`` the dimensions (i, i + d/2)
-(see ``fairseq_rope.positions.rotary``). A permutation of the rows of the query and key projections turns
-one into the other: queries and keys change their order together, so their products, and with them the output
-of the model, do not change. Other software often knows one layout only.
+(see ``fairseq_rope.positions.rotary``). Permuting the rows of the query and key projections converts one into
+the other. Queries and keys are permuted in the same way, so their products and the output of the model do not
+change. Much other software supports only one layout.
 
-What the optimiser keeps of these rows is permuted with them, so training goes on from the output, with the
-other ``--rope-layout``, as it would have gone on from the input.
+The optimiser's moments of these rows are permuted, too. So training can resume from the output, with the
+other ``--rope-layout``, and continues as it would from the input.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from ..errors import InputError, ending_in_one_sentence, refuse_output
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
-# What optimisers keep for each element of a parameter: Adam, with AMSGrad; Adamax; SGD and NAG; Adagrad;
-# Adadelta.
+# Entries in the state of an optimiser that have one number for each element of a parameter: of Adam, with
+# AMSGrad; Adamax; SGD and NAG; Adagrad; Adadelta.
 MOMENTS = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "sum"),
     *("square_avg", "acc_delta"),
@@ -31,19 +31,19 @@ MOMENTS = {
 
 
 class LayoutError(InputError):
-    """A checkpoint cannot be turned into the layout asked for; the message names it and says why."""
+    """A checkpoint cannot be converted to the other layout; the message says why."""
 
 
 def row_order(head_dim: int, dim: int, layout: str) -> List[int]:
-    """Which row of a head each row comes from when the head is turned into *layout* from the other one.
+    """Return, for each row of a head in *layout*, its row in the other layout.
 
     Args:
         head_dim: D, the dimension of one attention head
-        dim: d_r, how many of them, from the first on, rotate; even
-        layout: the one to turn into
+        dim: d_r, the number of dimensions that rotate, from the first on; even
+        layout: "interleaved" or "half"
 
     Returns:
-        D row numbers; the rows that do not rotate keep their place
+        D row numbers; the rows that do not rotate keep their positions
     """
     pairs = range(dim // 2)
     if layout == "half":
@@ -54,22 +54,22 @@ def row_order(head_dim: int, dim: int, layout: str) -> List[int]:
 
 
 def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
-    """The checkpoint *state* in another *layout*, in new tensors where they change; *state* does not change.
+    """Return the checkpoint *state* in *layout*; *state* itself does not change.
 
-    Rows of ``self_attn.q_proj`` and ``self_attn.k_proj``, weights and biases, in encoder and decoder, are
-    put into another order, also those of ``--store-ema`` and of the optimiser's moments, and ``rope_layout``
-    in the options is changed. ``last_optimizer_state`` is left out, with a warning on standard error, if it
-    cannot be told which of its numbers belong to these rows.
+    The rows of ``self_attn.q_proj`` and ``self_attn.k_proj`` are permuted: weights and biases, in encoder and
+    decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout`` in the options
+    is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if it has a form in
+    which the positions of these rows are unknown.
 
     Args:
-        state: as ``fairseq_rope.patches.loading.load_checkpoint`` gives it
+        state: from ``fairseq_rope.patches.loading.load_checkpoint``
         layout: "interleaved" or "half"
 
     Returns:
         a new dict, or *state* itself if that is its layout
 
     Raises:
-        LayoutError: *state* is of no rotary model, or of one that is quantised by product
+        LayoutError: the model is not rotary, or has product-quantised projections
     """
     options = _options(state)
     if options.rope_layout == layout:
@@ -88,15 +88,15 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
         del state["last_optimizer_state"]
         print(
             f"fairseq-rope convert-layout: warning: the optimiser's state is dropped: {error}. "
-            "Training that goes on from the output starts with a new optimiser and at the beginning of "
-            "its learning-rate schedule",
+            "Training that resumes from the output starts with a new optimiser and at the beginning of its "
+            "learning-rate schedule",
             file=sys.stderr,
         )
     if not state.get("cfg"):
         state["args"] = Namespace(**{**vars(state["args"]), "rope_layout": layout})
         return state
     model = state["cfg"]["model"]
-    if isinstance(model, dict):  # of a YAML file, and nested perhaps
+    if isinstance(model, dict):  # from a YAML file
         model = {**model, "rope_layout": layout}
     else:
         model = Namespace(**{**vars(model), "rope_layout": layout})
@@ -105,7 +105,7 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
 
 
 def model_options(state: Dict[str, Any]) -> Optional[Namespace]:
-    """The options of the model in *state*, with its architecture's defaults; None if *state* has none."""
+    """Return the options of the model in *state*, with its architecture's defaults; None if it has none."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
     from omegaconf import OmegaConf
 
@@ -119,7 +119,7 @@ def model_options(state: Dict[str, Any]) -> Optional[Namespace]:
     fill = ARCH_CONFIG_REGISTRY.get(option(given, "arch") or option(given, "_name"))
     if isinstance(given, Namespace):
         options = Namespace(**vars(given))
-    elif fill:  # of a YAML file, and nested perhaps
+    elif fill:  # from a YAML file, perhaps nested
         options = as_namespace(OmegaConf.create(given))
     else:
         options = Namespace(**given)
@@ -129,7 +129,7 @@ def model_options(state: Dict[str, Any]) -> Optional[Namespace]:
 
 
 def model_name(options: Namespace) -> Optional[str]:
-    """The model that *options* describe: "transformer_rope" for ``--arch transformer_rope_tiny``."""
+    """Return the model's name in *options*: "transformer_rope" for ``--arch transformer_rope_tiny``."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     arch = getattr(options, "arch", None) or getattr(options, "_name", None)
@@ -137,7 +137,7 @@ def model_name(options: Namespace) -> Optional[str]:
 
 
 def _options(state: Dict[str, Any]) -> Namespace:
-    """The options of the rotary model of *state*."""
+    """Return the options of the rotary model in *state*."""
     from ..positions.rotary import LAYOUTS
     from ..transformer.architectures import ARCHITECTURES
 
@@ -145,7 +145,7 @@ def _options(state: Dict[str, Any]) -> Namespace:
     if options is None:
         raise LayoutError("it has no options of its model, neither in cfg nor in args")
     if model_name(options) not in ARCHITECTURES:
-        raise LayoutError(f"it is of the model {model_name(options)}, which is not a rotary one")
+        raise LayoutError(f"its model is {model_name(options)}, which is not rotary")
     if options.rope_layout not in LAYOUTS:
         raise LayoutError(
             f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}"
@@ -161,24 +161,24 @@ def _convert_weights(weights: Dict[str, "Tensor"], options: Namespace, layout: s
 
 
 def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Tensor":
-    """The parameter *name*, or a moment of it, in *layout*.
+    """Return the parameter *name*, or a moment of it, in *layout*.
 
-    Only query and key projections of self-attention change; of other parameters *rows* itself is returned.
+    Only query and key projections of self-attention change. For other parameters, *rows* is returned.
     """
     module, _, parameter = name.rpartition(".self_attn.")
     if not parameter.startswith(("q_proj.", "k_proj.")):
         return rows
     if parameter.split(".")[1:] not in (["weight"], ["bias"]):
-        raise LayoutError(f"its {name} is neither weight nor bias, but of a quantised projection")
+        raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
     side = "encoder" if "encoder" in module.split(".") else "decoder"
     heads = getattr(options, f"{side}_attention_heads")
     if rows.size(0) == 0 or rows.size(0) % heads:
-        raise LayoutError(f"its {name} has {rows.size(0)} rows, which {heads} heads do not share")
+        raise LayoutError(f"its {name} has {rows.size(0)} rows, which {heads} heads do not divide")
     return _reorder(rows, heads, options.rope_fraction, layout)
 
 
 def _reorder(rows: "Tensor", heads: int, fraction: float, layout: str) -> "Tensor":
-    """(C, ...) with the rows of every head in the order of *layout*."""
+    """Return *rows*, of shape (C, ...), with the rows of each head in the order of *layout*."""
     from ..positions.rotary import rotary_dim
 
     head_dim = rows.size(0) // heads
@@ -187,39 +187,49 @@ def _reorder(rows: "Tensor", heads: int, fraction: float, layout: str) -> "Tenso
 
 
 def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -> Dict[str, Any]:
-    """``last_optimizer_state`` of *state* in *layout*.
+    """Return ``last_optimizer_state`` of *state* in *layout*.
 
-    fairseq saves the state of a torch optimiser, which numbers the parameters in their order in the model
-    and then in the criterion. With ``--fp16``, unless ``--fp16-no-flatten-grads`` is given, the optimiser has
-    one parameter, in which all of them stand one after the other (``fairseq/optim/fp16_optimizer.py``).
+    fairseq saves the state of a torch optimiser, which numbers the parameters in their order in the model and
+    then in the criterion. With ``--fp16`` and without ``--fp16-no-flatten-grads``, the optimiser has only one
+    parameter, the concatenation of all of them (``fairseq/optim/fp16_optimizer.py``).
 
     Raises:
-        LayoutError: the state is of another form, or does not fit the parameters
+        LayoutError: the state has another form, or does not fit the parameters
     """
     import torch
 
+    from ..patches.loading import option, part_of
+
     optimiser = state["last_optimizer_state"]
-    training = (state.get("cfg") or {}).get("distributed_training") or {}
-    if training.get("ddp_backend") == "fully_sharded":
+    if option(part_of(state, "distributed_training"), "ddp_backend") == "fully_sharded":
         raise LayoutError("--ddp-backend fully_sharded numbers the parameters in another order")
-    if len(optimiser.get("param_groups", ())) != 1:
-        raise LayoutError("it is not of one optimiser with one group of parameters")
+    try:
+        (group,) = optimiser["param_groups"]
+        numbers, entries = list(group["params"]), {n: dict(e) for n, e in optimiser["state"].items()}
+        has_all_listed = set(entries) <= set(numbers)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise LayoutError("it is not that of one optimiser with one group of parameters") from None
     shapes = _parameter_shapes(state["model"], options)
     shapes.update({name: weight.shape for name, weight in (state.get("criterion") or {}).items()})
-    numbers = optimiser["param_groups"][0]["params"]
     if len(numbers) not in (1, len(shapes)):
-        raise LayoutError(f"it is of {len(numbers)} parameters, and the model has {len(shapes)}")
+        raise LayoutError(f"it has {len(numbers)} parameters, and the model has {len(shapes)}")
+    if not has_all_listed:
+        raise LayoutError("it has entries for parameters that its group does not list")
     flat = len(numbers) == 1
 
     def convert(number: int, entry: str, value: Any) -> Any:
-        if not torch.is_tensor(value) or value.numel() == 1:
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, (int, float, str, type(None))):
+                return value
+            raise LayoutError(f"its {entry} is a {type(value).__name__}, and not a tensor or number")
+        if value.numel() == 1:
             return value
         if entry not in MOMENTS:
-            raise LayoutError(f"it holds {entry}, whose rows are not known")
+            raise LayoutError(f"the order of the rows of its {entry} is not known")
         names = list(shapes) if flat else [list(shapes)[numbers.index(number)]]
         sizes = [shapes[name].numel() for name in names]
         if value.shape != ((sum(sizes),) if flat else shapes[names[0]]):
-            raise LayoutError(f"it holds {entry} of the shape {tuple(value.shape)} for {names[0]}")
+            raise LayoutError(f"its {entry} of {names[0]} has the shape {tuple(value.shape)}")
         parts = [
             _convert(name, part.view(shapes[name]), options, layout).flatten()
             for name, part in zip(names, value.flatten().split(sizes))
@@ -228,13 +238,15 @@ def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -
 
     converted = {
         number: {entry: convert(number, entry, value) for entry, value in values.items()}
-        for number, values in optimiser["state"].items()
+        for number, values in entries.items()
     }
     return {**optimiser, "state": converted}
 
 
 def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[str, "Size"]:
-    """Name to shape of what training changes, in the order of ``model.parameters()``; shared ones once.
+    """Return the shapes of the trained parameters by name, in the order of ``model.parameters()``.
+
+    A shared parameter occurs once.
 
     Raises:
         LayoutError: the model cannot be built from *options*, or its parameters are not those of *weights*
@@ -246,9 +258,7 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
     sizes = {}
     for side in ("encoder", "decoder"):
         if f"{side}.embed_tokens.weight" not in weights:
-            raise LayoutError(
-                f"the model has no {side}.embed_tokens, and the order of its parameters is not known"
-            )
+            raise LayoutError(f"the order of parameters is not known for a model without {side}.embed_tokens")
         sizes[side] = weights[f"{side}.embed_tokens.weight"].size(0)
     dictionaries = {size: Dictionary() for size in sizes.values()}
     for size, dictionary in dictionaries.items():
@@ -259,39 +269,40 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
     )
     without_files = Namespace(**{**vars(options), "encoder_embed_path": None, "decoder_embed_path": None})
     try:
-        with torch.device("meta"):  # no memory, no numbers
+        with torch.device("meta"):  # allocates no memory
             model = MODEL_REGISTRY[model_name(options)].build_model(without_files, task)
-    except Exception as error:  # whatever building a model raises
+    except Exception as error:  # building a model can raise anything
         raise LayoutError(f"the model cannot be built, to number its parameters: {error}") from None
     shapes = {
         name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad
     }
     for name, shape in shapes.items():
         if name not in weights or weights[name].shape != shape:
-            raise LayoutError(f"its parameter {name} is not that of the model that its options describe")
+            raise LayoutError(f"its parameter {name} does not fit the model that its options describe")
     return shapes
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     from ..positions.rotary import LAYOUTS
 
     parser = argparse.ArgumentParser(
         prog="fairseq-rope convert-layout",
-        description="Turn a rotary checkpoint into the other --rope-layout.",
-        epilog="example: fairseq-rope convert-layout "
-        "--path checkpoint_best.pt --rope-layout half --output half.pt",
+        description="Convert a rotary checkpoint to the other --rope-layout.",
+        epilog="example:\n  fairseq-rope convert-layout --path checkpoint_best.pt --rope-layout half "
+        "--output half.pt",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--path", required=True, metavar="FILE", help="the checkpoint")
-    parser.add_argument("--rope-layout", required=True, choices=LAYOUTS, help="the layout to turn it into")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write it")
+    parser.add_argument("--rope-layout", required=True, choices=LAYOUTS, help="the layout of the output")
+    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the output")
     parser.add_argument("--force", action="store_true", help="let --output replace the file of --path")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
     with ending_in_one_sentence("fairseq-rope convert-layout"):
         args = build_parser().parse_args(argv)
         from ..patches.loading import load_checkpoint
@@ -300,16 +311,16 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         refuse_output(args.output)
         if os.path.exists(args.output) and os.path.samefile(args.path, args.output) and not args.force:
             raise LayoutError(
-                f"--output {args.output}: is the file that --path {args.path} names; give another name, or "
-                "--force to replace it"
+                f"--output {args.output}: is the file of --path {args.path}; give another name, or --force "
+                "to replace it"
             )
         state = load_checkpoint(args.path)
         try:
             converted = convert_layout(state, args.rope_layout)
-        except ValueError as error:  # LayoutError, or a fraction that rotary.py refuses
+        except ValueError as error:  # a LayoutError, or a fraction that rotary.py refuses
             raise LayoutError(f"--path {args.path}: {error}") from None
         save_whole(converted, args.output)
     if converted is state:
-        print(f"{args.path} has the layout {args.rope_layout} already: nothing was changed")
+        print(f"{args.path} already has the layout {args.rope_layout}: nothing was changed")
     dropped = "last_optimizer_state" in state and "last_optimizer_state" not in converted
     print(f"wrote {args.output}{', without the state of the optimiser' if dropped else ''}")

@@ -1,14 +1,15 @@
-"""Convert a checkpoint to CTranslate2, to translate without fairseq: ``python -m fairseq_rope export``.
+"""Convert a checkpoint to CTranslate2, to translate without fairseq: ``fairseq-rope export``.
 
-For ``transformer_rope``, which no converter of CTranslate2's knows, and fairseq's own ``transformer``. What
-is written is loaded and compared with the model that it came from, and appears under its name only when both
-score the same sentences alike: a rotation that was forgotten, or of the other layout, loads without complaint
-and translates badly.
+Converts ``transformer_rope``, which CTranslate2's own converters do not support, and fairseq's
+``transformer``. The exported model gets its name only after a check: it must score sample sentences as the
+checkpoint does. The check is necessary because a model with the wrong rotation loads without an error and
+translates badly.
 """
 
 import argparse
 import contextlib
 import copy
+import ctypes
 import fcntl
 import itertools
 import json
@@ -17,9 +18,7 @@ import math
 import os
 import random
 import shutil
-import signal
 import statistics
-import sys
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .. import __version__
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
-# How far the log-probability of a word may be from the checkpoint's: see check(). In int8, trained models
-# were 0.01 to 0.12 off, the most where CTranslate2 multiplies with oneDNN (COMPATIBILITY.md). There, a tiny
-# model with random weights was 0.25 off.
+# The allowed difference from the checkpoint in the log-probability of a word: see check(). Trained models
+# differed by 0.01 to 0.12 in int8, the most where CTranslate2 multiplies with oneDNN (COMPATIBILITY.md), and
+# a tiny model with random weights by 0.25.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
-# Of the sentences of the validation set: how many have to be divided into the same words from plain text, and
-# how many a quantised model has to translate as the checkpoint does.
+# The share of validation sentences that plain text must be tokenised into, and that a quantised model must
+# translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
-SINUSOIDS = 4096  # positions; fairseq computes them as they come, CTranslate2 has those that are written
-# fairseq's names, and CTranslate2's of the same function
+SINUSOIDS = 4096  # positions that are exported; fairseq computes any number of them when they are needed
+# fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -49,7 +48,7 @@ ACTIVATIONS = {
     "gelu_fast": "GELUTanh",
     "swish": "SWISH",
 }
-# fairseq's flags for what a layer of NormFormer has more, by its name there
+# attributes of the layers of NormFormer, and fairseq's flags for them
 NORMFORMER = {
     "attn_ln": "scale-attn",
     "c_attn": "scale-heads",
@@ -59,14 +58,14 @@ NORMFORMER = {
 
 
 class ExportError(InputError):
-    """A checkpoint that CTranslate2 has no place for, or an unusable flag; the message says which."""
+    """CTranslate2 does not support the checkpoint, or a flag cannot be used; the message says which."""
 
 
 # -- what can be exported --------------------------------------------------------------------------
 
 
-def refuse_what_has_no_place(model: Any, path: str) -> None:
-    """Raise an ExportError that names the first option of *model* that CTranslate2 cannot represent."""
+def refuse_unsupported(model: Any, path: str) -> None:
+    """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     from fairseq.models.transformer import (
         TransformerDecoderBase,
         TransformerEncoderBase,
@@ -78,10 +77,10 @@ def refuse_what_has_no_place(model: Any, path: str) -> None:
     from ..transformer import RotaryDecoder, RotaryEncoder
 
     def refuse(what: str) -> None:
-        raise ExportError(f"--path {path}: {what}, for which CTranslate2 has no place")
+        raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
 
     if not isinstance(model, TransformerModelBase):
-        refuse(f"it is a {type(model).__name__}, and neither transformer_rope nor transformer")
+        refuse(f"it is a {type(model).__name__}, not a transformer_rope or transformer")
     encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
     if not isinstance(encoder, TransformerEncoderBase) or not isinstance(decoder, TransformerDecoderBase):
         refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
@@ -98,7 +97,7 @@ def refuse_what_has_no_place(model: Any, path: str) -> None:
     for side, name, rotary in ((encoder, "encoder", RotaryEncoder), (decoder, "decoder", RotaryDecoder)):
         if side.embed_positions is None and not isinstance(side, rotary):
             refuse("it was trained with --no-token-positional-embeddings")
-        if side.quant_noise is not None:  # a layer of its own behind the embeddings
+        if side.quant_noise is not None:  # an additional layer after the embeddings
             refuse("it was trained with --quant-noise-pq")
         if getattr(getattr(cfg, name), "xformers_att_config", None):
             refuse(f"it was trained with --{name}-xformers-att-config")
@@ -114,14 +113,14 @@ def refuse_what_has_no_place(model: Any, path: str) -> None:
                 refuse("its attention has extra keys")
         rotations = [layer.self_attn.rotary for layer in side.layers if hasattr(layer.self_attn, "rotary")]
         if any(type(rotary) is not RotaryEmbedding for rotary in rotations):
-            refuse(f"the rotation of its {name} is another than fairseq_rope.positions.rotary's")
+            refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
 
 
 # -- the model in CTranslate2's terms --------------------------------------------------------------
 
 
 def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
-    """CTranslate2's ``TransformerSpec`` of *model*; its weights are copies.
+    """Return CTranslate2's ``TransformerSpec`` of *model*, with copies of its weights.
 
     Args:
         model: in eval mode, float32, on the CPU
@@ -130,12 +129,12 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     from ctranslate2.converters import fairseq as fairseq_converter
     from ctranslate2.specs import common_spec, transformer_spec
 
-    model = copy.deepcopy(model).requires_grad_(False)  # quantisation works in place, in shared memory
+    model = copy.deepcopy(model).requires_grad_(False)  # quantisation changes weights in place
     encoder, decoder = model.encoder, model.decoder
     activation = getattr(common_spec.Activation, ACTIVATIONS[model.cfg.activation_fn])
 
     def options(side: Any, cfg: Any) -> Dict[str, Any]:
-        found = {
+        arguments = {
             "num_layers": len(side.layers),
             "num_heads": cfg.attention_heads,
             "pre_norm": cfg.normalize_before,
@@ -145,8 +144,10 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
         }
         rotary = getattr(side.layers[0].self_attn, "rotary", None) if len(side.layers) else None
         if rotary is not None:
-            found.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
-        return found
+            arguments.update(
+                rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base
+            )
+        return arguments
 
     encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
     projects = decoder.project_in_dim is not None or decoder.project_out_dim is not None
@@ -184,7 +185,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
 
 
 def _positions(embedding: Any) -> Any:
-    """Vectors of the positions from the first: all that were learnt, or SINUSOIDS of fairseq's."""
+    """Return the vectors of the positions from the first on: all learnt ones, or SINUSOIDS of fairseq's."""
     from fairseq.modules import SinusoidalPositionalEmbedding
 
     first = embedding.padding_idx + 1
@@ -195,19 +196,19 @@ def _positions(embedding: Any) -> Any:
 
 
 def words(dictionary: "Dictionary") -> List[str]:
-    """The entries of *dictionary* by CTranslate2's names.
+    """Return the entries of *dictionary* under CTranslate2's names.
 
     Raises:
-        ExportError: two have the same name, of which CTranslate2 would see the first alone
+        ExportError: two entries have the same name, and CTranslate2 would use only the first
     """
-    named = ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
-    if len(set(named)) < len(named):
-        twice = next(word for word in named if named.count(word) > 1)
+    names = ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
+    if len(set(names)) < len(names):
+        repeated = next(word for word in names if names.count(word) > 1)
         raise ExportError(
-            f"its dictionary has the word {twice} twice (CTranslate2 calls padding <blank>), of which "
-            "CTranslate2 would see one"
+            f"its dictionary has the word {repeated} twice (CTranslate2 calls padding <blank>), and "
+            "CTranslate2 would use only one of them"
         )
-    return named
+    return names
 
 
 # -- is it the same model? -------------------------------------------------------------------------
@@ -216,17 +217,17 @@ def words(dictionary: "Dictionary") -> List[str]:
 Pairs = List[Tuple[List[int], List[int]]]
 
 
-def drawn(task: Any, count: int = SAMPLES, longest: int = 2 * SAMPLES) -> Pairs:
-    """Pairs of sentences to score: 1 to *longest* words at random, as numbers, without end.
+def random_pairs(task: Any, longest: int) -> Pairs:
+    """Return SAMPLES pairs of sentences to score: 1 to *longest* random words, as numbers, without the end.
 
-    The scores of words in no order are those of a model asked for all that it knows, and no data are needed.
+    Random words need no data, and their scores depend on all of the model.
     """
     draw = random.Random(1)
 
     def sentence(dictionary: "Dictionary", length: int) -> List[int]:
         return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
 
-    lengths = [1 + longest * n * n // count**2 for n in range(count)]  # more short than long
+    lengths = [1 + longest * n * n // SAMPLES**2 for n in range(SAMPLES)]  # more short than long
     return [
         (
             sentence(task.source_dictionary, length),
@@ -236,41 +237,50 @@ def drawn(task: Any, count: int = SAMPLES, longest: int = 2 * SAMPLES) -> Pairs:
     ]
 
 
-def validating(task: Any, count: int = SAMPLES) -> Pairs:
-    """Pairs from all over the validation set, in the same form; none if the data folder has no such set."""
+def validation_pairs(task: Any) -> Pairs:
+    """Return up to SAMPLES pairs from all parts of the validation set; none if the data have no such set.
+
+    Raises:
+        ExportError: the validation set is damaged
+    """
     from fairseq.tasks.translation import TranslationTask
 
     if not isinstance(task, TranslationTask):
         return []
-    if "valid" not in task.datasets:
-        try:
+    try:
+        if "valid" not in task.datasets:
             task.load_dataset("valid")
-        except FileNotFoundError:
-            return []
-    data = task.dataset("valid")
-    chosen = range(0, len(data), max(1, len(data) // count))
-    pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen if data.tgt is not None]
-    return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:count]
+        data = task.dataset("valid")
+        chosen = range(0, len(data), max(1, len(data) // SAMPLES)) if data.tgt is not None else []
+        pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # fairseq does not check its files, and struct, NumPy and mmap raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ExportError(
+            f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
+        ) from error
+    return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:SAMPLES]
 
 
 def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float]]:
-    """Of each target the log-probability of every word and of the end, by the checkpoint's model."""
+    """Return, for each target, the log-probability of each word and of the end in the checkpoint's model."""
     import torch
 
     end = task.target_dictionary.eos()
-    found = []
+    scores = []
     with torch.no_grad():
         for source, target in pairs:
             src_tokens = torch.tensor([[*source, task.source_dictionary.eos()]])
-            wanted = torch.tensor([[*target, end]])
+            expected = torch.tensor([[*target, end]])
             out = model(src_tokens, torch.tensor([src_tokens.size(1)]), torch.tensor([[end, *target]]))
             lprobs = model.get_normalized_probs(out, log_probs=True)
-            found.append(lprobs.gather(2, wanted.unsqueeze(2)).flatten().tolist())
-    return found
+            scores.append(lprobs.gather(2, expected.unsqueeze(2)).flatten().tolist())
+    return scores
 
 
 def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float]]:
-    """The same by CTranslate2."""
+    """Return the same in CTranslate2's model."""
     names = [words(task.source_dictionary), words(task.target_dictionary)]
     sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
     results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
@@ -278,7 +288,7 @@ def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float
 
 
 def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
-    """How many sources of *pairs* :mod:`.translate` finds the same words for as fairseq's search."""
+    """Return how many sources of *pairs* :mod:`.translate` translates into the same words as fairseq."""
     import torch
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -293,7 +303,7 @@ def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
         max_len_b=s["max_len_b"],
     )
     agree = 0
-    # In batches of one length: fairseq has one limit for all of a batch.
+    # In batches of one length, because fairseq has one output limit for a whole batch.
     for _, batch in itertools.groupby(sorted((source for source, _ in pairs), key=len), key=len):
         sources = list(batch)
         tokens = torch.tensor([[*source, task.source_dictionary.eos()] for source in sources])
@@ -302,19 +312,19 @@ def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
             by_fairseq = generator.generate(
                 [model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
             )
-        found = translator.search([[of_source[word] for word in source] for source in sources])
-        for nbest, ((best, _),) in zip(by_fairseq, found):
+        by_ctranslate2 = translator.search([[of_source[word] for word in source] for source in sources])
+        for nbest, ((best, _),) in zip(by_fairseq, by_ctranslate2):
             agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
     return agree
 
 
 def positions(side: Any) -> Optional[int]:
-    """How many tokens, with the end, *side* of a model has absolute positions for; None if any number."""
+    """Return the number of tokens, with the end, that *side* has absolute positions for; None: any number."""
     return None if side.embed_positions is None else len(_positions(side.embed_positions))
 
 
 def refuse_below(share: float, same: int, count: int, said: str, force: bool) -> None:
-    """Raise an ExportError that begins with *said* if *same* < *share* of *count*, unless *force* is true."""
+    """Raise an ExportError that begins with *said* if *same* < *share* of *count* and *force* is false."""
     needed = math.ceil(share * count)
     if same < needed and not force:
         raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
@@ -323,43 +333,45 @@ def refuse_below(share: float, same: int, count: int, said: str, force: bool) ->
 def check(
     folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False
 ) -> str:
-    """Compare what is in *folder* with *model*; returns sentences that say how near it is.
+    """Compare the model in *folder* with *model*, and return sentences that report the differences.
 
     The score of a sentence is the mean log-probability of its words and its end.
 
     Raises:
-        ExportError: in float32 a sentence, or quantised the average one, is farther off than BOUNDS; or
-            quantised, and without *force*, fewer translations are the same than SAME_TRANSLATIONS
+        ExportError: the difference of a sentence (in float32) or the mean difference (quantised) is above
+            BOUNDS; or, quantised and without *force*, too few translations are the same (SAME_TRANSLATIONS)
     """
     import ctranslate2
 
-    ctranslate2.set_log_level(logging.ERROR)  # 16-bit weights may be computed with in 32
+    ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     most = [positions(side) for side in (model.encoder, model.decoder)]
     longest = min([2 * SAMPLES, *(count - 1 for count in most if count is not None)])
-    real = [pair for pair in validating(task) if longest == 2 * SAMPLES or max(map(len, pair)) <= longest]
-    pairs = [*drawn(task, longest=longest), *real]
-    expected, found = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
-    if [len(scores) for scores in found] != [len(scores) for scores in expected]:
-        raise ExportError("CTranslate2 scores another number of words than there are: nothing was written")
-    differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, found)]
-    sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, found)]
+    real = [
+        pair for pair in validation_pairs(task) if longest == 2 * SAMPLES or max(map(len, pair)) <= longest
+    ]
+    pairs = [*random_pairs(task, longest), *real]
+    expected, exported = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
+    if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
+        raise ExportError("CTranslate2 does not score every word: nothing was written")
+    differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, exported)]
+    sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)]
     if quantization:
         measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
     else:
         measured, what = max(sentences), "at most"
     bound, called, computed = BOUNDS[quantization], quantization or "float32", translator.compute_type
-    if computed not in (called, f"{called}_float32"):  # this CPU lacks the type that was asked for
+    if computed not in (called, f"{called}_float32"):  # this CPU does not support the type
         bound = max(bound, BOUNDS.get(computed, 0.0))
         called += f" (computed in {computed} on this machine)"
-    if not measured <= bound:  # also of NaN
+    if not measured <= bound:  # also true for NaN
         raise ExportError(
-            f"what CTranslate2 makes of it scores sentences {measured:.2g} a word off {what}, and {bound:g} "
-            "is allowed: nothing was written"
+            f"the exported model's scores differ from the checkpoint's by {measured:.2g} a word {what}, and "
+            f"{bound:g} is allowed: nothing was written"
         )
     said = (
-        f"{called}: {len(pairs)} sentences score as in the checkpoint, {measured:.1e} a word off {what} "
-        f"({bound:g} is allowed)"
+        f"{called}: the scores of {len(pairs)} sentences differ from the checkpoint's by {measured:.1e} a "
+        f"word {what} ({bound:g} is allowed)"
     )
     if real:
         same = agreeing(folder, model, task, real)
@@ -372,25 +384,27 @@ def check(
 
 
 def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
-    """A sentence that says whether plain text becomes the words of the validation set; none without one.
+    """Return a sentence that says whether plain text becomes the tokens of the validation set.
+
+    There is no sentence without a validation set.
 
     Raises:
-        ExportError: fewer sources become the same words than SAME_SOURCES, without *force*
+        ExportError: too few sources become the same tokens (SAME_SOURCES), without *force*
     """
-    # The set has words alone: Moses makes them plain text first, of the source language.
+    # The set has only tokens. Moses' detokeniser for the source language makes plain text of them.
     source = settings["source"]
     back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
     text = Text(folder, settings)
     symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
-    lines = [[symbols[n] for n in source] for source, _ in validating(task) if unknown not in source]
+    lines = [[symbols[n] for n in source] for source, _ in validation_pairs(task) if unknown not in source]
     if not lines:
         return []
-    alike = sum(text.tokens(back.plain(line)) == line for line in lines)
+    same = sum(text.tokens(back.plain(line)) == line for line in lines)
     said = (
-        f"{alike} of {len(lines)} sources of the validation set, as plain text, are divided as they are there"
+        f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     )
     cause = "--tokenizer or the subwords are not those of the data"
-    refuse_below(SAME_SOURCES, alike, len(lines), f"{said} ({cause})", force)
+    refuse_below(SAME_SOURCES, same, len(lines), f"{said} ({cause})", force)
     return [said]
 
 
@@ -398,19 +412,18 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
 
 
 def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Optional[str], Optional[str]]:
-    """Which subwords the text is divided into, and the file that says how: of the flags, or beside the data.
+    """Return the kind and the file of the subword model that the flags name or the data folder holds.
 
     Returns:
-        "subword_nmt", "sentencepiece" or None, and the file
+        a key of SUBWORDS and a path, or None and None
 
     Raises:
-        ExportError: the file is not there, or the dictionary is one of subwords and there is none
+        ExportError: the file does not exist, or the dictionary has subwords and there is no file
     """
-    given = {"subword_nmt": args.bpe_codes, "sentencepiece": args.sentencepiece_model}
-    for kind, path in given.items():
+    for flag, kind in (("--bpe-codes", "subword_nmt"), ("--sentencepiece-model", "sentencepiece")):
+        path = getattr(args, flag[2:].replace("-", "_"))
         if path is not None:
             if not os.path.isfile(path):
-                flag = "--bpe-codes" if kind == "subword_nmt" else "--sentencepiece-model"
                 raise ExportError(f"{flag} {path}: must be a file that exists")
             return kind, path
     for kind, name in SUBWORDS.items():
@@ -418,8 +431,8 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
             return kind, os.path.join(args.data, name)
     if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
         raise ExportError(
-            f"--data {args.data}: the words of its dictionary are divided, and it has neither bpecodes nor "
-            "sentencepiece.bpe.model; name the file with --bpe-codes or --sentencepiece-model"
+            f"--data {args.data}: its dictionary has subwords, and it has neither "
+            f"{' nor '.join(SUBWORDS.values())}; name the file with --bpe-codes or --sentencepiece-model"
         )
     return None, None
 
@@ -427,12 +440,12 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
 def tokenisation(
     tokenizer: Optional[str], kind: Optional[str], dictionary: "Dictionary", source: str, target: str
 ) -> Optional[Dict[str, Any]]:
-    """How Moses divides text before its subwords; None if it does not.
+    """Return the setting ``moses``: how Moses tokenises text before its subwords, or None if it does not.
 
     Args:
-        tokenizer: "moses", "none", or None for what the recipes do: sentencepiece takes plain text
+        tokenizer: "moses", "none", or None for the default, which is "none" for sentencepiece
         kind: of subwords
-        dictionary: with ``@-@``, which Moses' ``-a`` makes of a hyphen, hyphens are divided
+        dictionary: hyphens are split if it has ``@-@``, which Moses' ``-a`` makes of a hyphen
     """
     if tokenizer == "none" or (tokenizer is None and kind == "sentencepiece"):
         return None
@@ -443,7 +456,7 @@ README = """# {source} to {target}
 
 A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
 
-    pip install '/path/to/fairseq-rope[ctranslate2]'    # a clone of its repository
+    pip install '/path/to/fairseq-rope[ctranslate2]'    # the path of a clone of its repository
     fairseq-rope translate --model . < raw.{source} > translated.{target}
 
 or in Python:
@@ -454,18 +467,18 @@ or in Python:
 
 A list of sentences gives a list; `translator.translate_lines(lines)` yields the translations one by one.
 
-The search is that of
+The search is the same as in
 
     fairseq-interactive --beam {beam} --lenpen {lenpen} --max-len-a 1 --max-len-b {max_len_b}
 
-`--beam`, `--lenpen` and `--max-len-b` change it here, too. To CTranslate2, the first two are beam_size and
-length_penalty. `{settings}` says how text is treated and where the model came from. It also has the checksums
+`--beam`, `--lenpen` and `--max-len-b` of `translate` change it. CTranslate2 calls the first two beam_size and
+length_penalty. `{settings}` holds the settings for text and search, the name of the checkpoint, and checksums
 of the other files, which are compared when the model is loaded.
 """
 
 
 def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
-    """Write model, vocabularies, subwords, settings and README into the new *folder*."""
+    """Write the model, vocabularies, subword model, settings and README into *folder*."""
     os.makedirs(folder, exist_ok=True)
     spec.save(folder)
     if file is not None:
@@ -486,12 +499,20 @@ def _naming(output: str) -> Iterator[None]:
         raise ExportError(f"--output {output}: {error.strerror or error}") from error
 
 
+def exchange(one: str, other: str) -> bool:
+    """Exchange the names of two folders in one step; return False if the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, with glibc >= 2.28
+    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), flag) == 0
+
+
 @contextlib.contextmanager
 def replacing(output: str) -> Iterator[str]:
-    """The name of a new folder that takes the place of *output* when the block has ended without an error.
+    """Yield the name of a new folder that replaces *output* when the block ends without an error.
 
-    The new folder is written inside a hidden one. *output* is moved there, too, just before the new folder
-    gets its name. If the process is killed between these two steps, the next call moves *output* back.
+    The new folder is written inside a hidden one, and is exchanged with *output* in one step. On systems
+    that cannot do this, *output* is first moved into the hidden folder. If the process is killed before the
+    new folder gets its name, the next call moves *output* back.
 
     Raises:
         ExportError: another process writes *output*, or a folder cannot be made or renamed
@@ -504,8 +525,32 @@ def replacing(output: str) -> Iterator[str]:
             os.rename(old, output)
 
     with _naming(output):
+        lock = _locked_folder(hidden, output)
+    try:
+        put_back()
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield new
+        with _naming(output):
+            if not os.path.exists(output):
+                os.rename(new, output)
+            elif not exchange(new, output):
+                os.rename(output, old)
+                os.rename(new, output)
+    finally:
+        put_back()
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(hidden: str, output: str) -> int:
+    """Make the folder *hidden*, lock it, and return its descriptor; the end of the process unlocks it."""
+    while True:
         os.makedirs(hidden, exist_ok=True)
-        lock = os.open(hidden, os.O_RDONLY)  # any end of the process unlocks it
+        try:
+            lock = os.open(hidden, os.O_RDONLY)
+        except FileNotFoundError:  # another export has just ended
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -513,23 +558,14 @@ def replacing(output: str) -> Iterator[str]:
             raise ExportError(f"--output {output}: another export is writing it") from None
         except OSError:  # some network file systems have no locks
             pass
-    try:
-        put_back()
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield new
-        with _naming(output):
-            if os.path.exists(output):
-                os.rename(output, old)
-            os.rename(new, output)
-    finally:
-        put_back()
-        shutil.rmtree(hidden, ignore_errors=True)
-        os.close(lock)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(hidden)):
+                return lock
+        os.close(lock)  # of a folder that another export has just removed
 
 
 def export(args: argparse.Namespace) -> str:
-    """Do what the flags ask for; returns what the check found.
+    """Export the model that the flags name, and return the report of the check.
 
     Raises:
         ExportError: nothing was written
@@ -543,7 +579,7 @@ def export(args: argparse.Namespace) -> str:
 
 
 def convert(args: argparse.Namespace, folder: str) -> str:
-    """Write the model that the flags name into *folder*, which is new; returns what the check found.
+    """Write the model that the flags name into the new *folder*, and return the report of the check.
 
     Raises:
         ExportError: the model cannot be exported, or a check failed
@@ -564,10 +600,10 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         raise ExportError(f"--path {args.path}, --data {args.data}: {error}") from error
     if type(task) is not TranslationTask:
         raise ExportError(
-            f"--path {args.path}: it is of a {type(task).__name__}, and not of --task translation"
+            f"--path {args.path}: its task is {type(task).__name__}, and must be --task translation"
         )
     model = models[0].float().eval()
-    refuse_what_has_no_place(model, args.path)
+    refuse_unsupported(model, args.path)
     kind, file = subwords(args, task.source_dictionary)
     source, target = task.cfg.source_lang, task.cfg.target_lang
     rotary = ("rope_base", "rope_layout", "rope_fraction")
@@ -576,7 +612,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "target": target,
         "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
         "subwords": kind and {"kind": kind, "file": file},
-        # Tokens, with the end, that there are absolute positions for; null: any number.
+        # the number of tokens, with the end, that have absolute positions; null: any number
         "positions": {"source": positions(model.encoder), "target": positions(model.decoder)},
         "beam": args.beam,
         "lenpen": args.lenpen,
@@ -594,76 +630,77 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     of_text = check_text("", settings, task, args.force)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
-    found = []
-    asked = None if args.quantization == "float32" else args.quantization
+    report = []
+    quantized = None if args.quantization == "float32" else args.quantization
     with _naming(args.output):
-        # Quantised weights are near those of a wrong model, too: in float32 it has to be the right one first.
-        for quantization in dict.fromkeys([None, asked]):
+        # Only float32 scores are exact enough to tell the right model from a wrong one, so they come first.
+        for quantization in dict.fromkeys([None, quantized]):
             spec = to_spec(model, task.source_dictionary, task.target_dictionary)
             spec.validate()
             spec.optimize(quantization=quantization)
             if os.path.exists(folder):
                 shutil.rmtree(folder)
             write_beside(folder, spec, settings, file)
-            found.append(check(folder, model, task, quantization, args.force))
-    return "\n".join([*found, *of_text])
+            report.append(check(folder, model, task, quantization, args.force))
+    return "\n".join([*report, *of_text])
 
 
 def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
-    """Raise an ExportError if *output* is there and is not to be replaced."""
+    """Raise an ExportError if *output* exists and must not be replaced."""
     if not os.path.exists(output):
         return
-    try:
-        there = set(os.listdir(output))
-    except NotADirectoryError:
-        raise ExportError(f"--output {args.output}: is a file, and must be a folder to be written") from None
+    if not os.path.isdir(output):
+        raise ExportError(f"--output {args.output}: is a file, and must be a folder")
+    names = set(os.listdir(output))
     own = {"model.bin", "config.json", SETTINGS, "README.md", *SUBWORDS.values()}
-    others = {name for name in there - own if not name.endswith("_vocabulary.json")}
-    if SETTINGS not in there or others:
-        what = f"other files than a model's ({min(others)})" if others else "no model of fairseq-rope export"
-        raise ExportError(f"--output {args.output}: is there and has {what}; it is not replaced")
+    others = {name for name in names - own if not name.endswith("_vocabulary.json")}
+    if SETTINGS not in names or others:
+        what = f"files that are not a model's ({min(others)})" if others else "no exported model"
+        raise ExportError(f"--output {args.output}: exists and has {what}; it is not replaced")
     if not args.replace and not args.force:
-        raise ExportError(f"--output {args.output}: is there already; --replace replaces it")
+        raise ExportError(f"--output {args.output}: exists already; --replace replaces it")
 
 
 # -- the command -----------------------------------------------------------------------------------
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope export",
         description="Convert a checkpoint to CTranslate2, and check the result.",
-        epilog="example: fairseq-rope export "
-        "--path averaged.pt --data data-bin --output served --quantization int8",
+        epilog="example:\n  fairseq-rope export --path averaged.pt --data data-bin --output served "
+        "--quantization int8",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--version", action="version", version=f"%(prog)s {__version__}")
-    add("--path", required=True, metavar="FILE", help="the checkpoint, of transformer_rope or transformer")
+    add("--path", required=True, metavar="FILE", help="a checkpoint of transformer_rope or transformer")
     add("--data", required=True, metavar="DIR", help="the folder of its dictionaries, data-bin")
     add("--output", required=True, metavar="DIR", help="the folder to write")
     add(
         "--quantization",
         choices=("float32", *QUANTIZATIONS),
         default="float32",
-        help="of the weights; default: %(default)s",
+        help="the type of the weights; default: %(default)s",
     )
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--bpe-codes", metavar="FILE", help="of subword-nmt; default: bpecodes in --data")
-    either.add_argument(
-        "--sentencepiece-model", metavar="FILE", help="default: sentencepiece.bpe.model in --data"
-    )
+    for flag, name, kind in (
+        ("--bpe-codes", "subword-nmt's codes", "subword_nmt"),
+        ("--sentencepiece-model", "the sentencepiece model", "sentencepiece"),
+    ):
+        either.add_argument(flag, metavar="FILE", help=f"{name}; default: {SUBWORDS[kind]} in --data")
     add(
         "--tokenizer",
         choices=("moses", "none"),
-        help="of plain text, before its subwords; default: moses, for sentencepiece none",
+        help="how plain text is tokenised before its subwords; default: moses, with sentencepiece none",
     )
-    add("--replace", action="store_true", help="replace a model that is there")
+    add("--replace", action="store_true", help="replace an exported model")
     add(
         "--force",
         action="store_true",
-        help="replace a model that is there, and write one even if too few sentences of the validation set "
-        "are divided as there, or translated as by the checkpoint",
+        help="as --replace, and write the model even if too few sentences of the validation set are "
+        "tokenised as in the data or translated as by the checkpoint",
     )
     search = parser.add_argument_group("the default search of fairseq-rope translate")
     add = search.add_argument
@@ -674,18 +711,16 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=MAX_LEN_B,
         metavar="N",
-        help="tokens that an output may have more than its source; default: %(default)s",
+        help="how many tokens longer than its source an output may be; default: %(default)s",
     )
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
     parser = build_parser()
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)
-    # As Ctrl-C does, so that what is half-written is removed.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ending_in_one_sentence("fairseq-rope export"):
-        found = export(args)
-    print(f"{found}\nwrote {args.output}")
+        report = export(args)
+    print(f"{report}\nwrote {args.output}")

@@ -1,12 +1,12 @@
-"""Score translations: ``python -m fairseq_rope score``.
+"""Score translations: ``fairseq-rope score``.
 
-sacreBLEU, chrF2++ and TER of detokenised text, and beside them the tokenised BLEU of the papers, with
-and without the compound split of Vaswani et al. All of them are computed by sacrebleu, on tokens of
-sacremoses where Moses' are asked for, and each stands under its own name: they differ by more than the
-systems that are compared with them. Reads plain text, or what ``fairseq-generate`` printed.
+The metrics are sacreBLEU, chrF2++ and TER of detokenised text, and the tokenised BLEU of papers, with and
+without the compound split of Vaswani et al. sacrebleu computes all of them; sacremoses tokenises where Moses'
+tokens are needed. Each metric has its own name, because they differ more than the systems that they compare.
+The input is plain text or the output of ``fairseq-generate``.
 
-Languages that put no blanks between words get sacreBLEU, with a tokeniser for them, and chrF2: Moses' tokens,
-TER and chrF2++ need blanks.
+For languages without blanks between words, the metrics are sacreBLEU, with a tokeniser for the language, and
+chrF2. The others need blanks.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from ..lines import decode, split
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
 
-RESAMPLES = 1000  # of the paired bootstrap: sacrebleu's default
-LENGTHS = (10, 20, 30, 40, 60)  # the last length of each bucket but the open one, in words of the source
+RESAMPLES = 1000  # in the paired bootstrap; sacrebleu's default
+LENGTHS = (10, 20, 30, 40, 60)  # the longest source of each bucket, in words; the last bucket is open
 
-# sacrebleu's; those of Flores are models that it downloads
+# sacrebleu's tokenisers; it downloads the models of flores101 and flores200
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
 UNSPACED = ("bo", "dz", "ja", "km", "lo", "my", "th", "yue", "zh")  # languages without blanks between words
 # Other codes of these, and languages that are written and scored like one of them.
@@ -46,11 +46,11 @@ _LIKE = {
 }
 COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
 
-# "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. Some texts hold "@@" as a word of its own.
+# "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. A separate word "@@" occurs in plain text.
 _SUBWORDS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
-# What Moses' tokeniser writes for | ' " [ ], for a hyphen with -a, and what the compound split writes.
+# Moses' tokeniser writes these for | ' " [ ], and with -a for a hyphen; the last is of the compound split.
 _ESCAPES = re.compile(r"&(?:apos|quot|#124|#91|#93);|@-@|##AT##")
-# Markup that was not unescaped has the former of these too; texts on software are full of it.
+# Markup that was not unescaped has the first of these too; it is frequent in texts about software.
 _ENTITIES = re.compile(r"&(?:amp|lt|gt|apos|quot|#\d+);|@-@|##AT##")
 _BLANK = re.compile(r"\A\s*\Z")
 _STOP = re.compile(r"[.,](?:\s|$)")
@@ -58,52 +58,52 @@ _STOP_APART = re.compile(r"\s[.,](?:\s|$)")
 
 
 class ScoreError(InputError):
-    """What was asked for cannot be scored; the message names the flag or file."""
+    """The files cannot be scored as the flags say; the message names the flag or file."""
 
 
 class System(NamedTuple):
-    """Translations of one system, a detokenised sentence a line."""
+    """Translations of one system, one detokenised sentence per line."""
 
     name: str
     path: str
     lines: List[str]
-    undone: Sequence[str] = ()  # what had to be undone to get there, in this order
+    undone: Sequence[str] = ()  # the steps of preprocessing that were undone, in this order
 
 
 class Reference(NamedTuple):
-    """One reference translation, a detokenised sentence a line."""
+    """One reference translation, one detokenised sentence per line."""
 
     path: str
     lines: List[str]
 
 
 class Metric(NamedTuple):
-    """A metric under the name that it may be quoted with."""
+    """A metric and its references."""
 
-    name: str
-    what: str  # it is, in a few words
-    scorer: "SacrebleuMetric"  # holds the references
-    text: Callable[[str], str]  # what the scorer is given for a detokenised line
-    tokens: Optional[str]  # for the signature, where the text is tokenised before the scorer sees it
-    reference_tokens: List[int]  # of each reference, as this metric counts them
+    name: str  # to quote it with
+    what: str  # a short description
+    scorer: "SacrebleuMetric"  # has the references
+    text: Callable[[str], str]  # returns the scorer's input for a detokenised line
+    tokens: Optional[str]  # for the signature, if the text is tokenised before the scorer sees it
+    reference_tokens: List[int]  # in each reference, as this metric counts them
 
 
 def warn(message: str) -> None:
-    """Print *message* to standard error; standard output is for scores."""
+    """Print *message* to standard error. Standard output is only for scores."""
     print(f"fairseq-rope score: warning: {message}", file=sys.stderr)
 
 
 def language(code: str) -> str:
-    """The language of a code like ``zh_CN``, ``zh-Hans`` or ``zho``: ``zh``."""
+    """Return the language of a code like ``zh_CN``, ``zh-Hans`` or ``zho``: ``zh``."""
     lang = re.split("[-_]", code)[0].lower()
     return _LIKE.get(lang, lang)
 
 
 def default_tokenize(target_lang: str) -> str:
-    """The tokeniser of sacreBLEU for *target_lang*, a code like de, zh_CN or zh-Hans; one of TOKENIZERS.
+    """Return sacreBLEU's tokeniser for *target_lang*, a code like de, zh_CN or zh-Hans; one of TOKENIZERS.
 
-    Japanese and Korean have tokenisers in packages of their own (``pip install sacrebleu[ja,ko]``). Without
-    them it is "char" and "13a".
+    The tokenisers for Japanese and Korean need other packages (``pip install sacrebleu[ja,ko]``). Without
+    them the result is "char" and "13a".
     """
     lang = language(target_lang)
     if lang in ("zh", "yue"):
@@ -116,7 +116,7 @@ def default_tokenize(target_lang: str) -> str:
 
 
 def named(path: str) -> str:
-    """*path* as messages name it."""
+    """Return *path* as messages name it."""
     return "standard input" if path == "-" else path
 
 
@@ -149,36 +149,36 @@ def read_lines(path: str) -> List[str]:
     return split(text)
 
 
-def _holding(pattern: "re.Pattern[str]", lines: Sequence[str]) -> List[int]:
-    """The numbers, from 1, of the lines that hold the pattern."""
+def _matching(pattern: "re.Pattern[str]", lines: Sequence[str]) -> List[int]:
+    """Return the numbers, from 1, of the lines that match the pattern."""
     return [number for number, line in enumerate(lines, 1) if pattern.search(line)]
 
 
 def _first_if_common(pattern: "re.Pattern[str]", lines: Sequence[str]) -> int:
-    """The number of the first line that holds the pattern, if 1 line in 20 does; else 0."""
-    found = _holding(pattern, lines)
-    return found[0] if found and 20 * len(found) >= len(lines) else 0
+    """Return the number of the first line that matches the pattern if 1 line in 20 does; else 0."""
+    numbers = _matching(pattern, lines)
+    return numbers[0] if numbers and 20 * len(numbers) >= len(lines) else 0
 
 
 def looks_subworded(lines: Sequence[str]) -> int:
-    """The first line with marks of byte-pair encoding or SentencePiece, if 1 line in 20 has them; else 0."""
+    """Return the first line with marks of BPE or SentencePiece if 1 line in 20 has them; else 0."""
     return _first_if_common(_SUBWORDS, lines)
 
 
 def looks_tokenised(lines: Sequence[str]) -> int:
-    """The first line that a tokeniser wrote, if the lines seem to come from one; else 0.
+    """Return the first line that looks tokenised if the whole text does; else 0.
 
-    They do if at least half of the lines with a full stop or comma at a word's end have one with a blank
-    before it (99% of them in newstest2014 tokenised, 0.1% of them in newstest2014), or if 1 line in 20
-    holds an escape of Moses' (10% of its German lines and 28% of its English ones, and none).
+    The text looks tokenised if at least half of the lines with a full stop or comma at the end of a word have
+    a blank before one (99% of them in tokenised newstest2014, 0.1% of them in plain newstest2014), or if 1
+    line in 20 has an escape of Moses (10% of tokenised German lines, 28% of English ones; no plain line).
     """
-    if 2 * len(_holding(_STOP_APART, lines)) >= len(_holding(_STOP, lines)):
+    if 2 * len(_matching(_STOP_APART, lines)) >= len(_matching(_STOP, lines)):
         return _first_if_common(_STOP_APART, lines) or _first_if_common(_ESCAPES, lines)
     return _first_if_common(_ESCAPES, lines)
 
 
 def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
-    """Refuse text that is not what a reader would be given; warn where it only may not be.
+    """Refuse text that is not plain; warn about text that may not be.
 
     Raises:
         ScoreError: the text looks BPE'd, or it is the reference and looks tokenised
@@ -190,25 +190,25 @@ def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
     if line and is_reference:
         raise ScoreError(
             f"{path}, line {line}: looks tokenised (a blank before a full stop or comma, or escapes like "
-            "&quot; and @-@); the reference has to be plain text as published"
+            "&quot; and @-@); the reference must be plain text as published"
         )
     if line:
-        warn(f"{path}, line {line}: looks tokenised; it is taken as it is, and expected is detokenised text")
+        warn(f"{path}, line {line}: looks tokenised, and is scored without a change; give detokenised text")
     for what, pattern in (
         ("with marks of BPE (@@ or ▁)", _SUBWORDS),
         ("with escapes like &amp; or @-@", _ENTITIES),
         ("that are empty", _BLANK),
     ):
-        found = [] if line and pattern is _ENTITIES else _holding(pattern, lines)
+        found = [] if line and pattern is _ENTITIES else _matching(pattern, lines)
         if found:
             warn(f"{path}: lines {what}: {len(found)} of {len(lines)}, the first is line {found[0]}")
 
 
 def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List[str]]:
-    """The lines without the marks of BPE or SentencePiece and without Moses' tokens, where they are there.
+    """Return the lines without marks of BPE or SentencePiece and without Moses' tokenisation.
 
     Returns:
-        the lines, and the names of what was undone, in this order
+        the lines, and the names of the undone steps in their order
     """
     from sacremoses import MosesDetokenizer
 
@@ -217,7 +217,7 @@ def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List
     if filled and 2 * sum("\u2581" in line for line in filled) >= len(filled):
         lines = [line.replace(" ", "").replace("\u2581", " ").strip() for line in lines]
         undone.append("SentencePiece")
-    elif _holding(_SUBWORDS, lines):
+    elif _matching(_SUBWORDS, lines):
         lines = [re.sub(r"@@(?: |$)", "", line) for line in lines]
         undone.append("BPE")
     if looks_tokenised(lines):
@@ -228,19 +228,19 @@ def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List
 
 
 def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
-    """The translations and the sources in what ``fairseq-generate`` printed, in the test set's order.
+    """Return the translations and the sources in the output of ``fairseq-generate``, in the test set's order.
 
-    Translations are the D- lines (H- before fairseq 0.10, which had no D-), of n best the first. The
-    outputs of shards may stand one after the other; log lines are skipped.
+    Translations are the D- lines (before fairseq 0.10, the H- lines); of an n-best list, the first. The
+    outputs of several shards may be concatenated. Log lines are skipped.
 
     Args:
-        count: sentences in the test set, numbered from 0 by fairseq
+        count: the number of sentences in the test set, which fairseq numbers from 0
 
     Returns:
-        translations as they stand there, and sources, which are [] where S- lines are missing
+        translations as printed, and sources, or [] if S- lines are missing
 
     Raises:
-        ScoreError: sentences are missing, surplus or there twice, or a line is cut short
+        ScoreError: sentences are missing, surplus or repeated, or a line is cut short
     """
     texts: Dict[str, Dict[int, str]] = {"S": {}, "H": {}, "D": {}}
     for number, line in enumerate(read_lines(path), 1):
@@ -249,17 +249,19 @@ def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
             continue
         kind, sentence, text = match.group(1), int(match.group(2)), match.group(3)
         if kind == "S" and sentence in texts["S"]:
-            raise ScoreError(f"{path}, line {number}: sentence {sentence} a second time; expected is one run")
+            raise ScoreError(
+                f"{path}, line {number}: has sentence {sentence} a second time; give the output of one run"
+            )
         if kind != "S":
             _, tab, text = text.partition("\t")
             if not tab:
                 raise ScoreError(
-                    f"{path}, line {number}: is cut short; expected is {kind}-{sentence}, score and text"
+                    f"{path}, line {number}: is cut short; it must have {kind}-{sentence}, score and text"
                 )
         texts[kind].setdefault(sentence, text)
     best = texts["D"] or texts["H"]
     if not best:
-        raise ScoreError(f"{path}: has no line D-… or H-…; expected is the output of fairseq-generate")
+        raise ScoreError(f"{path}: has no line D-… or H-…; give the output of fairseq-generate")
     missing, surplus = sorted(set(range(count)) - set(best)), sorted(set(best) - set(range(count)))
     for numbers, what in ((missing, "lacks"), (surplus, "has")):
         if numbers:
@@ -274,16 +276,16 @@ def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
 
 
 def compound_split(line: str) -> str:
-    """The split of Vaswani et al. for tokenised text: ``Ab-Cd`` becomes ``Ab ##AT##-##AT## Cd``.
+    """Return tokenised text after the split of Vaswani et al.: ``Ab-Cd`` becomes ``Ab ##AT##-##AT## Cd``.
 
-    One pass from left to right, in which the letters beside a hyphen are used up with it, as in the Perl
-    that the published figures come from: ``A-B-C`` is split once, ``Ab-Cd-Ef`` twice.
+    One pass from left to right consumes each hyphen with its two neighbours, as in the Perl script of the
+    published results: ``A-B-C`` is split once, ``Ab-Cd-Ef`` twice.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def moses_tokeniser(lang: str) -> Callable[[str], str]:
-    """Moses' tokeniser (sacremoses'), as the recipes use it: hyphens whole, special characters escaped."""
+    """Return Moses' tokeniser as in the recipes: without splitting hyphens, with escapes."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang)
@@ -291,9 +293,10 @@ def moses_tokeniser(lang: str) -> Callable[[str], str]:
 
 
 def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
-    """Moses' tokeniser with ``-a``, as it is since November 2018: a full stop that ends a line stands alone.
+    """Return Moses' tokeniser with ``-a`` in the version of November 2018.
 
-    sacremoses 0.2.0 keeps the older rule, by which it may stay on the last word ("iPhone 5.").
+    It separates a full stop at the end of a line. sacremoses 0.2.0 has the older rule, which may leave it on
+    the last word ("iPhone 5.").
     """
     from sacremoses import MosesTokenizer
 
@@ -307,9 +310,9 @@ def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
 
 
 def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokenize: str) -> List[Metric]:
-    """The metrics, in the order in which they are reported.
+    """Return the metrics in the order of the report.
 
-    The tokenised ones are multi-bleu's: cased, without smoothing, so 0 where no 4-gram matches.
+    Tokenised BLEU is that of multi-bleu.perl: cased, without smoothing, and so 0 if no 4-gram matches.
 
     Args:
         references: the lines of each reference
@@ -346,16 +349,16 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
             ),
             (
                 "tokenised BLEU, compound split",
-                "the same after the split of Vaswani et al., which mostly raises it",
+                "the same after the split of Vaswani et al., which usually raises it",
                 *(BLEU, multi_bleu, split, f"{tokens}+compound-split"),
             ),
-            ("chrF2++", "characters, and words with punctuation apart", CHRF, {"word_order": 2}, plain, None),
+            ("chrF2++", "characters, and words without punctuation", CHRF, {"word_order": 2}, plain, None),
             ("TER", "edits per reference word, case ignored: lower is better", TER, {}, plain, None),
         ]
     metrics = []
     for name, what, kind, options, text, signed in rows:
-        given = [[text(line) for line in lines] for lines in references]
-        scorer = kind(references=given, **options)
+        inputs = [[text(line) for line in lines] for lines in references]
+        scorer = kind(references=inputs, **options)
 
         def units(line: str, name: str = name, scorer: Any = scorer) -> Sequence[str]:
             if name == "chrF2":
@@ -363,20 +366,20 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
             # sacrebleu has no public name for the words of chrF++
             return scorer._remove_punctuation(line) if name == "chrF2++" else scorer.tokenizer(line).split()
 
-        counts = [sum(len(units(line)) for line in lines) for lines in given]
+        counts = [sum(len(units(line)) for line in lines) for lines in inputs]
         metrics.append(Metric(name, what, scorer, text, signed, counts))
     return metrics
 
 
 def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, Any]]:
-    """The score of each system; of several, also sacrebleu's paired bootstrap against the first.
+    """Return the scores of each system; with several systems, also a paired bootstrap against the first.
 
     Returns:
         for each system ``score`` and ``signature``; for BLEU also ``precisions`` (percentages, of 1-grams to
-        4-grams), ``brevity_penalty``, ``system_tokens`` and ``reference_length``, with which the brevity
-        penalty compares them (of several references, the closest one for each sentence); of several systems
-        also ``mean`` and ``confidence`` (the 95% interval is mean ± confidence), and ``p_value`` (None for
-        the first)
+        4-grams), ``brevity_penalty``, ``system_tokens`` and ``reference_length`` (the length that the brevity
+        penalty uses: of several references, the closest for each sentence); with several systems also
+        ``mean`` and ``confidence`` (the 95% interval is mean ± confidence), and ``p_value`` (None for the
+        first system)
     """
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
@@ -409,7 +412,9 @@ def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, An
 def score_by_length(
     system: System, references: Sequence[Reference], tokenize: str, source_words: Sequence[int]
 ) -> List[Dict[str, Any]]:
-    """sacreBLEU of the sentences whose source has 0–10, 11–20, …, more than 60 words; no empty buckets.
+    """Return sacreBLEU of the sentences whose source has 0–10, 11–20, …, more than 60 words.
+
+    Empty buckets are left out.
 
     Args:
         tokenize: sacreBLEU's tokeniser
@@ -439,10 +444,10 @@ def score_by_length(
 def score_comet(
     systems: Sequence[System], reference: Reference, source: Sequence[str], model: str
 ) -> List[float]:
-    """The score that the program ``comet-score`` gives each system with the COMET model *model*.
+    """Return the scores of the program ``comet-score`` with the COMET model *model*, one for each system.
 
     Raises:
-        ScoreError: it is not on the PATH, or does not end with a score for each system
+        ScoreError: the program is not on the PATH, or does not print a score for each system
     """
     program = comet_program()
     with tempfile.TemporaryDirectory() as folder:
@@ -450,7 +455,7 @@ def score_comet(
         for number, lines in enumerate((source, reference.lines, *(system.lines for system in systems))):
             paths.append(os.path.join(folder, str(number)))
             with open(paths[-1], "w", encoding="utf-8", newline="\n") as file:
-                # comet-score ends lines at CR too
+                # comet-score splits lines at CR too
                 file.writelines(line.replace("\r", " ") + "\n" for line in lines)
         command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
         done = subprocess.run(
@@ -460,13 +465,13 @@ def score_comet(
     if done.returncode != 0 or len(scores) != len(systems):
         raise ScoreError(
             f"--comet {model}: {program} ended with status {done.returncode} and {len(scores)} scores for "
-            f"{len(systems)} systems; what it printed to standard error says why"
+            f"{len(systems)} systems; its messages on standard error give the reason"
         )
     return [float(score) for score in scores]
 
 
 def comet_program() -> str:
-    """The path of ``comet-score``; raises a ScoreError if it is not on the PATH."""
+    """Return the path of ``comet-score``; raise a ScoreError if it is not on the PATH."""
     program = shutil.which("comet-score")
     if program is None:
         raise ScoreError("--comet: the program comet-score is not on the PATH (pip install unbabel-comet)")
@@ -481,14 +486,14 @@ def score(
     source: Sequence[str] = (),
     comet: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """All that ``--json`` prints.
+    """Return the report that ``--json`` prints.
 
     Args:
         systems: the first is the baseline of the paired bootstrap
         references: each has as many lines as every system
         tokenize: sacreBLEU's tokeniser, one of TOKENIZERS
         source: the source sentences; without them, no buckets by length
-        comet: a model of COMET to score with, which needs *source* and takes one reference
+        comet: a COMET model, which needs *source* and exactly one reference
     """
     import sacrebleu
     import sacremoses
@@ -540,10 +545,10 @@ def score(
 
 
 def bootstrap_seed() -> int:
-    """The seed with which sacrebleu resamples: 12345, or what the variable SACREBLEU_SEED says.
+    """Return the seed with which sacrebleu resamples: the variable SACREBLEU_SEED, by default 12345.
 
     Raises:
-        ScoreError: it is not a whole number above 0 (for "none" and 0 sacrebleu draws anew every time)
+        ScoreError: it is not a positive integer (with "none" and 0, sacrebleu's results vary)
     """
     seed = os.environ.get("SACREBLEU_SEED", "12345")
     if not re.fullmatch(r"0*[1-9][0-9]*", seed):
@@ -552,7 +557,7 @@ def bootstrap_seed() -> int:
 
 
 def format_report(report: Dict[str, Any]) -> str:
-    """The report of :func:`score` for a terminal."""
+    """Return the report of :func:`score` as text for a terminal."""
     systems, bootstrap = report["systems"], report["paired_bootstrap"]
     lines = []
     for reference in report["references"]:
@@ -590,82 +595,80 @@ def format_report(report: Dict[str, Any]) -> str:
         lines += [
             "",
             f"paired bootstrap (sacrebleu): {bootstrap['resamples']} resamples, seed {bootstrap['seed']}; "
-            f"± is the 95% interval; p: how often chance gives as large a difference from "
-            f"{bootstrap['baseline']}",
+            f"± is the 95% interval; p: the probability of as large a difference from "
+            f"{bootstrap['baseline']} by chance",
         ]
     return "\n".join(lines)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope score",
-        description="Score translations: sacreBLEU, tokenised BLEU, chrF2++, TER; of several systems, with "
-        "sacrebleu's paired bootstrap against the first. A file may be gzipped; - is standard input.",
-        epilog="example: fairseq-rope score --sys hypotheses.de --ref test.de --src test.en --target-lang de",
+        description="Score translations with sacreBLEU, tokenised BLEU, chrF2++ and TER.\n"
+        "Several systems are compared with the first by sacrebleu's paired bootstrap.\n"
+        "A file may be gzipped; - is standard input.",
+        epilog="example:\n  fairseq-rope score --sys hypotheses.de --ref test.de --src test.en "
+        "--target-lang de",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--sys", nargs="+", default=[], metavar="FILE", help="translations, detokenised text")
-    parser.add_argument(
+    add = parser.add_argument
+    files = {"nargs": "+", "metavar": "FILE"}
+    add("--sys", **files, default=[], help="translations, as detokenised text")
+    add(
         "--generate-output",
-        nargs="+",
+        **files,
         default=[],
-        metavar="FILE",
-        help="translations, as fairseq-generate printed them; BPE and Moses tokens are undone",
+        help="translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone",
     )
-    parser.add_argument(
-        "--ref",
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help="the reference or references, detokenised text",
-    )
-    parser.add_argument("--target-lang", required=True, metavar="LANG", help="language of both, as in de")
-    parser.add_argument(
+    add("--ref", **files, required=True, help="the reference or references, as detokenised text")
+    add("--target-lang", required=True, metavar="LANG", help="the language of both, as in de")
+    add(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokeniser (default: one for the target language, 13a for most of them); sacrebleu "
-        "downloads those of Flores",
+        help="sacreBLEU's tokeniser; default: one for the target language, usually 13a; sacrebleu downloads "
+        "flores101 and flores200",
     )
-    parser.add_argument(
+    add(
         "--src",
         metavar="FILE",
-        help="the source, plain text: gives BLEU by its length in words (default: from --generate-output)",
+        help="the source as plain text, for BLEU by its length in words; default: from --generate-output",
     )
-    parser.add_argument(
+    add(
         "--names",
         nargs="+",
         metavar="NAME",
-        help="what to call the systems, those of --sys first (default: their files)",
+        help="names of the systems, those of --sys first; default: their files",
     )
-    parser.add_argument(
+    add(
         "--comet",
         nargs="?",
         const=COMET_MODEL,
         metavar="MODEL",
-        help=f"also score with the program comet-score and this model (default: {COMET_MODEL}); needs the "
-        "source",
+        help="also score with the program comet-score and this model, which needs the source; default model: "
+        f"{COMET_MODEL}",
     )
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    add("--json", action="store_true", help="print the whole report as JSON")
+    add("--version", action="version", version=f"%(prog)s {__version__}")
     return parser
 
 
 def _check_count(path: str, lines: Sequence[str], reference: Reference) -> None:
     if len(lines) != len(reference.lines):
         raise ScoreError(
-            f"{named(path)} has {len(lines)} lines, and the reference {named(reference.path)} "
-            f"{len(reference.lines)}; line n of one must translate line n of the other"
+            f"{named(path)} has {len(lines)} lines, and the reference {named(reference.path)} has "
+            f"{len(reference.lines)}; both must have the same sentences"
         )
 
 
 def _refuse_flags(args: argparse.Namespace, names: Sequence[str], paths: Sequence[str]) -> None:
-    """Raise a ScoreError for flags that cannot be used, before a file is read; warn of a language."""
+    """Raise a ScoreError for flags that cannot be used, before a file is read."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     if not paths:
         raise ScoreError("--sys or --generate-output must name a file")
     if len(names) != len(paths):
-        raise ScoreError(f"--names {' '.join(names)}: must be as many as there are files, {len(paths)}")
+        raise ScoreError(f"--names {' '.join(names)}: must be as many names as files, {len(paths)}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ScoreError(f"{twice[0]}: given twice; files and --names must differ")
@@ -675,7 +678,7 @@ def _refuse_flags(args: argparse.Namespace, names: Sequence[str], paths: Sequenc
         raise ScoreError(f"--target-lang {args.target_lang}: must be a code like de, pt_BR or zh-Hans")
     lang = language(args.target_lang)
     if lang not in UNSPACED and lang not in NonbreakingPrefixes().available_langs:
-        warn(f"--target-lang {lang}: Moses has no list of abbreviations for it, and takes the English one")
+        warn(f"--target-lang {lang}: Moses has no list of its abbreviations, and uses the English one")
     if len(paths) > 1:
         bootstrap_seed()
     if args.comet is not None:
@@ -729,10 +732,10 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope score"):
-        import sacrebleu  # noqa: F401  missing packages are told before files are read
+        import sacrebleu  # noqa: F401  report missing packages before reading files
         import sacremoses  # noqa: F401
 
         report = _report(args)

@@ -1,7 +1,7 @@
-"""Translate plain text with an exported model: ``python -m fairseq_rope translate``.
+"""Translate plain text with an exported model: ``fairseq-rope translate``.
 
-The model is a folder that ``fairseq-rope export`` wrote. Needs CTranslate2 and what divides its text
-(sacremoses and subword-nmt, or sentencepiece), and neither torch nor fairseq.
+The model is a folder that ``fairseq-rope export`` wrote. The tool needs CTranslate2 and the tokenisers of the
+model (sacremoses and subword-nmt, or sentencepiece), and neither torch nor fairseq.
 """
 
 import argparse
@@ -9,12 +9,14 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import logging
 import math
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -42,28 +44,36 @@ from ..errors import InputError, ending_in_one_sentence, refuse_output
 from ..files import written_whole
 from ..lines import decode
 
-SETTINGS = "fairseq_rope.json"  # in the folder: how to treat text, and where the model came from
-SUBWORDS = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}  # their files there
+SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which checkpoint was exported
+# The file names of subword models, by the method's name in fairseq's --bpe. Data folders of the recipes and
+# exported folders use the same names.
+SUBWORDS = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
 CHUNK = 512  # lines that are sorted by length and translated together
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
-# Tokens of a batch. On CPUs a core takes a batch, and the best sizes of benchmarks/serve.py are smaller for
-# 8-bit weights; that of GPUs is not measured.
-TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
-OTHERS = 1024
-MOST = 1.0  # log of the factor in _ranked up to which calls are close: that of an end at once with p = 0.63
-LONG = 1024  # tokens; above, fairseq would not have trained on it
-# The longest line. Memory grows with the square of its tokens, and the time of BPE with the square of the
-# characters of a word: see README.md for the figures.
+# Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest in
+# benchmarks/serve.py. The size for GPUs is not measured.
+BATCH_TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
+DEFAULT_BATCH_TOKENS = 1024
+# The log of the largest factor in Translator._ranked for which two hypotheses count as close. A model that
+# ends at once with a probability of 0.63 has this factor.
+CLOSE = 1.0
+LONG = 1024  # tokens; fairseq does not train on longer sentences by default
+# The longest line that is translated. Memory grows with the square of its tokens, and the time of BPE with
+# the square of the characters of a word: README.md has the measurements.
 LONGEST = 4096  # tokens
 CHARACTERS = 8 * LONGEST
+# The smallest and the largest values of integer options, and the largest length penalty. Larger ones would
+# exhaust the memory or overflow.
+RANGES = {"beam": (1, 1000), "nbest": (1, 1000), "threads": (1, 1024), "max_len_b": (0, 10_000)}
+MOST_LENPEN = 100
 
 
 class TranslateError(InputError):
-    """A folder or file that cannot be used; the message says which."""
+    """A folder or file cannot be used, or a line cannot be translated; the message says which one and why."""
 
 
-def _at_least(least: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and value >= least
+def _is_integer(least: float, most: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
 
 
 def _is_moses(value: Any) -> bool:
@@ -73,47 +83,59 @@ def _is_moses(value: Any) -> bool:
     )
 
 
-# For each setting: whether a value is allowed, and in words, which values are.
+def _is_positions(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        side in value and (value[side] is None or _is_integer(1)(value[side]))
+        for side in ("source", "target")
+    )
+
+
+def _is_checksums(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
+    )
+
+
+def is_length_penalty(value: Any) -> bool:
+    """Whether *value* can be a length penalty; NaN cannot."""
+    return type(value) in (int, float) and abs(value) <= MOST_LENPEN
+
+
+def _in_words(least: int, most: int) -> str:
+    return f"an integer from {least} to {most}"
+
+
+LENGTH_PENALTY = f"a number from -{MOST_LENPEN} to {MOST_LENPEN}"
+_SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
+# For each setting: a function that says whether a value is allowed, and the allowed values in words.
 ALLOWED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
-    "moses": (_is_moses, "null, or have source, target and dash_splits"),
-    # No other file is opened: the folder may be someone else's.
-    "subwords": (
-        lambda value: value in [None, *({"kind": kind, "file": file} for kind, file in SUBWORDS.items())],
-        f"null, or a kind and its file: {', '.join(f'{kind}, {file}' for kind, file in SUBWORDS.items())}",
-    ),
+    "moses": (_is_moses, "null or an object with source, target and dash_splits"),
+    # No other file is opened, because the folder may come from someone else.
+    "subwords": (lambda value: value in [None, *_SUBWORD_SETTINGS], f"null or one of {_SUBWORD_SETTINGS}"),
     "positions": (
-        lambda value: (
-            isinstance(value, dict)
-            and all(value.get(n, 0) is None or _at_least(1)(value.get(n)) for n in ("source", "target"))
-        ),
-        "have source and target, each null or an integer of 1 or more",
+        _is_positions, "an object with source and target, each of them null or an integer of at least 1",
     ),
-    "beam": (_at_least(1), "an integer of 1 or more"),
-    "lenpen": (lambda value: type(value) in (int, float) and math.isfinite(value), "a number"),
-    "max_len_b": (_at_least(0), "an integer of 0 or more"),
-    "quantization": (lambda value: isinstance(value, str), "a text"),
-    "sha256": (  # of the other files; the first version wrote none
-        lambda value: (
-            value is None
-            or (isinstance(value, dict) and all(os.path.basename(name) == name for name in value))
-        ),
-        "the checksums of files in the folder",
-    ),
-}
+    "beam": (_is_integer(*RANGES["beam"]), _in_words(*RANGES["beam"])),
+    "lenpen": (is_length_penalty, LENGTH_PENALTY),
+    "max_len_b": (_is_integer(*RANGES["max_len_b"]), _in_words(*RANGES["max_len_b"])),
+    "quantization": (lambda value: isinstance(value, str), "a string"),
+    # The first version of this project wrote no checksums.
+    "sha256": (_is_checksums, "null or the checksums of files in the folder"),
+}  # fmt: skip
 
 
 def read_settings(folder: str) -> Dict[str, Any]:
-    """The settings of an exported *folder*.
+    """Return the settings of an exported *folder*.
 
     Raises:
-        TranslateError: they cannot be read, or one of them is not among ALLOWED
+        TranslateError: they cannot be read, or a value is not in ALLOWED
     """
     try:
         with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
             settings = json.load(file)
         if not isinstance(settings, dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError) as error:
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
         raise TranslateError(
             f"--model {folder}: must be a folder that fairseq-rope export wrote, and {SETTINGS} cannot "
             f"be read there ({error.strerror if isinstance(error, OSError) else error})"
@@ -121,14 +143,14 @@ def read_settings(folder: str) -> Dict[str, Any]:
     for name, (is_allowed, allowed) in ALLOWED.items():
         value = settings.get(name)
         if not is_allowed(value):
-            raise TranslateError(
-                f"--model {folder}: in {SETTINGS}, {name} is {json.dumps(value)}, and must be {allowed}"
-            )
+            shown = json.dumps(value)
+            shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
+            raise TranslateError(f"--model {folder}: in {SETTINGS}, {name} is {shown}, and must be {allowed}")
     return settings
 
 
 def checksum(path: str) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -137,7 +159,7 @@ def checksum(path: str) -> str:
 
 
 def refuse_changed_files(folder: str, checksums: Optional[Dict[str, str]]) -> None:
-    """Raise a TranslateError if a file in *folder* is missing or not the one of *checksums*."""
+    """Raise a TranslateError if a file in *folder* is missing or does not have its checksum."""
     for name, expected in (checksums or {}).items():
         try:
             same = checksum(os.path.join(folder, name)) == expected
@@ -151,16 +173,16 @@ def refuse_changed_files(folder: str, checksums: Optional[Dict[str, str]]) -> No
 
 
 class Text:
-    """Plain text to tokens and back, as ``fairseq-interactive`` treats it with the recipe's flags.
+    """Plain text to tokens and back, as ``fairseq-interactive`` does it with the flags of the recipes.
 
-    ``fairseq/data/encoders``: moses_tokenizer.py, subword_nmt_bpe.py, sentencepiece_bpe.py.
+    The same as ``fairseq/data/encoders``: moses_tokenizer.py, subword_nmt_bpe.py, sentencepiece_bpe.py.
 
     Args:
-        folder: where the file is that *settings* name
-        settings: those of ``fairseq_rope.json``
+        folder: an exported folder, or "" if the settings name the subword model by its path
+        settings: ``moses`` and ``subwords`` of ``fairseq_rope.json``
 
     Raises:
-        TranslateError: the file of the subwords is none
+        TranslateError: the subword model cannot be read, or is a link to a file outside *folder*
     """
 
     def __init__(self, folder: str, settings: Dict[str, Any]) -> None:
@@ -174,25 +196,16 @@ class Text:
             self._dash_splits = moses["dash_splits"]
         if subwords:
             path = os.path.join(folder, subwords["file"])
-            try:
-                self._read(path, subwords["kind"])
-            except (RuntimeError, ValueError, SystemExit) as error:  # subword-nmt exits
-                kind = "sentencepiece model" if subwords["kind"] == "sentencepiece" else "file of BPE codes"
-                raise TranslateError(f"{path}: cannot be read as a {kind} ({error})") from None
-
-    def _read(self, path: str, kind: str) -> None:
-        if kind == "sentencepiece":
-            from sentencepiece import SentencePieceProcessor
-
-            self._pieces = SentencePieceProcessor(model_file=path)
-        else:
-            from subword_nmt.apply_bpe import BPE
-
-            with open(path, encoding="utf-8") as codes:
-                self._bpe = BPE(codes)
+            # A folder from someone else must not show what other files contain.
+            if folder and os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder):
+                raise TranslateError(f"{path}: is a link to a file outside the folder")
+            if subwords["kind"] == "sentencepiece":
+                self._pieces = _read_sentencepiece(path)
+            else:
+                self._bpe = _read_bpe(path)
 
     def tokens(self, line: str) -> List[str]:
-        """The tokens of a sentence; none of an empty one."""
+        """Return the tokens of a sentence; an empty sentence has none."""
         if self._tokeniser is not None:
             line = self._tokeniser.tokenize(
                 line, aggressive_dash_splits=self._dash_splits, return_str=True, escape=True
@@ -204,7 +217,7 @@ class Text:
         return line.split()
 
     def plain(self, tokens: Sequence[str]) -> str:
-        """The sentence that *tokens* are; what marks its start and end is left out, as fairseq does."""
+        """Return *tokens* as plain text. ``<s>`` and ``</s>`` are removed, as in fairseq."""
         line = " ".join(token for token in tokens if token not in ("<s>", "</s>"))
         if self._pieces is not None:
             return line.replace(" ", "").replace("\u2581", " ").strip()
@@ -215,40 +228,77 @@ class Text:
         return line
 
 
+def _read_sentencepiece(path: str) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_file=path)
+    except (RuntimeError, OSError) as error:
+        raise TranslateError(f"{path}: cannot be read as a sentencepiece model ({error})") from None
+
+
+def _read_bpe(path: str) -> Any:
+    from subword_nmt.apply_bpe import BPE
+
+    printed = io.StringIO()
+    try:
+        with open(path, encoding="utf-8") as codes, contextlib.redirect_stderr(printed):
+            return BPE(codes)
+    except (ValueError, SystemExit) as error:  # subword-nmt prints the line and exits
+        line = re.search(r"invalid (line \d+)", printed.getvalue())
+        reason = f"{line.group(1)} is not two subwords" if line else error
+        raise TranslateError(f"{path}: cannot be read as a file of BPE codes ({reason})") from None
+
+
 class Translator:
     """A model from a folder, in memory.
 
     Args:
-        folder: what ``fairseq-rope export`` wrote
-        threads: of the CPU; default: as many as it has cores for this process
+        folder: a folder that ``fairseq-rope export`` wrote
+        threads: CPU threads; default: the number of cores that this process may use
         device: "cpu", "cuda" or "auto"
 
     Raises:
-        TranslateError: *folder* is none of those, or a file in it has changed
+        TranslateError: *folder* is not an exported folder, or a file in it has changed
     """
 
     def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu") -> None:
         self.settings = read_settings(folder)
-        with ThreadPoolExecutor(1) as pool:  # while the tools for text are imported
+        with ThreadPoolExecutor(1) as pool:  # compare the files while the tokenisers are imported
             comparison = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
             self._text = Text(folder, self.settings)
             import ctranslate2
         comparison.result()
-        # That 16-bit weights are computed with in 32 where there is nothing else is no news.
+        # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
         self._cores = threads or _cores()
         try:
             if device == "auto":
                 device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-            # A batch for each core is faster than all cores for one batch.
+            # One batch for each core is faster than all cores for one batch.
             workers = {"inter_threads": self._cores, "intra_threads": 1} if device == "cpu" else {}
             self._model = ctranslate2.Translator(folder, device=device, **workers)
-            # A vocabulary without the special symbols gives an error only when it translates.
+            # CTranslate2 looks for the special symbols in the vocabulary only when it translates.
             self._model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], max_decoding_length=1)
+            if device == "cpu":  # on GPUs, CTranslate2 may pad the output
+                self._refuse_other_vocabulary(folder)
         except (RuntimeError, ValueError, IndexError) as error:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = self.settings["quantization"] if device == "cpu" else device
-        self._tokens = TOKENS.get(kind, OTHERS)
+        self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
+
+    def _refuse_other_vocabulary(self, folder: str) -> None:
+        """Raise a ValueError if the model scores another number of words than its vocabulary has."""
+        (result,) = self._model.translate_batch(
+            [["<unk>"]], beam_size=1, max_decoding_length=1, return_logits_vocab=True
+        )
+        scored = result.logits[0][0].shape[-1]
+        names = ("shared_vocabulary.json", "target_vocabulary.json")
+        path = next(path for name in names if os.path.exists(path := os.path.join(folder, name)))
+        with open(path, encoding="utf-8") as file:
+            count = len(json.load(file))
+        if count != scored:
+            raise ValueError(f"{os.path.basename(path)} has {count} words, and the model has {scored}")
 
     @overload
     def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...
@@ -261,7 +311,10 @@ class Translator:
     def translate(
         self, text: Union[str, Iterable[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
     ) -> Union[str, List[str]]:
-        """The translation of a sentence, or the list of those of several; see :meth:`translate_lines`."""
+        """Return the translation of one sentence, or a list of the translations of several.
+
+        The arguments are those of :meth:`translate_lines`.
+        """
         if isinstance(text, str):
             return next(self.translate_lines([text], beam, lenpen))
         return list(self.translate_lines(text, beam, lenpen))
@@ -269,25 +322,26 @@ class Translator:
     def translate_lines(
         self, lines: Iterable[str], beam: Optional[int] = None, lenpen: Optional[float] = None
     ) -> Iterator[str]:
-        """Yield the translations of *lines*, in their order, as they are ready; of an empty one an empty one.
+        """Yield the translations of *lines* in their order, as they are ready.
+
+        The translation of an empty line is empty.
 
         Args:
-            beam: beam size; default: the settings'
-            lenpen: length penalty; default: the settings'
+            beam: beam size; default: that of the settings
+            lenpen: length penalty; default: that of the settings
 
         Raises:
-            TranslateError: a line is longer than LONGEST tokens, CHARACTERS characters, or the absolute
-                positions of the model; the translations of the lines before it have been yielded
+            TranslateError: a line has more than LONGEST tokens or CHARACTERS characters, or more tokens than
+                the model has absolute positions; the translations of the lines before it have been yielded
         """
-        chunk: List[str] = []
+        pending = iter(lines)
         first = 1
-        for line in lines:
-            chunk.append(line)
-            if len(chunk) == CHUNK:
-                yield from (nbest[0][0] for nbest in self.chunk(chunk, beam, lenpen, first))
-                first += len(chunk)
-                chunk = []
-        yield from (nbest[0][0] for nbest in self.chunk(chunk, beam, lenpen, first))
+        while True:
+            chunk = list(itertools.islice(pending, CHUNK))
+            yield from (nbest[0][0] for nbest in self.chunk(chunk, beam, lenpen, first))
+            first += len(chunk)
+            if len(chunk) < CHUNK:
+                return
 
     def chunk(
         self,
@@ -303,40 +357,37 @@ class Translator:
         Args:
             beam, lenpen: as in :meth:`translate_lines`
             first: the number of the first line, for messages
-            done: called with the number of lines that a batch had, when it has been translated
+            done: called with the number of lines in a batch when the batch has been translated
             nbest: how many translations; 0: the best alone, with an approximate score
 
         Raises:
             TranslateError: as in :meth:`translate_lines`
         """
         sources = []
-        refused = None
-        positions = self.settings["positions"]["source"]  # the end of the sentence has one
+        refusal = None
+        positions = self.settings["positions"]["source"]  # the end of the sentence takes one of them
         longest = LONGEST if positions is None else min(LONGEST, positions - 1)
         for number, line in enumerate(lines, start=first):
             if len(line) > CHARACTERS:
-                refused = TranslateError(
-                    f"line {number} has {len(line)} characters, and {CHARACTERS} are the most: divide it"
-                )
+                refusal = f"line {number} has {len(line)} characters, more than the limit of {CHARACTERS}"
                 break
             source = self._text.tokens(line)
-            said = f"line {number} has {len(source)} tokens"
+            length = f"line {number} has {len(source)} tokens"
             if len(source) > longest:
-                refused = TranslateError(f"{said}, and {longest} are the most for this model: divide it")
+                refusal = f"{length}, more than the limit of this model, {longest}"
                 break
             if len(source) >= LONG:
-                print(f"fairseq-rope translate: {said}, more than models are trained on", file=sys.stderr)
+                _warn(f"{length}, more than models are trained on")
             if positions is None and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
-                print(
-                    f"fairseq-rope translate: line {number} has <pad> after a word. fairseq leaves its "
-                    "position empty, which CTranslate2 cannot do: the translation may differ",
-                    file=sys.stderr,
+                _warn(
+                    f"line {number} has <pad> after a word. fairseq leaves its position empty, which "
+                    "CTranslate2 cannot do: the translation may differ"
                 )
             sources.append(source)
         for hypotheses in self.search(sources, beam, lenpen, done, nbest):
             yield [(self._text.plain(words), score) for words, score in hypotheses]
-        if refused:
-            raise refused
+        if refusal:
+            raise TranslateError(f"{refusal}: split the line")
 
     def search(
         self,
@@ -346,91 +397,99 @@ class Translator:
         done: Callable[[int], object] = lambda count: None,
         nbest: int = 0,
     ) -> List[List[Tuple[List[str], float]]]:
-        """The best hypotheses for each of *sources*, both in tokens, and their scores; see :meth:`chunk`.
+        """Return the best hypotheses for each of *sources*, in tokens, with their scores.
 
-        ``<pad>`` and ``<blank>`` are padding and an unknown word in *sources*, as they are to fairseq.
+        The arguments are those of :meth:`chunk`. As in fairseq, ``<pad>`` in *sources* is padding and
+        ``<blank>`` an unknown word.
+
+        Raises:
+            TranslateError: CTranslate2 cannot search with this model or these options
         """
         s = self.settings
         best: List[List[Tuple[List[str], float]]] = [[([], 0.0)]] * len(sources)
         beam = s["beam"] if beam is None else beam
         lenpen = s["lenpen"] if lenpen is None else lenpen
-        # CTranslate2 calls the padding <blank>, and attends to it.
+        # CTranslate2 has the name <blank> for padding, and attends to it.
         words = [["<unk>" if w == "<blank>" else w for w in source if w != "<pad>"] for source in sources]
 
         def limit(n: int) -> int:
-            # As fairseq reckons it, with the end of the sentence.
+            # As in fairseq, the end of the sentence counts.
             return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"]["target"] or sys.maxsize)
 
         def is_marked(n: int) -> bool:
             return not words[n] or "<s>" in words[n] or "</s>" in words[n]
 
         def results_of(batch: Sequence[int]) -> List[Any]:
-            given, cut = [words[n] for n in batch], 0
+            inputs, cut = [words[n] for n in batch], 0
             if is_marked(batch[0]):
-                # CTranslate2 leaves some of these untranslated, as empty sentences. It decides that before it
-                # cuts a source to its length.
-                given, cut = [[*given[0], "<unk>", "<unk>", "<unk>"]], len(given[0]) + 1
+                # CTranslate2 takes some of these sources for empty and does not translate them. It decides
+                # that before it cuts a source to the maximum length.
+                inputs, cut = [[*inputs[0], "<unk>", "<unk>", "<unk>"]], len(inputs[0]) + 1
             return self._model.translate_batch(
-                given,
+                inputs,
                 beam_size=beam,
-                # With 0, CTranslate2 ends when the best is found, and fairseq when *beam* outputs have ended.
+                # With 0, CTranslate2 stops at the first ended hypothesis; fairseq stops after *beam* of them.
                 length_penalty=lenpen or 1e-9,
                 num_hypotheses=beam,
                 return_scores=True,
-                suppress_sequences=[["<blank>"]],  # fairseq's search takes no padding
+                suppress_sequences=[["<blank>"]],  # fairseq's search never selects padding
                 max_input_length=cut,
-                max_decoding_length=limit(batch[0]),  # the longest
+                max_decoding_length=limit(batch[0]),  # the first of a batch is its longest
                 asynchronous=True,
             )
 
         order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
-        share = sum(len(source) + 1 for source in sources) // self._cores  # so that few lines go to all cores
+        share = sum(len(source) + 1 for source in sources) // self._cores  # a few lines use all cores, too
         unmarked = [n for n in order if not is_marked(n)]
         batches = [
-            *in_batches(unmarked, sources, min(self._tokens, share)),
+            *in_batches(unmarked, sources, min(self._batch_tokens, share)),
             *([n] for n in order if is_marked(n)),
         ]
         searches: List[Tuple[List[int], List[Any]]] = []
-        for batch in batches:
-            # This many searches together take the memory of one for the longest line.
-            at_once = max(1, LONGEST // (len(sources[batch[0]]) + 1)) ** 2
-            if len(searches) >= at_once:
-                searches[-at_once][1][0].result()
-            searches.append((batch, results_of(batch)))
-        done(len(sources) - len(order))
-        for batch, results in searches:
-            for n, found in zip(batch, results):
-                result = found.result()
-                if any(len(hypothesis) > limit(n) for hypothesis in result.hypotheses):  # would not end
-                    result = results_of([n])[0].result()
-                best[n] = self._ranked(words[n], result, lenpen, limit(n), nbest)
-            done(len(batch))
+        try:
+            for batch in batches:
+                # So many searches at a time need no more memory than one search for the longest line.
+                at_once = max(1, LONGEST // (len(sources[batch[0]]) + 1)) ** 2
+                if len(searches) >= at_once:
+                    searches[-at_once][1][0].result()
+                searches.append((batch, results_of(batch)))
+            done(len(sources) - len(order))
+            for batch, results in searches:
+                for n, pending in zip(batch, results):
+                    result = pending.result()
+                    if any(len(hypothesis) > limit(n) for hypothesis in result.hypotheses):  # did not end
+                        result = results_of([n])[0].result()
+                    best[n] = self._ranked(words[n], result, lenpen, limit(n), nbest)
+                done(len(batch))
+        except (RuntimeError, ValueError) as error:
+            raise TranslateError(f"CTranslate2 cannot search with this model: {error}") from None
         return best
 
     def _ranked(
         self, source: List[str], result: Any, lenpen: float, limit: int, nbest: int
     ) -> List[Tuple[List[str], float]]:
-        """The hypotheses that fairseq (sequence_generator.py) would rank first, and their scores.
+        """Return the hypotheses that fairseq (sequence_generator.py) ranks first, with their scores.
 
-        CTranslate2 takes the end of the sentence away at the first step before the softmax, fairseq after it:
-        all hypotheses are likelier by one factor, which counts less the longer they are. At the limit
-        CTranslate2 leaves the end out, where fairseq appends it at its cost. So n best, close calls, and
-        those with a hypothesis that the limit has cut, are ranked by the model's score of each as a whole.
-        (A hypothesis that was cut may have displaced one that ended: then the output is not fairseq's.)
+        At the first step, CTranslate2 removes the end of the sentence before the softmax, and fairseq after
+        it. So CTranslate2 gives all hypotheses the same surplus of probability, which counts less in a longer
+        one. At the length limit, CTranslate2 leaves out the end, and fairseq adds it with its cost. Therefore
+        three kinds of results are ranked again, with the score that the model gives each whole hypothesis:
+        n-best lists, results with close scores, and results with a hypothesis that reached the limit.
+        (A hypothesis that reached the limit may have displaced one that ended. Then the output differs.)
         """
         hypotheses, scores = result.hypotheses, result.scores
-        weights = [(len(words) + 1) ** -lenpen for words in hypotheses]  # the end is a word
+        weights = [(len(words) + 1) ** -lenpen for words in hypotheses]  # + 1: the end
         others = range(1, len(hypotheses))
         if (
             nbest
             or any(len(words) >= limit for words in hypotheses)
-            or any(scores[0] - scores[n] < MOST * (weights[0] - weights[n]) for n in others)
+            or any(scores[0] - scores[n] < CLOSE * (weights[0] - weights[n]) for n in others)
         ):
             whole = self._model.score_batch(
                 [source] * len(hypotheses),
                 hypotheses,
                 max_input_length=0,
-                max_batch_size=LONG,  # long hypotheses one by one, for the memory
+                max_batch_size=LONG,  # limits the memory for long hypotheses
                 batch_type="tokens",
             )
             scores = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
@@ -439,7 +498,11 @@ class Translator:
 
 
 def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[List[int]]:
-    """*order*, numbers of *sources*, the longest first, in pieces of at most *tokens* with padding."""
+    """Yield *order* in batches of at most *tokens* tokens, padding included.
+
+    Args:
+        order: indices of *sources*, the longest source first
+    """
     batch: List[int] = []
     for n in order:
         if batch and (len(batch) + 1) * (len(sources[batch[0]]) + 1) > tokens:
@@ -455,6 +518,10 @@ def _cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         return os.cpu_count() or 1
+
+
+def _warn(message: str) -> None:
+    print(f"fairseq-rope translate: warning: {message}", file=sys.stderr)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -543,49 +610,53 @@ def output(path: Optional[str]) -> Iterator[IO[str]]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope translate",
-        description="Translate plain text, a sentence a line, with an exported model.",
-        epilog="example: fairseq-rope translate --model served < raw.en > translated.de",
+        description="Translate plain text, one sentence per line, with an exported model.",
+        epilog="example:\n  fairseq-rope translate --model served < raw.en > translated.de",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--version", action="version", version=f"%(prog)s {__version__}")
     add("--model", required=True, metavar="DIR", help="a folder that fairseq-rope export wrote")
-    add("--input", metavar="FILE", help="may be compressed, as .gz; default: -, standard input")
-    add("--output", metavar="FILE", help="is written whole or not at all; default: standard output")
-    add("--beam", type=int, metavar="N", help="beam size; default: what the folder says, 4")
-    add("--lenpen", type=float, metavar="X", help="length penalty; default: what the folder says, 0.6")
+    add("--input", metavar="FILE", help="plain text or .gz; default: -, standard input")
+    add("--output", metavar="FILE", help="is written completely or not at all; default: standard output")
+    add("--beam", type=int, metavar="N", help="beam size; default: the exported setting, usually 4")
+    add("--lenpen", type=float, metavar="X", help="length penalty; default: the exported one, usually 0.6")
     add(
         "--max-len-b",
         type=int,
         metavar="N",
-        help="tokens that an output may have more than its source; default: what the folder says, 50",
+        help="how many tokens longer than its source an output may be; default: the exported one, usually 50",
     )
     add(
         "--nbest",
         type=int,
         metavar="N",
-        help="write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the number of "
-        "the line, from 1, and fairseq's score, the log2 probability divided by length**lenpen",
+        help="write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the line "
+        "number, from 1, and fairseq's score, the log2 probability divided by length**lenpen",
     )
-    add("--threads", type=int, metavar="N", help="default: all cores")
+    add("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
     add("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="default: %(default)s")
     return parser
 
 
 def refuse_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """End as *parser* does at a wrong flag if a number of *args* is out of its range."""
-    for name, least in (("beam", 1), ("nbest", 1), ("threads", 1), ("max_len_b", 0)):
+    """Exit with the usage and an error if a number in *args* is out of its range."""
+    for name, (least, most) in RANGES.items():
         value = getattr(args, name, None)
-        if value is not None and value < least:
-            parser.error(f"--{name.replace('_', '-')} {value}: must be {least} or more")
-    if args.lenpen is not None and not math.isfinite(args.lenpen):
-        parser.error(f"--lenpen {args.lenpen}: must be a number")
+        if value is not None and not least <= value <= most:
+            parser.error(f"--{name.replace('_', '-')} {value}: must be {_in_words(least, most)}")
+    if args.lenpen is not None and not is_length_penalty(args.lenpen):
+        parser.error(f"--lenpen {args.lenpen}: must be {LENGTH_PENALTY}")
 
 
 def _progress(beside_the_output: bool) -> Any:
-    """A bar on standard error, if no terminal shows both; in a log file, a line every half minute."""
+    """Return a progress bar on standard error; in a log file, it writes a line every 30 seconds.
+
+    There is no bar if the translations go to the same terminal.
+    """
     from tqdm import tqdm
 
     terminal = sys.stderr.isatty()
@@ -600,20 +671,19 @@ def write_translations(
     nbest: Optional[int],
     done: Callable[[int], object],
 ) -> None:
-    """Write a line for each line of *chunks*, or one for each of its *nbest* translations, to *out*."""
+    """Write one line to *out* for each line of *chunks*, or one for each of its *nbest* translations."""
     first = 1
     for lines in chunks:
-        for number, found in enumerate(
-            translator.chunk(lines, first=first, done=done, nbest=nbest or 0), first
-        ):
-            for text, score in found:
+        translations = translator.chunk(lines, first=first, done=done, nbest=nbest or 0)
+        for number, hypotheses in enumerate(translations, first):
+            for text, score in hypotheses:
                 print(text if nbest is None else f"{number}\t{score:.4f}\t{text}", file=out)
         out.flush()
         first += len(lines)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
     parser = build_parser()
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)
@@ -625,12 +695,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         with opened(args.input) as (read, name):
             translator = Translator(args.model, args.threads, args.device)
             settings = translator.settings
-            asked = {flag: getattr(args, flag) for flag in ("beam", "lenpen", "max_len_b")}
-            settings.update({flag: value for flag, value in asked.items() if value is not None})
+            flags = {flag: getattr(args, flag) for flag in ("beam", "lenpen", "max_len_b")}
+            settings.update({flag: value for flag, value in flags.items() if value is not None})
             if args.nbest is not None and args.nbest > settings["beam"]:
                 raise TranslateError(
                     f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}"
                 )
-            shown = args.output is None and sys.stdout.isatty()
-            with output(args.output) as out, _progress(beside_the_output=shown) as bar:
+            on_terminal = args.output is None and sys.stdout.isatty()
+            with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
                 write_translations(translator, as_they_come(read, name), out, args.nbest, bar.update)

@@ -26,20 +26,11 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
-from fairseq_rope.tools.export import main as export_main
 from fairseq_rope.tools.export import to_spec, write_beside
 from fairseq_rope.tools.translate import Text, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50"]
-
-
-@pytest.fixture(scope="module")
-def model(trained, data_bin, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported") / "model"
-    checkpoint = trained / "checkpoint_last.pt"
-    export_main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(folder)])
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +66,17 @@ def edited(model, folder, **settings):
 
 
 def command(model, *more, **kwargs):
-    words = [sys.executable, "-m", "fairseq_rope.tools.translate", "--model", str(model), *map(str, more)]
+    words = [sys.executable, "-m", "fairseq_rope", "translate", "--model", str(model), *map(str, more)]
     pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
     return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **{**pipes, "encoding": "utf-8", **kwargs})
+
+
+def translated(model, folder, text, *flags):
+    """What the command writes for *text*, called in this process with files in *folder*."""
+    (folder / "in").write_bytes(text if isinstance(text, bytes) else text.encode())
+    paths = ["--model", model, "--input", folder / "in", "--output", folder / "out"]
+    translate.main([*map(str, paths), *map(str, flags)])
+    return (folder / "out").read_text()
 
 
 @pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), (8, 0.6), (8, 0.0), (4, 1.0)])
@@ -122,18 +121,18 @@ def test_padding_after_a_word_gives_a_warning_where_positions_are_rotary(build, 
     translator.translate(["w1 <pad> w2", "<pad> w1", "w1 <pad>"])
     warnings = capsys.readouterr().err.splitlines()
     assert [line.split(" has <pad> after a word")[0] for line in warnings] == [
-        "fairseq_rope.tools.translate: line 1",
-        "fairseq_rope.tools.translate: line 3",
+        "fairseq-rope translate: warning: line 1",
+        "fairseq-rope translate: warning: line 3",
     ]
 
 
 @pytest.mark.parametrize("nbest", [1, 3])
-def test_n_best_are_fairseqs_with_its_scores(model, trained, data_bin, sources, nbest):
+def test_n_best_are_fairseqs_with_its_scores(model, trained, data_bin, sources, tmp_path, nbest):
     lines = [sources[0], "", *sources[1:]]
     expected = interactive(trained, data_bin, sources, "--nbest", nbest)
-    out, err = command(model, "--nbest", nbest).communicate("".join(f"{line}\n" for line in lines))
+    out = translated(model, tmp_path, "".join(f"{line}\n" for line in lines), "--nbest", nbest)
     rows = [line.split("\t") for line in out.splitlines()]
-    assert ["2", "0.0000", ""] in rows, err
+    assert ["2", "0.0000", ""] in rows
     found = [(int(number), float(score), text) for number, score, text in rows if number != "2"]
     assert [n for n, _, _ in found] == [1 + n + (n > 0) for n, _, _ in expected]
     # The last of n may differ: CTranslate2's search ends at another step.
@@ -210,7 +209,7 @@ def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, mo
     whole = translator.translate(sources)
     assert len(set(map(len, whole))) > 3
     monkeypatch.setattr(translate, "CHUNK", 3)
-    monkeypatch.setattr(translator, "_tokens", 20)
+    monkeypatch.setattr(translator, "_batch_tokens", 20)
     with_gaps = [line for source in sources for line in ("", source, "  ")]
     found = translator.translate(with_gaps)
     assert found[1::3] == whole and set(found[0::3]) == set(found[2::3]) == {""}
@@ -218,12 +217,7 @@ def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, mo
 
 def test_it_imports_neither_torch_nor_fairseq(model):
     code = (
-        "import runpy, sys; sys.argv = ['translate', *sys.argv[1:]]\n"
-        "sys.orig_argv = ['python', '-m', 'fairseq_rope.tools.translate']\n"
-        "argv, sys.argv = sys.argv, ['-m']\n"
-        "import fairseq_rope\n"
-        "sys.argv = argv\n"
-        "from fairseq_rope.tools.translate import main; main()\n"
+        "import sys; from fairseq_rope.tools.translate import main; main(sys.argv[1:])\n"
         "print(sorted({'torch', 'fairseq'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -248,15 +242,13 @@ def test_a_line_is_translated_while_the_next_is_not_there_yet(model, sources):
         process.kill()
 
 
-def test_a_file_is_read_and_lines_end_at_newlines_alone(model, sources, tmp_path):
-    path = tmp_path / "in.en"
-    path.write_text("\n".join([sources[0], sources[1] + "\u2028" + sources[2], ""]), encoding="utf-8")
-    out, _ = command(model, "--input", path, "--threads", 1).communicate()
+def test_lines_end_at_newlines_alone(model, sources, tmp_path):
+    text = "\n".join([sources[0], sources[1] + "\u2028" + sources[2], ""])
     expected = Translator(str(model)).translate([sources[0], f"{sources[1]}\u2028{sources[2]}"])
-    assert out == "".join(f"{line}\n" for line in expected)
+    assert translated(model, tmp_path, text, "--threads", 1) == "".join(f"{line}\n" for line in expected)
 
 
-def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
+def test_a_long_line_is_not_cut_and_gives_a_warning(build, task, tmp_path, capsys):
     model = build()
     with torch.no_grad():
         for layer in model.decoder.layers:
@@ -266,9 +258,9 @@ def test_a_long_line_is_not_cut_and_is_told(build, task, tmp_path, capsys):
     begin = "w1 w2 " * 512
     one, other = translator.translate([f"{begin} {word * 2000}" for word in ("w3 ", "w4 ")], 1)
     assert one != other
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
-        f"fairseq_rope.tools.translate: line {n} has 3024 tokens, more than models are trained on"
+    warnings = capsys.readouterr().err.splitlines()
+    assert warnings == [
+        f"fairseq-rope translate: warning: line {n} has 3024 tokens, more than models are trained on"
         for n in (1, 2)
     ]
 
@@ -279,14 +271,15 @@ def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated
     found = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
     assert len([next(found), next(found)]) == 2
     with pytest.raises(
-        translate.TranslateError, match="line 3 has 4 tokens, and 3 are the most .*: divide it"
+        translate.TranslateError,
+        match="line 3 has 4 tokens, more than the limit of this model, 3: split the line",
     ):
         next(found)
     limited = translator.translate(["the dog house"] * 3, beam=1)
     assert max(len(line.split()) for line in limited) <= 5
 
 
-def test_its_reader_may_stop_and_it_says_nothing(model, sources):
+def test_the_reader_of_its_output_may_stop(model, sources):
     with command(model) as process:
         process.stdout.close()
         process.stdin.write(sources[0] + "\n")
@@ -296,25 +289,25 @@ def test_its_reader_may_stop_and_it_says_nothing(model, sources):
 
 
 @pytest.mark.parametrize(
-    "flags, given, said",
+    "flags, said",
     [
-        (["--input", "none.txt"], b"", "none.txt: No such file or directory"),
-        (["--model", "."], b"", "--model .: must be a folder that fairseq_rope.tools.export wrote"),
-        ([], b"the dog\ncaf\xe9\n", "standard input, line 2: the byte 0xe9 is not UTF-8"),
+        (["--input", "none.txt"], "none.txt: No such file or directory"),
+        (["--model", "."], "--model .: must be a folder that fairseq-rope export wrote"),
+        ([], "in, line 2: the byte 0xe9 is not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_ends_in_one_sentence(model, flags, given, said):
-    process = command(model, *flags, encoding=None)
-    _, err = process.communicate(given)
-    assert process.returncode == 1
-    last = err.decode().splitlines()[-1]
-    assert said in last and last.startswith("fairseq_rope.tools.translate: ") and b"Traceback" not in err
+def test_what_cannot_be_read_ends_in_one_sentence(model, tmp_path, flags, said):
+    with pytest.raises(SystemExit) as stopped:
+        translated(model, tmp_path, b"the dog\ncaf\xe9\n", *flags)
+    assert said in stopped.value.code and "\n" not in stopped.value.code
+    assert stopped.value.code.startswith("fairseq-rope translate: ")
 
 
 def test_what_came_before_a_bad_line_is_translated(model, tmp_path):
-    (tmp_path / "in").write_bytes(b"the dog\n" * 700 + b"\xff\n" + b"the dog\n")
+    (tmp_path / "in").write_bytes(b"the dog\n" * 520 + b"\xff\n" + b"the dog\n")
     out, err = command(model, "--input", tmp_path / "in").communicate()
-    assert len(out.splitlines()) == 700 and f"{tmp_path / 'in'}, line 701: the byte 0xff is not UTF-8" in err
+    assert len(out.splitlines()) == 520
+    assert f"{tmp_path / 'in'}, line 521: the byte 0xff is not UTF-8" in err
 
 
 def test_lines_that_keep_coming_are_not_waited_for(model, sources):
@@ -333,18 +326,23 @@ def test_lines_that_keep_coming_are_not_waited_for(model, sources):
     assert line and len(rest.splitlines()) == 119 and begun < at < last
 
 
-def test_ctrl_c_ends_it_without_a_traceback(model, sources):
-    with command(model) as process:
+@pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_without_a_traceback_or_a_file(model, sources, tmp_path, sent, status):
+    with command(model, "--output", tmp_path / "out", "--nbest", 1) as process:
         process.stdin.write(sources[0] + "\n")
         process.stdin.flush()
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 130 and process.stderr.read() == ""
+        until = time.time() + 60
+        while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.time() < until:
+            time.sleep(0.05)
+        assert [path.name for path in tmp_path.iterdir()] != ["out"]
+        process.send_signal(sent)
+        assert process.wait() == status and process.stderr.read() == ""
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_commands_search_is_the_one_asked_for(model, sources):
+def test_the_search_has_the_given_options(model, sources, tmp_path):
     search = ["--beam", 2, "--lenpen", 3.0, "--threads", 1]
-    out, _ = command(model, *search).communicate("".join(f"{source}\n" for source in sources))
+    out = translated(model, tmp_path, "".join(f"{source}\n" for source in sources), *search)
     translator = Translator(str(model))
     assert out.splitlines() == translator.translate(sources, 2, 3.0) != translator.translate(sources, 2, 0.0)
 
@@ -417,9 +415,11 @@ def test_a_folder_without_checksums_translates(model, sources, tmp_path):
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("beam", "4"), ("beam", 0), ("beam", True), ("lenpen", None), ("lenpen", math.nan), ("max_len_b", -1),
-        ("max_len_b", 1.5), ("positions", 4), ("positions", {"source": 0, "target": None}),
-        ("positions", {"source": None}), ("quantization", ["int8"]), ("moses", "en"), ("moses", {}),
+        ("beam", "4"), ("beam", 0), ("beam", True), ("beam", 2**31), ("beam", 10**30), ("lenpen", None),
+        ("lenpen", math.nan), ("lenpen", 10**400), ("lenpen", -1e308), ("max_len_b", -1), ("max_len_b", 1.5),
+        ("max_len_b", 2**63), ("positions", 4), ("positions", {"source": 0, "target": None}),
+        ("positions", {"source": None}), ("positions", {"target": None}), ("sha256", {"a\0": ""}),
+        ("sha256", {"\ud800": ""}), ("quantization", ["int8"]), ("moses", "en"), ("moses", {}),
         ("moses", {"source": ["en"], "target": "de", "dash_splits": False}), ("sha256", ["model.bin"]),
         ("sha256", {"../model.bin": ""}), ("sha256", {"/etc/passwd": ""}), ("subwords", "bpecodes"),
         ("subwords", {"kind": "subword_nmt", "file": "/etc/passwd"}), ("subwords", {"kind": ["subword_nmt"]}),
@@ -429,8 +429,44 @@ def test_a_folder_without_checksums_translates(model, sources, tmp_path):
 )  # fmt: skip
 def test_settings_that_export_does_not_write_are_refused(model, tmp_path, name, value):
     folder = edited(model, tmp_path / "model", **{name: value})
-    with pytest.raises(translate.TranslateError, match=f"--model {folder}: in fairseq_rope.json, {name} is "):
+    said = f"--model {folder}: in fairseq_rope.json, {name} is .*, and must be (an? |null or )"
+    with pytest.raises(translate.TranslateError, match=said) as refused:
         Translator(str(folder))
+    assert len(str(refused.value)) < 500
+
+
+def test_settings_that_are_nested_too_deeply_are_refused(model, tmp_path):
+    folder = edited(model, tmp_path / "model")
+    (folder / "fairseq_rope.json").write_text("[" * 200_000)
+    with pytest.raises(translate.TranslateError, match="fairseq_rope.json cannot be read there .*recursion"):
+        Translator(str(folder))
+
+
+@pytest.mark.parametrize("kind, name", translate.SUBWORDS.items())
+def test_a_subword_model_outside_the_folder_is_not_read(model, tmp_path, kind, name):
+    folder = edited(model, tmp_path / "model", subwords={"kind": kind, "file": name})
+    (folder / name).symlink_to("/etc/passwd")
+    with pytest.raises(translate.TranslateError, match=f"{name}: is a link to a file outside the folder"):
+        Translator(str(folder))
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused_without_checksums(model, tmp_path):
+    folder = edited(model, tmp_path / "model", sha256=None)
+    words = json.loads((folder / "shared_vocabulary.json").read_text())
+    (folder / "shared_vocabulary.json").write_text(json.dumps(words[:-10]))
+    with pytest.raises(translate.TranslateError, match=f"--model {folder}.*: (Invalid token|shared_vocab)"):
+        Translator(str(folder))
+
+
+def test_an_error_of_the_search_is_one_sentence(model):
+    translator = Translator(str(model))
+
+    def fail(*args, **kwargs):
+        raise ValueError("Invalid token ID 36")
+
+    translator._model = SimpleNamespace(translate_batch=fail)
+    with pytest.raises(translate.TranslateError, match="CTranslate2 cannot .*: Invalid token ID 36"):
+        translator.translate("the dog")
 
 
 @pytest.mark.parametrize("long", ["x" * 100_000, "the " * 10_000])
@@ -438,9 +474,7 @@ def test_a_line_too_long_for_the_memory_is_refused_when_those_before_are_transla
     process = command(model)
     out, err = process.communicate("".join(f"{line}\n" for line in [*sources[:20] * 2, long, sources[0]]))
     assert len(out.splitlines()) == 40 and process.returncode == 1
-    assert err.startswith("fairseq_rope.tools.translate: line 41 has ") and err.endswith(
-        " the most: divide it\n"
-    )
+    assert err.startswith("fairseq-rope translate: line 41 has ") and err.endswith(": split the line\n")
 
 
 def test_a_line_that_does_not_end_is_not_waited_for(model):
@@ -470,18 +504,21 @@ def test_long_lines_are_searched_one_after_the_other(model, tokens, together):
 
     translator = Translator(str(model), threads=64)
     translator._model = SimpleNamespace(translate_batch=lambda sources, **_: [Result() for _ in sources])
-    translator._tokens = 1  # a batch for each line
+    translator._batch_tokens = 1  # a batch for each line
     assert translator.translate(["dog " * tokens] * 40) == ["DOG"] * 40
     assert max(most) == together
 
 
 @pytest.mark.parametrize("name", ["in.gz", "-"])
 def test_input_may_be_compressed_or_standard_input(model, sources, tmp_path, name):
-    text = "".join(f"{line}\n" for line in sources).encode()
-    (tmp_path / "in.gz").write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]))
-    process = command(model, "--input", name if name == "-" else tmp_path / name, encoding=None)
-    out, _ = process.communicate(text if name == "-" else b"")
-    assert out.decode().splitlines() == Translator(str(model)).translate(sources)
+    text = "".join(f"{line}\n" for line in sources)
+    if name == "-":
+        out, _ = command(model, "--input", "-").communicate(text)
+    else:
+        half = gzip.compress(text[:100].encode())
+        (tmp_path / name).write_bytes(half + gzip.compress(text[100:].encode()))
+        out = translated(model, tmp_path, "", "--input", tmp_path / name)
+    assert out.splitlines() == Translator(str(model)).translate(sources)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "a text"])
@@ -489,10 +526,10 @@ def test_compressed_input_that_is_damaged_is_one_sentence(model, sources, tmp_pa
     whole = gzip.compress("".join(f"{line}\n" for line in sources).encode())
     flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]  # in the checksum
     (tmp_path / "in.gz").write_bytes({"cut": whole[:-9], "flipped": flipped, "a text": b"the dog\n"}[damage])
-    process = command(model, "--input", tmp_path / "in.gz")
-    _, err = process.communicate()
-    assert process.returncode == 1 and len(err.splitlines()) == 1
-    assert err.startswith(f"fairseq_rope.tools.translate: {tmp_path / 'in.gz'}: is not a whole gzip file (")
+    with pytest.raises(SystemExit) as stopped:
+        translated(model, tmp_path, "", "--input", tmp_path / "in.gz")
+    said = stopped.value.code
+    assert said.startswith(f"fairseq-rope translate: {tmp_path / 'in.gz'}: is not a whole gzip file (")
 
 
 def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path):
@@ -594,14 +631,16 @@ def test_sentencepiece_as_fairseq_has_it(data_bin, tmp_path):
         assert text.plain(text.tokens(line)) == bpe.decode(bpe.encode(line))
 
 
-@pytest.mark.parametrize("flag", ["--beam", "--threads", "--nbest"])
-def test_numbers_below_one_are_refused(capsys, flag):
+@pytest.mark.parametrize(
+    "flag, value, allowed",
+    [
+        *((flag, "0", "must be an integer from 1 to 1") for flag in ("--beam", "--threads", "--nbest")),
+        ("--beam", "2147483648", "must be an integer from 1 to 1000"),
+        ("--lenpen", "nan", "must be a number from -100 to 100"),
+        ("--lenpen", "-1e+308", "must be a number from -100 to 100"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(capsys, flag, value, allowed):
     with pytest.raises(SystemExit) as stopped:
-        translate.main(["--model", ".", flag, "0"])
-    assert stopped.value.code == 2 and f"{flag} 0: must be 1 or more" in capsys.readouterr().err
-
-
-def test_a_penalty_that_is_no_number_is_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        translate.main(["--model", ".", "--lenpen", "nan"])
-    assert stopped.value.code == 2 and "--lenpen nan: must be a number" in capsys.readouterr().err
+        translate.main(["--model", ".", f"{flag}={value}"])
+    assert stopped.value.code == 2 and f"{flag} {value}: {allowed}" in capsys.readouterr().err

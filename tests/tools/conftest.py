@@ -1,0 +1,33 @@
+"""Models that the tests of the tools share."""
+
+import pytest
+from fairseq import checkpoint_utils
+
+from fairseq_rope.tools import export
+from tests.commands import train
+
+
+@pytest.fixture(scope="session")
+def model(trained, data_bin, tmp_path_factory):
+    """The folder that fairseq-rope export makes of the trained checkpoint; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    checkpoint = trained / "checkpoint_last.pt"
+    export.main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def loaded(trained, data_bin):
+    """The trained model and its task."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(trained / "checkpoint_last.pt")], {"data": str(data_bin)}
+    )
+    return model.eval(), task
+
+
+@pytest.fixture(scope="session")
+def sinusoidal(data_bin, tmp_path_factory):
+    """A checkpoint of fairseq's own transformer after one epoch."""
+    folder = tmp_path_factory.mktemp("sinusoidal")
+    train(data_bin, folder, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
+    return folder / "checkpoint_last.pt"
