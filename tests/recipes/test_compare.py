@@ -81,7 +81,7 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
     compare(tmp_path, "--seeds", "1")
     assert results()["seeds"] == [1, 2] and results()["command"].endswith(" --seeds 2")
 
-    text = (report / "report.html").read_text()
+    text = Page((report / "report.html").read_text()).text
     trainings = [system["training"] for pair in second["systems"] for system in pair]
     for arch, training in zip(ARCHS, trainings, strict=False):
         (process,) = training["processes"]
