@@ -1,6 +1,5 @@
 """recipes/text/bpe.py: against subword-nmt's own commands and fairseq's encoders."""
 
-import gzip
 import subprocess
 
 import pytest
@@ -9,19 +8,22 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPECo
 
 from recipes.text import bpe
 from tests.commands import BIN
-from tests.recipes.small_demo import small_corpus
 from tests.recipes.test_tokenise import DIRTY, read, tool, write
+from tests.recipes.wmt14_lookalike import write_lookalike
 
 ODD = ["", "  two  blanks ", "ein Wort@@ mit @@", "ünbekannt 漢字 x", "a", "no\u00a0break"]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder with 1,500 pairs of the demo's corpus in train.en and train.de."""
+    """A folder with sentences in two made-up languages: train.en, train.de, test.en, test.de."""
     folder = tmp_path_factory.mktemp("corpus")
-    for lang in ("en", "de"):
-        text = gzip.decompress((small_corpus(1500) / f"train.{lang}.gz").read_bytes())
-        (folder / f"train.{lang}").write_bytes(text)
+    lookalike = write_lookalike(folder / "tarballs", pairs=1500)
+    dirty = {at for places in lookalike.dirty.values() for at in places}
+    clean = [pair for at, pair in enumerate(lookalike.train) if at not in dirty]
+    for name, pairs in (("train", clean), ("test", lookalike.test)):
+        write(folder / f"{name}.en", [f"the {en}" for en, _ in pairs])
+        write(folder / f"{name}.de", [f"das {de}" for _, de in pairs])
     return folder
 
 
@@ -208,17 +210,16 @@ def test_it_says_no_more_than_progress_and_its_line(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["apply", "sentencepiece-encode"])
-def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, codes, model, tmp_path, name):
+def test_several_processes_write_what_one_writes_and_lines_stay_lines(
+    corpus, codes, model, tmp_path, capsys, name
+):
     learnt = ["--codes", codes] if name == "apply" else ["--model", model]
     text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
     write(tmp_path / "in", text)
     for workers in (1, 2):
         out = tmp_path / f"out{workers}"
-        process = tool(
-            name, *learnt, "--input", tmp_path / "in", "--output", out, "--workers", workers,
-            module="bpe",
-        )  # fmt: skip
-        assert f"{len(text)} lines in " in process.communicate()[0]
+        run(name, *learnt, "--input", tmp_path / "in", "--output", out, "--workers", workers)
+        assert f"{len(text)} lines in " in capsys.readouterr().out
     assert len(read(tmp_path / "out1")) == len(text)
     assert (tmp_path / "out1").read_bytes() == (tmp_path / "out2").read_bytes()
 
