@@ -443,11 +443,24 @@ def test_settings_that_are_nested_too_deeply_are_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("kind, name", translate.SUBWORDS.items())
-def test_a_subword_model_outside_the_folder_is_not_read(model, tmp_path, kind, name):
+def test_a_subword_model_that_links_to_another_file_does_not_show_its_content(
+    model, tmp_path, kind, name, capfd
+):
     folder = edited(model, tmp_path / "model", subwords={"kind": kind, "file": name})
-    (folder / name).symlink_to("/etc/passwd")
-    with pytest.raises(translate.TranslateError, match=f"{name}: is a link to a file outside the folder"):
+    (tmp_path / "secret").write_text("this is the secret\n")
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(translate.TranslateError, match=name) as refused:
         Translator(str(folder))
+    assert "the secret" not in "".join([str(refused.value), *capfd.readouterr()])
+
+
+def test_a_folder_of_links_is_read(model, tmp_path):
+    """The cache of Hugging Face's hub is one."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).symlink_to(path)
+    assert Translator(str(folder)).translate("the dog") == Translator(str(model)).translate("the dog")
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused_without_checksums(model, tmp_path):
