@@ -31,24 +31,7 @@ DIRT = {
     "12:1": lambda en, de: (" ".join((en.split() * 36)[:36]), " ".join((de.split() * 3)[:3])),
 }
 
-_STEMS = (
-    "ba",
-    "cor",
-    "del",
-    "fi",
-    "gran",
-    "hum",
-    "jo",
-    "kel",
-    "lin",
-    "mo",
-    "nar",
-    "pe",
-    "rut",
-    "sil",
-    "ton",
-    "wa",
-)
+_STEMS = "ba cor del fi gran hum jo kel lin mo nar pe rut sil ton wa".split()
 _ENDINGS = (("s", "en"), ("ing", "ung"), ("er", "ür"), ("ly", "lich"), ("", "ß"))
 
 
