@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BASH = shutil.which("bash") or "/bin/bash"
 
-# A Python that answers install.sh's questions as the test wants, and cannot do anything else.
+# A Python that answers install.sh's questions as a test needs it, and can do nothing else.
 FAKE_PYTHON = """#!{bash}
 case "$*" in
     *version_info*) echo {version} ;;
@@ -34,7 +34,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def fake_python(tmp_path):
-    """Write a fake Python with all that is needed, save what the keywords say; return its path."""
+    """Write a fake Python that lacks only what the keywords say; return its path."""
 
     def write(version="3.11.9", venv_status=0, with_headers=True):
         headers = tmp_path / "include"

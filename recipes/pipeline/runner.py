@@ -91,12 +91,12 @@ class Runner:
         return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
 
     def refuse_stale_inputs(self, stage: Stage) -> None:
-        """Ask, before *stage* is the first to run, whether the ones before it need not run again.
+        """Refuse to begin with *stage* if an earlier stage must run first.
 
-        One of which the inputs are gone, deleted for their room, is taken to be as it should.
+        An earlier stage whose inputs were deleted, to save space, is not checked.
 
         Raises:
-            StageError: one has not ended, or would now run with other settings or inputs
+            StageError: an earlier stage has not ended, or its settings or inputs have changed
         """
         for earlier in self.stages:
             if earlier.number >= stage.number:

@@ -25,7 +25,7 @@ def _setting(description: str, least: float = -math.inf, most: float = math.inf,
 
 
 def _learnt(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
-    """A setting with another value of which a training starts anew, on the same binary data."""
+    """A setting that changes what a model learns: with another value, a new training starts."""
     return _setting(description, least, most, learnt_from=True, **more)
 
 
@@ -37,7 +37,7 @@ _LANGUAGE = {
 
 @dataclass
 class Settings:
-    """Every setting, all of which every recipe has in its settings.yaml."""
+    """The settings. Every recipe has all of them in its settings.yaml."""
 
     source_lang: str = _setting("code of the source language", **_LANGUAGE)
     target_lang: str = _setting("code of the target language", **_LANGUAGE)
@@ -49,46 +49,48 @@ class Settings:
         choices=("none", "source", "target", "both"),
         names_model=True,
     )
-    max_words: int = _setting("training pairs with a longer side are left out", 1, names_model=True)
-    max_length_ratio: float = _setting("and those with one side so many times longer", 1, names_model=True)
+    max_words: int = _setting("leave out training pairs with a longer side", 1, names_model=True)
+    max_length_ratio: float = _setting(
+        "leave out training pairs with one side so many times longer", 1, names_model=True
+    )
     holdout_every: int = _setting("n: every n-th training pair validates, in place of valid_files", 0)
     vocab_size: int = _setting("subwords of both languages together", 1, names_model=True)
 
-    layers: int = _learnt("of the encoder, and of the decoder", 1)
-    width: int = _learnt("of embeddings and layers", 1)
-    ffn_width: int = _learnt("inside the feed-forward networks", 1)
-    heads: int = _learnt("of every attention", 1)
-    dropout: float = _learnt("probability", 0, 1)
+    layers: int = _learnt("layers of the encoder, and as many of the decoder", 1)
+    width: int = _learnt("size of embeddings and layers", 1)
+    ffn_width: int = _learnt("size inside the feed-forward networks", 1)
+    heads: int = _learnt("heads of every attention", 1)
+    dropout: float = _learnt("probability of dropout", 0, 1)
     adam_betas: str = _learnt(
         "Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="look like (0.9, 0.98)"
     )
     adam_eps: float = _learnt("Adam's epsilon", 0, 1)
     warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
     learning_rate: float = _learnt("the highest, at the end of the warm-up", 0, 1)
-    label_smoothing: float = _learnt("share of the probability that all words get", 0, 1)
+    label_smoothing: float = _learnt("probability that is spread over all words", 0, 1)
     warmup_updates: int = _learnt("updates with a growing learning rate", 0)
-    tokens_per_update: int = _learnt("of the longer side, over all devices", 1)
+    tokens_per_update: int = _learnt("tokens of the longer side in an update, over all devices", 1)
     max_updates: int = _setting("the last update; 0: no limit", 0)
     max_epochs: int = _setting("the last epoch; 0: no limit", 0)
 
     tokens_per_device: int = _setting("the largest batch of one device", 1)
     precision: str = _setting(
-        "of the training; auto: the best of the GPU", choices=("auto", "fp32", "fp16", "bf16")
+        "number format of the training; auto: the best of the GPU", choices=("auto", "fp32", "fp16", "bf16")
     )
-    save_every_updates: int = _setting("between checkpoints; 0: one checkpoint an epoch", 0)
+    save_every_updates: int = _setting("updates between checkpoints; 0: one checkpoint an epoch", 0)
 
-    average_checkpoints: int = _setting("the last ones, of which the translating model is the mean", 1)
+    average_checkpoints: int = _setting("number of last checkpoints, whose mean translates", 1)
     beam: int = _setting("hypotheses of the search", 1)
     length_penalty: float = _setting("exponent of the length by which scores are divided")
-    max_len_b: int = _setting("outputs are at most so much longer than their source", 0)
+    max_len_b: int = _setting("outputs end at the length of their source plus this", 0)
     export_quantization: str = _setting(
-        "of the model that stage 11 writes",
+        "number format of the model that stage 11 writes",
         choices=("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
     )
     fairseq_train_flags: str = _learnt("more flags for fairseq-train")
     fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
-    disk_gb: float = _setting("what the work folder takes in all", 0)
-    memory_gb: float = _setting("what the machine must have", 0)
+    disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)
+    memory_gb: float = _setting("memory that the machine must have, in GB", 0)
 
     def templates(self, name: str) -> list[str]:
         """The corpora of the set *name*: FILE or ARCHIVE:MEMBER, with {lang} and {side}."""

@@ -1,7 +1,7 @@
 """Where models lie: every setting has its own folder, and no run removes or overwrites a checkpoint.
 
 The commands are stood in for by functions that write files of the same names, each with contents that no
-other file has, so that a model which was trained again is told from the one that was there.
+other file has. So a test can tell a model that was trained again from the earlier one.
 """
 
 import json
