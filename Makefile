@@ -30,7 +30,7 @@ test: $(STAMP)
 
 # pytest exits with 5 when it finds no such test: said, and not a failure.
 test-slow: $(STAMP)
-	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -m slow tests; status=$$?; \
+	@echo 'pytest -n 2 --dist loadfile -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
 # BENCH takes options of all: make bench BENCH=--json
