@@ -374,7 +374,7 @@ def start(folder, *more):
 
 
 @pytest.mark.parametrize(
-    "number, status", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, -15)]
+    "number, status", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
 )
 def test_a_stopped_download_is_gone_on_with(site, tmp_path, number, status):
     manifest(tmp_path, site.put("f.tgz", Reply(cut=123_456, hang=True)))
