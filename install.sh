@@ -27,7 +27,7 @@ headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 compiler=${CXX:-$(command -v c++ || command -v g++ || command -v clang++)} || refuse "no C++ compiler is found (c++, g++ or clang++, or the one that CXX names), and fairseq has parts to compile"
 command -v "${compiler%% *}" >/dev/null || refuse "the C++ compiler that CXX names, $compiler, is not found, and fairseq has parts to compile"
 # Python's build would call the compiler that Python itself was built with, which need not be here.
-case ${CXX:-}$compiler in /*/clang++) export CC=clang CXX=clang++ ;; esac
+[ -n "${CXX:-}" ] || case $compiler in */clang++) export CC=clang CXX=clang++ ;; esac
 # Measured: 1.4 GB with a CPU build of torch, and the rest to build in; on Linux pip's default torch brings 3 GB of CUDA.
 case "$OSTYPE ${TORCH:-}" in *+cpu*) needed_kb=2000000 ;; linux*) needed_kb=6000000 ;; *) needed_kb=2000000 ;; esac
 needed_kb=${FAIRSEQ_ROPE_MIN_DISK_KB:-$needed_kb} there_kb=0
@@ -36,12 +36,13 @@ free_kb=$(df -Pk . | awk 'NR == 2 { for (i = 3; i < NF; i++) if ($(i + 1) ~ /%$/
 [ $((needed_kb - there_kb)) -le "$free_kb" ] ||
     refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((needed_kb - there_kb) / 1000)) MB are needed (2000 MB with a CPU build of torch, named with TORCH=...)"
 
-# Only a whole installation has the stamp, and only one that is whole is gone on with.
+# Only a whole installation has the stamp .installed, and only a whole one is updated in place. .begun marks a .venv of ours.
 base=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)') # $python can be the one in .venv
-if [ "$(said folder)" = "$(pwd -P)" ] && [ "$(said python)" = "$python" ] && .venv/bin/python -m pip --version >/dev/null; then
-    rm .venv/.installed
+if [ "$(said folder)" = "$(pwd -P)" ] && [ "$(said python) $(said version)" = "$python $version" ] && .venv/bin/python -m pip --version >/dev/null; then
+    touch .venv/.begun && rm .venv/.installed
 else
-    rm -rf .venv
+    [ ! -e .venv ] || [ -e .venv/.begun ] || [ -e .venv/.installed ] || refuse "$PWD/.venv is there and was not made by install.sh: move it away, or remove it"
+    rm -rf .venv && mkdir .venv && touch .venv/.begun
     run "$base" -m venv .venv
 fi
 pip=".venv/bin/python -m pip install --disable-pip-version-check"
@@ -52,4 +53,4 @@ run $pip -c .venv/constraints.txt numpy cython setuptools wheel
 run $pip -c .venv/constraints.txt --no-build-isolation fairseq-fixed==0.12.3.1
 run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,plots,test,lint]'
 run .venv/bin/python -c 'import torch, fairseq.data.data_utils_fast; print("torch", torch.__version__, "fairseq", fairseq.__version__)'
-printf 'folder %s\npython %s\ntorch %s\n' "$(pwd -P)" "$python" "$asked_torch" >.venv/.installed # last
+printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$asked_torch" >.venv/.installed # last

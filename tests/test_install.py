@@ -135,9 +135,9 @@ def test_python_is_checked_as_it_really_is(checkout, tools):
     assert "no-such-compiler" in said or version in said
 
 
-def install(checkout, tools, fake_python, pip_status=0):
+def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", compiler="c++"):
     """Run all of install.sh, with a Python and a pip that only write down how they were called."""
-    python = Path(fake_python())
+    python = Path(fake_python(version=version))
     calls = checkout.parent / "calls"
     calls.touch()
     pip = f"""#!{BASH}
@@ -145,15 +145,16 @@ printf '%s\\n' "$*" >>'{calls}'
 case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torch==0 ;; esac
 """
     python.write_text(python.read_text().replace("    *) exit 99 ;;", f"""    *_base_executable*) echo "$0" ;;
-    "-m venv .venv") mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
+    "-m venv .venv") echo "CXX=$CXX" >>'{calls}'; mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
 {pip}END
         chmod +x .venv/bin/python; echo "$*" >>'{calls}' ;;
     *) exit 99 ;;"""))  # fmt: skip
-    for tool in ("rm", "mkdir", "cat", "chmod"):
+    for tool in ("rm", "mkdir", "cat", "chmod", "touch"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
-    add_compiler(tools)
+    add_compiler(tools, compiler)
     environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1"}
+    environment |= {"CXX": os.environ["CXX"]} if "CXX" in os.environ else {}
     calls.write_text("")
     done = subprocess.run([BASH, "install.sh"], cwd=checkout, env=environment, capture_output=True, text=True)
     return done, calls.read_text().splitlines()
@@ -173,6 +174,30 @@ def test_a_whole_installation_is_gone_on_with_and_one_that_failed_is_started_ove
     done, calls = install(checkout, tools, fake_python)
     assert done.returncode == 0 and "-m venv .venv" not in calls
     assert any("fairseq-fixed==" in call for call in calls) and stamp.exists()
+
+
+def test_another_version_of_the_interpreter_starts_over(checkout, tools, fake_python):
+    install(checkout, tools, fake_python)
+    _, calls = install(checkout, tools, fake_python, version="3.12.1")
+    assert "-m venv .venv" in calls
+
+
+def test_an_environment_that_somebody_else_made_is_refused_and_stays(checkout, tools, fake_python):
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    done, calls = install(checkout, tools, fake_python)
+    assert done.returncode == 1 and calls == [] and (checkout / ".venv" / "bin").exists()
+    assert done.stderr == (
+        f"install.sh: {checkout}/.venv is there and was not made by install.sh: move it away, or remove it\n"
+    )
+
+
+def test_the_compiler_that_is_found_is_used_unless_another_is_named(
+    checkout, tools, fake_python, monkeypatch
+):
+    assert "CXX=clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
+    monkeypatch.setenv("CXX", str(tools / "clang++"))
+    shutil.rmtree(checkout / ".venv")
+    assert f"CXX={tools}/clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
 
 
 def planned(checkout, *settings):
