@@ -27,14 +27,15 @@ class InputError(ValueError):
 def ending_in_one_sentence(program: str) -> Iterator[None]:
     """End the program with status 1 and one sentence at an InputError, an OSError or a missing package.
 
-    Ctrl-C ends it with status 130, and SIGTERM with 143, as shells count them. Both print nothing, and
-    temporary files are removed.
+    Ctrl-C ends it with status 130, SIGHUP with 129 and SIGTERM with 143, as shells count them. They print
+    nothing, and temporary files are removed.
     """
     # On import, fairseq asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread:  # only there Python allows signal handlers
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signals = (signal.SIGHUP, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        signals = ()  # Python allows signal handlers in the main thread only
+    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
     try:
         yield
     except ImportError as missing:
@@ -50,8 +51,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -3,8 +3,8 @@
 After each step of a search, every hypothesis continues from one hypothesis of the same sentence. fairseq's
 attention then copies all keys and values of all layers into the new order, and copies them again to append
 the next ones (``fairseq/modules/multihead_attention.py``). Here the hypotheses of a sentence share one cache.
-Each hypothesis attends to the whole cache, and a mask, the same for all layers, selects the keys of its own
-past. Only the mask is copied after a step.
+Each hypothesis attends to the whole cache, and a mask, the same for all layers, selects the keys of this
+hypothesis. Only the mask is copied after a step.
 
 When a sentence ends, the last sentence moves to its place, so that the remaining sentences stay adjacent in
 memory. From then on the rows of the cache and those of the caller are in different orders.
@@ -23,7 +23,6 @@ from ..attention import PAD_SCORE
 from ..positions.rotary import RotaryEmbedding
 from .equal_rows import whole_sentences
 
-STATE = "fairseq_rope.search.cache"  # where it lies in fairseq's incremental state
 FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step costs the same on average
 
 

@@ -16,7 +16,7 @@ from .equal_rows import LARGEST, EqualRows, whole_sentences
 from .projection import project_packed
 from .step import bind_all
 
-STATE = "fairseq_rope.beams"  # the key of Beams in fairseq's incremental state
+STATE = "fairseq_rope.search"  # the key of Beams in fairseq's incremental state
 SWITCH = "FAIRSEQ_ROPE_FAST_SEARCH"
 FASTER_ON = ("cpu",)  # types of devices on which benchmarks/generate.py has shown the search to be faster
 

@@ -35,6 +35,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 # a tiny model with random weights by 0.25.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
+LONGEST_SAMPLE = 128  # random words
 # The share of validation sentences that plain text must be tokenised into, and that a quantised model must
 # translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
@@ -346,9 +347,9 @@ def check(
     ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     most = [positions(side) for side in (model.encoder, model.decoder)]
-    longest = min([2 * SAMPLES, *(count - 1 for count in most if count is not None)])
+    longest = min([LONGEST_SAMPLE, *(count - 1 for count in most if count is not None)])
     real = [
-        pair for pair in validation_pairs(task) if longest == 2 * SAMPLES or max(map(len, pair)) <= longest
+        pair for pair in validation_pairs(task) if longest == LONGEST_SAMPLE or max(map(len, pair)) <= longest
     ]
     pairs = [*random_pairs(task, longest), *real]
     expected, exported = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)

@@ -30,7 +30,7 @@ from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import TO_SCORE
 
-# The joining before the training: what cannot be translated is told first.
+# Joining comes before training, so that lines which cannot be translated are reported first.
 ORDER = (*TO_SCORE[:6], Join(), *TO_SCORE[6:], TranslateJoined())
 
 

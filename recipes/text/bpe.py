@@ -16,10 +16,10 @@ from subword_nmt import apply_bpe, learn_bpe
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, lines_of
-from recipes.text.lines import Convert, convert_file, ending_on_signals, progress
+from recipes.text.lines import Convert, convert_file, progress
 
 MIN_FREQUENCY = 2  # of a pair of symbols that is merged; subword-nmt's default
-CACHED_WORDS = 500_000  # of which a process remembers the subwords: some 150 MB
+CACHED_WORDS = 500_000  # words whose subwords a process remembers: some 150 MB
 
 
 def count_words(paths: Sequence[str]) -> Counter[str]:
@@ -190,7 +190,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.text.bpe"), ending_on_signals():
+    with ending_in_one_sentence("recipes.text.bpe"):
         refuse_output(args.output)
         if args.tool in ("apply", "sentencepiece-encode"):
             converter = subword_nmt_converter if args.tool == "apply" else sentencepiece_converter

@@ -10,7 +10,7 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_outpu
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.tools.score import UNSPACED, language
-from recipes.text.lines import ending_on_signals, progress
+from recipes.text.lines import progress
 
 MAX_CHARACTERS = 1000  # of a word; Moses' clean-corpus-n.perl has the same limit
 
@@ -61,12 +61,11 @@ def clean(
     holdout_every: int = 0,
     unspaced: Sequence[bool] = (False, False),
 ) -> Counter[str]:
-    """Write the pairs in the two files *sources* that :func:`why_not` has nothing against to *outputs*.
+    """Write the pairs of the two files *sources* that :func:`why_not` accepts to *outputs*.
 
-    Words are what stands between blanks, Unicode's included, as in Perl, and are written with a blank between
-    them. Of the pairs kept, each of which the number is a multiple of *holdout_every*
-    goes to *heldout* instead. Returns how many were "read", "kept" and "held out", and how many were left
-    out for each reason.
+    Words are separated by blanks, Unicode's included, as in Perl, and are written with one blank between
+    them. Every *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that
+    were "read", "kept" and "held out", and the number that were dropped for each reason.
 
     Raises:
         InputError: a file is empty or not UTF-8, the two have not as many lines, or nothing would be left
@@ -134,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.text.clean"), ending_on_signals():
+    with ending_in_one_sentence("recipes.text.clean"):
         _refuse_values(args)
         langs = (args.source_lang, args.target_lang)
         sources, outputs, heldout = (

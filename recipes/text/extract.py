@@ -34,7 +34,6 @@ from tqdm import tqdm
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import read_chunks
-from recipes.text.lines import ending_on_signals
 
 CHUNK = 2**20
 ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
@@ -285,7 +284,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.text.extract"), ending_on_signals():
+    with ending_in_one_sentence("recipes.text.extract"):
         languages = (args.source_lang, args.target_lang)
         if languages[0] == languages[1]:
             raise InputError(f"--target-lang {languages[1]}: must not be --source-lang")

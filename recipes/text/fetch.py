@@ -409,9 +409,7 @@ def ensure(
         missing = [name for name in names if not _in_data_dir(data_dir, name, None)]
         if missing:
             where = "--data-dir, which is not given" if data_dir is None else f"--data-dir {data_dir}"
-            raise FetchError(
-                f"{missing[0]} is not in {where}, and with --manifest none nothing is downloaded"
-            )
+            raise FetchError(f"{missing[0]} is not in {where}, and without a manifest nothing is downloaded")
         return
     entries = read_manifest(manifest)
     for name in names:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import FrameType
 
 from tqdm import tqdm
 
@@ -149,19 +148,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the block as an error does, with what it cleans up, and no traceback."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)

@@ -12,7 +12,7 @@ import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
-from recipes.text.lines import Convert, convert_file, ending_on_signals
+from recipes.text.lines import Convert, convert_file
 
 # What Moses' remove-non-printing-char.perl takes for blanks, and the two other characters at which
 # Python breaks lines.
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     args = build_parser().parse_args(argv)
-    with ending_in_one_sentence("recipes.text.tokenise"), ending_on_signals():
+    with ending_in_one_sentence("recipes.text.tokenise"):
         refuse_output(args.output)
         make = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)
         convert_file(make, args.input, args.output, args.workers, f"tokenise {args.input}")

@@ -98,7 +98,12 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
         for arch in ARCHS:  # fairseq-generate numbers the sources as the lines of the joined text
             folder = tmp_path / f"{arch}.seed2.{LABEL}" / "joined"
             numbered = re.findall(r"^S-(\d+)\t(.*)$", (folder / f"{times}.generate.txt").read_text(), re.M)
-            assert [dict(numbered)[str(n)] for n in range(17 // times)] == sources
+            printed_sources = [dict(numbered)[str(n)] for n in range(17 // times)]
+            for printed_source, source in zip(
+                printed_sources, sources, strict=True
+            ):  # rare characters are lost
+                words = re.findall("[A-Za-z]{3,}", source)
+                assert sum(word in printed_source for word in words) > 0.8 * len(words)
             assert len(lines(folder / f"{times}.de")) == len(sources)
 
     printed = compare(tmp_path, "--seeds", "2", "--archs", *reversed(ARCHS))

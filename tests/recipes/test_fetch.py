@@ -514,7 +514,7 @@ def test_without_a_manifest_files_are_taken_as_they_are(tmp_path, data, capsys):
 
 def test_without_a_manifest_nothing_is_downloaded(tmp_path, data):
     said = refuse(tmp_path, "--data-dir", str(data), "f.tgz", "g.tgz", words=without_manifest)
-    assert f"g.tgz is not in --data-dir {data}, and with --manifest none nothing is downloaded" in said
+    assert f"g.tgz is not in --data-dir {data}, and without a manifest nothing is downloaded" in said
     said = refuse(tmp_path, "f.tgz", words=without_manifest)
     assert "f.tgz is not in --data-dir, which is not given" in said
 

@@ -334,3 +334,12 @@ def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stoo
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
     assert called("/my/own", ["/my/own"]) == "bash /my/own/run.sh"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"
+
+
+def test_a_setting_keeps_the_type_of_the_recipes_own():
+    assert read_settings(DEMO, ["fairseq_train_flags=7"]).fairseq_train_flags == "7"
+    assert read_settings(DEMO, ["dropout=1"]).dropout == 1.0
+    with pytest.raises(
+        SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"
+    ):
+        read_settings(DEMO, ["layers=true"])

@@ -1,4 +1,4 @@
-"""recipes/pipeline/stage07_train.py: batches, precision, what is kept; machine.py: what is checked before."""
+"""The training stage: batches, precision, what is kept; machine.py: what is checked before."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""fairseq_rope/transformer.py: the model beside fairseq's own."""
+"""fairseq_rope/transformer: the model beside fairseq's own."""
 
 import logging
 from argparse import Namespace
