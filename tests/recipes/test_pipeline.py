@@ -297,12 +297,14 @@ def test_a_training_goes_on_after_a_full_disk_a_power_cut_and_the_end_of_its_rec
         time.sleep(0.2)
     assert (checkpoints / "checkpoint5.pt").exists()
 
-    resumed = recipe(binarised, "--stop-stage", "7")
+    resumed = recipe(binarised)
     assert resumed.stdout.count("done before, skipped") == 6
+    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", resumed.stdout.splitlines()[-1])
     assert "Loaded checkpoint" in (binarised / MODEL / "logs" / "stage07_train.log").read_text()
     told = [json.loads(line) for line in (checkpoints / "history.jsonl").read_text().split("\n") if line]
     for what in ("valid_loss", "train_loss"):
-        assert [line["epoch"] for line in told if what in line][-3:] == [3, 4, 5]
+        epochs = [line["epoch"] for line in told if what in line]
+        assert epochs[-3:] == [3, 4, 5] and sorted(set(epochs)) == [1, 2, 3, 4, 5]
     assert len([line for line in told if "process" in line]) == 4
 
 
