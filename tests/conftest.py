@@ -2,6 +2,7 @@
 
 import random
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,19 @@ def half_on_cpus(what, run):
 
 needs_half_layer_norm = half_on_cpus("layer norm", lambda x: torch.nn.functional.layer_norm(x, (2,)))
 needs_half_linear = half_on_cpus("linear layer", lambda x: torch.nn.functional.linear(x, x, x[0]))
+
+
+# The files that take longest begin first, so that no process waits for another at the end.
+LONGEST = (
+    *("recipes/test_pipeline.py", "test_compatibility.py", "tools/test_translate.py", "tools/test_export.py"),
+    *("patches/test_patches.py", "patches/test_faults.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
+    *("tools/test_convert_layout.py", "test_distributed.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)
