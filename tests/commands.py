@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 from unittest import mock
@@ -27,6 +29,12 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
 }
 torch.set_num_threads(1)
+# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = """
     --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
