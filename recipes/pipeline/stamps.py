@@ -55,7 +55,7 @@ class Stamps:
 
     def _digest(self, path: Path) -> str:
         if path in self.remade:
-            return "made anew"
+            return "will be written again"
         try:
             status = path.stat()
         except FileNotFoundError:

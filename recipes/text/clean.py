@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _refuse_values(args: argparse.Namespace) -> None:
     if args.source_lang == args.target_lang:
-        raise InputError(f"--target-lang {args.target_lang}: must be another than --source-lang")
+        raise InputError(f"--target-lang {args.target_lang}: must differ from --source-lang")
     if args.max_words < 1:
         raise InputError(f"--max-words {args.max_words}: must be at least 1")
     if not (args.max_ratio == 0 or args.max_ratio >= 1):
@@ -170,7 +170,7 @@ def _refuse_values(args: argparse.Namespace) -> None:
     if args.heldout and args.holdout_every < 2:
         raise InputError(f"--holdout-every {args.holdout_every}: must be at least 2")
     if args.heldout == args.output:
-        raise InputError(f"--heldout {args.heldout}: must be another than --output")
+        raise InputError(f"--heldout {args.heldout}: must differ from --output")
 
 
 if __name__ == "__main__":
