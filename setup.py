@@ -52,27 +52,16 @@ setup(
         # fairseq compiles against torch: install torch first, with numpy, cython, setuptools and
         # wheel, then this extra with --no-build-isolation. With isolation, pip builds against a
         # second torch that it downloads for it.
-        "fairseq": [
-            "torch>=2.0,<2.14",
-            "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
-        ],
+        "fairseq": ["torch>=2.0,<2.14", "fairseq-fixed==0.12.3.1; python_version >= '3.11'"],
         # The report of recipes/compare, and the plots of docs/.
         "plots": ["matplotlib>=3.8,<4", "jinja2>=3,<4"],
         # fairseq_rope.tools.export and fairseq_rope.tools.translate
         "ctranslate2": ["ctranslate2>=4.6.3,<5"],
-        "test": [
-            "pytest>=9,<10",
-            "pytest-xdist>=3.8,<4",
-            "hypothesis>=6.100,<7",
-        ],
+        "test": ["pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.100,<7"],
         # Exact: another version of ruff formats differently.
         "lint": ["ruff==0.17.5"],
     },
-    entry_points={
-        "console_scripts": [
-            "fairseq-rope = fairseq_rope.__main__:main",
-        ],
-    },
+    entry_points={"console_scripts": ["fairseq-rope = fairseq_rope.__main__:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

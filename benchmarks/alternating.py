@@ -42,10 +42,7 @@ def _synchronise() -> None:
 def machine() -> str:
     """Hardware and versions, for the head of a table."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
-    return (
-        f"{device}, {torch.get_num_threads()} threads, Python {platform.python_version()}, "
-        f"torch {torch.__version__}"
-    )
+    return f"{device}, {torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def report(title: str, rows: list[dict[str, object]], as_json: bool) -> None:

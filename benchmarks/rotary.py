@@ -51,10 +51,7 @@ def tables_of_d(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.repeat_interleave(2, -1) + swapped * sin.repeat_interleave(2, -1)
 
 
-USUAL = {
-    "interleaved": (stack_of_even_and_odd, tables_of_d, complex_numbers),
-    "half": (rotate_half,),
-}
+USUAL = {"interleaved": (stack_of_even_and_odd, tables_of_d, complex_numbers), "half": (rotate_half,)}
 
 
 def of_a_library(leaf: Tensor) -> dict[str, Callable[[], Tensor]]:

@@ -65,11 +65,7 @@ class Exported:
     """The rotary model of the same size, converted into *folder*."""
 
     def __init__(
-        self,
-        size: dict[str, int],
-        pairs: list[tuple[list[int], int]],
-        quantization: str | None,
-        folder: Path,
+        self, size: dict[str, int], pairs: list[tuple[list[int], int]], quantization: str | None, folder: Path
     ) -> None:
         vocabulary = dictionary(size["vocab"])
         spec = to_spec(build("transformer_rope", vocabulary, size).eval().cpu(), vocabulary, vocabulary)
@@ -85,17 +81,13 @@ class Exported:
         settings["sha256"] = {path.name: checksum(str(path)) for path in folder.iterdir()}
         (folder / SETTINGS).write_text(json.dumps(settings))
         self.folder = folder
-        self.model = ctranslate2.Translator(
-            str(folder), inter_threads=torch.get_num_threads(), intra_threads=1
-        )
+        self.model = ctranslate2.Translator(str(folder), inter_threads=torch.get_num_threads(), intra_threads=1)
         names = words(vocabulary)
         sources = [[names[n] for n in source] for source, _ in pairs]
         order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
         self.batches = [
             ([sources[n] for n in batch], round(statistics.mean(pairs[n][1] for n in batch)))
-            for batch in in_batches(
-                order, sources, BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS)
-            )
+            for batch in in_batches(order, sources, BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS))
         ]
 
     def translate(self) -> None:

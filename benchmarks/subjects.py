@@ -22,8 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Tokens of the sentences of newstest2013, every third of its 3000 pairs, in a joint BPE of 37,000; the end of
 # the sentence is one.
 LENGTHS = [
-    tuple(map(int, line.split("\t")))
-    for line in Path(__file__).with_name("lengths.tsv").read_text().splitlines()[1:]
+    tuple(map(int, line.split("\t"))) for line in Path(__file__).with_name("lengths.tsv").read_text().splitlines()[1:]
 ]
 
 
@@ -70,10 +69,7 @@ def batches(words: Dictionary, max_tokens: int = 0, sentences: int = 0) -> list[
     """Batches as fairseq composes them: sorted by length, of *max_tokens* or of a number of *sentences*."""
     data = dataset(words)
     found = data_utils.batch_by_size(
-        data.ordered_indices(),
-        data.num_tokens,
-        max_tokens=max_tokens or None,
-        max_sentences=sentences or None,
+        data.ordered_indices(), data.num_tokens, max_tokens=max_tokens or None, max_sentences=sentences or None
     )
     shuffled = random.Random(1).sample(range(len(found)), len(found))
     samples = [data.collater([data[i] for i in found[number]]) for number in shuffled]
@@ -83,10 +79,6 @@ def batches(words: Dictionary, max_tokens: int = 0, sentences: int = 0) -> list[
 def on_device(sample: dict[str, Any]) -> dict[str, Any]:
     """*sample* with its tensors on the device that is measured."""
     return {
-        key: on_device(value)
-        if isinstance(value, dict)
-        else value.to(DEVICE)
-        if torch.is_tensor(value)
-        else value
+        key: on_device(value) if isinstance(value, dict) else value.to(DEVICE) if torch.is_tensor(value) else value
         for key, value in sample.items()
     }

@@ -92,9 +92,7 @@ def _memory(name: str, size: str, pipe: Connection) -> None:
 
 def peak_memory(name: str, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = (
-        "65536"  # glibc gives back at once what is freed: no leftovers counted
-    )
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back at once what is freed: no leftovers counted
     spawn = multiprocessing.get_context("spawn")
     receive, send = spawn.Pipe()
     process = spawn.Process(target=_memory, args=(name, size, send))
@@ -120,9 +118,7 @@ def main() -> None:
     names = [name for name, (_, criterion) in CANDIDATES.items() if criterion in CRITERION_REGISTRY]
     sizes = args.size or list(SIZES)
     # Before anything is large here: Linux hands the peak of a process on to those that it starts.
-    memories = {
-        size: {name: 0.0 if args.no_memory else peak_memory(name, size) for name in names} for size in sizes
-    }
+    memories = {size: {name: 0.0 if args.no_memory else peak_memory(name, size) for name in names} for size in sizes}
     for size, memory in memories.items():
         trainings = {name: Training(name, size) for name in names}
         # In turns batch by batch: a busy neighbour slows all down alike.

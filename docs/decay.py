@@ -47,9 +47,7 @@ def main() -> None:
     for head_dim in HEAD_SIZES:
         of_distance = bound(head_dim, args.base)
         axes.plot(of_distance / of_distance[0], label=f"head of {head_dim}", linewidth=1.2)
-    axes.set(
-        xlabel="distance in tokens", ylabel="bound, relative to distance 0", ylim=(0, 1), xlim=(0, FARTHEST)
-    )
+    axes.set(xlabel="distance in tokens", ylabel="bound, relative to distance 0", ylim=(0, 1), xlim=(0, FARTHEST))
     axes.grid(alpha=0.3)
     axes.legend()
     part = args.output.with_suffix(f".tmp{args.output.suffix}")

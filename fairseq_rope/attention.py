@@ -115,12 +115,7 @@ class RotaryMultiheadAttention(FusedAttention):
         qn_block_size: int = 8,
     ) -> None:
         super().__init__(
-            embed_dim,
-            num_heads,
-            dropout=dropout,
-            self_attention=True,
-            q_noise=q_noise,
-            qn_block_size=qn_block_size,
+            embed_dim, num_heads, dropout=dropout, self_attention=True, q_noise=q_noise, qn_block_size=qn_block_size
         )
         if rotary.head_dim != self.head_dim:
             raise ValueError(
@@ -199,9 +194,7 @@ class RotaryMultiheadAttention(FusedAttention):
             saved_state["prev_key_padding_mask"] = key_padding_mask
             self._set_input_buffer(incremental_state, saved_state)
 
-        return self._attend(
-            q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights
-        )
+        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights)
 
     def joined_projections(self) -> Tuple[Tensor, Tensor]:
         """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
@@ -274,9 +267,7 @@ class CrossAttention(FusedAttention):
                 saved_state["prev_key_padding_mask"] = key_padding_mask
                 self._set_input_buffer(incremental_state, saved_state)
         assert k is not None and v is not None
-        return self._attend(
-            q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights
-        )
+        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights)
 
     def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
         """*encoder_out* (S, B, C), projected: each (B, H, S, D), contiguous."""

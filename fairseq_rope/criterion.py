@@ -165,9 +165,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
 
 
 # The methods that the fused loss replaces, or relies on.
-LOSS = methods_of(
-    FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_lprobs_and_target", "compute_accuracy"
-)
+LOSS = methods_of(FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_lprobs_and_target", "compute_accuracy")
 FORWARD = methods_of(LabelSmoothedCrossEntropyCriterion, "forward")
 NLL_LOSS = fairseq_criterion.label_smoothed_nll_loss
 PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")

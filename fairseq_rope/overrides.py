@@ -20,8 +20,7 @@ def methods_of(cls: type, *names: str) -> Dict[str, Any]:
 def has_methods(module: nn.Module, methods: Dict[str, Any]) -> bool:
     """Whether *module* has *methods*: no subclass, no instance and nobody at run time has replaced one."""
     return all(
-        name not in vars(module) and getattr(type(module), name, None) is method
-        for name, method in methods.items()
+        name not in vars(module) and getattr(type(module), name, None) is method for name, method in methods.items()
     )
 
 

@@ -30,10 +30,7 @@ ENVIRONMENT = {
 }
 torch.set_num_threads(1)
 # A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    and threading.current_thread() is threading.main_thread()
-):
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = """

@@ -97,9 +97,7 @@ def test_attention_equals_the_plain_reference(layout, fraction, side, need_weigh
     if need_weights:
         assert weights.dtype == torch.float32
         rows = real.T[None].expand(H, B, T)
-        torch.testing.assert_close(
-            weights.double()[rows], expected_weights[rows], atol=tolerance, rtol=tolerance
-        )
+        torch.testing.assert_close(weights.double()[rows], expected_weights[rows], atol=tolerance, rtol=tolerance)
     else:
         assert weights is None
 
@@ -115,9 +113,7 @@ def test_both_paths_give_the_same_numbers_under_causal_and_padding_masks(float_p
     expected, expected_weights = plain_attention(m, x, "interleaved", D, PADS["right"], causal=True)
     real = ~PADS["right"].T
     torch.testing.assert_close(fused.double()[real], expected[real], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        weights.double()[real.T], expected_weights.mean(0)[real.T], atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(weights.double()[real.T], expected_weights.mean(0)[real.T], atol=1e-6, rtol=1e-5)
 
 
 def test_boolean_attention_mask_equals_the_additive_one():

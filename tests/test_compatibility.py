@@ -206,9 +206,7 @@ def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal_path, 
 def test_retained_dropout_makes_translations_vary(data_bin, model_path):
     def retained(seed, *modules):
         flags = ["--retain-dropout-modules", *modules] if modules else []
-        return scores(
-            generate(data_bin, model_path, "--score-reference", "--retain-dropout", *flags, "--seed", seed)
-        )
+        return scores(generate(data_bin, model_path, "--score-reference", "--retain-dropout", *flags, "--seed", seed))
 
     plain = scores(generate(data_bin, model_path, "--score-reference"))
     assert retained(1) != retained(2)
@@ -311,17 +309,7 @@ def _preprocess(destination, train_prefix, valid_prefix, test_prefix, *more):
     parser = options.get_preprocessing_parser()
     preprocess.main(
         parser.parse_args(
-            [
-                "-s",
-                "en",
-                "-t",
-                "de",
-                "--joined-dictionary",
-                "--destdir",
-                str(destination),
-                *words,
-                *map(str, more),
-            ]
+            ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", str(destination), *words, *map(str, more)]
         )
     )
 
@@ -365,16 +353,10 @@ OPTIONS = {
         lambda m, _: all(layer.self_attn.q_proj._forward_pre_hooks for layer in layers(m)),
     ),
     "exponential moving average": ("--store-ema --ema-decay 0.9", lambda _, s: "ema" in s["extra_state"]),
-    "memory-efficient fp16": (
-        "--memory-efficient-fp16",
-        lambda _, s: "loss_scale" in s["last_optimizer_state"],
-    ),
+    "memory-efficient fp16": ("--memory-efficient-fp16", lambda _, s: "loss_scale" in s["last_optimizer_state"]),
     # fairseq's flag turns its default off
     "right-padded source": ("--left-pad-source", lambda _, s: s["cfg"]["task"]["left_pad_source"] is False),
-    "another optimiser": (
-        "--optimizer adafactor",
-        lambda _, s: s["cfg"]["optimizer"]._name == "adafactor",
-    ),
+    "another optimiser": ("--optimizer adafactor", lambda _, s: s["cfg"]["optimizer"]._name == "adafactor"),
     "partial rotation": (
         "--rope-fraction 0.5 --rope-layout half --rope-base 500",
         lambda m, _: all(layer.self_attn.rotary.dim == 16 for layer in layers(m)),
@@ -406,9 +388,7 @@ def test_trains_and_translates_with(data_bin, tmp_path, options, heard):
         ("--criterion adaptive_loss --adaptive-softmax-cutoff 8,16", "use `--ddp-backend=legacy_ddp`"),
     ],
 )
-def test_what_fairseqs_transformer_cannot_do_fails_with_the_same_message(
-    data_bin, tmp_path, arch, flags, message
-):
+def test_what_fairseqs_transformer_cannot_do_fails_with_the_same_message(data_bin, tmp_path, arch, flags, message):
     words = training(data_bin, tmp_path, "--max-epoch", 1)
     words.remove("--share-all-embeddings")
     del words[words.index("--label-smoothing") : words.index("--label-smoothing") + 2]
@@ -418,9 +398,7 @@ def test_what_fairseqs_transformer_cannot_do_fails_with_the_same_message(
 
 @pytest.mark.parametrize("arch", ["transformer_tiny", "transformer_rope_tiny"])
 @pytest.mark.parametrize("flag, message", [("--fp16", "CUDA|NVIDIA driver"), ("--bf16", "xla_device")])
-def test_training_in_16_bits_needs_a_gpu_as_it_does_with_fairseqs_transformer(
-    data_bin, tmp_path, arch, flag, message
-):
+def test_training_in_16_bits_needs_a_gpu_as_it_does_with_fairseqs_transformer(data_bin, tmp_path, arch, flag, message):
     if torch.cuda.is_available():
         pytest.skip("a GPU is there: what it needs is at hand")
     with pytest.raises(Exception, match=message):
@@ -446,9 +424,7 @@ def test_embeddings(data_bin, tmp_path, options, tables):
     weights = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))["model"]
     names = ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
     assert len({weights[f"{name}.weight"].data_ptr() for name in names}) == tables
-    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(
-        range(20)
-    )
+    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(range(20))
 
 
 def test_embeddings_from_a_file(data_bin, tmp_path):
@@ -485,18 +461,10 @@ def test_adaptive_softmax(data_bin, tmp_path):
     at = words.index("--label-smoothing")
     del words[at : at + 2]
     log = call(
-        *words,
-        "--criterion",
-        "adaptive_loss",
-        "--adaptive-softmax-cutoff",
-        "8,16",
-        "--ddp-backend",
-        "legacy_ddp",
+        *words, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16", "--ddp-backend", "legacy_ddp"
     )
     assert math.isfinite(float(valid_losses(log)[1]))
-    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(
-        range(20)
-    )
+    assert sorted(outputs(generate(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8))) == list(range(20))
 
 
 @pytest.mark.parametrize("option", ["--checkpoint-activations", "--offload-activations"])
@@ -531,9 +499,7 @@ def test_update_freq_trains_to_the_loss_of_the_big_batch(data_bin, tmp_path):
     flags = ["--dropout", 0, "--max-update", 1, "--lr", 0.5, "--warmup-updates", 1, "--no-epoch-checkpoints"]
     whole = call(*training(data_bin, tmp_path / "a", *flags, "--batch-size", 200, "--max-tokens", 10000))
     parts = call(
-        *training(
-            data_bin, tmp_path / "b", *flags, "--batch-size", 50, "--max-tokens", 10000, "--update-freq", 4
-        )
+        *training(data_bin, tmp_path / "b", *flags, "--batch-size", 50, "--max-tokens", 10000, "--update-freq", 4)
     )
     assert float(valid_losses(parts)[1]) == pytest.approx(float(valid_losses(whole)[1]), abs=2e-3)
 
@@ -546,9 +512,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     folder.mkdir()
     for name in ("train", "valid"):
         for lang in ("en", "de"):
-            (folder / f"{name}.{lang}").write_bytes(
-                (data_bin.parent / "text" / f"{name}.{lang}").read_bytes()
-            )
+            (folder / f"{name}.{lang}").write_bytes((data_bin.parent / "text" / f"{name}.{lang}").read_bytes())
         lengths = [len(line.split()) for line in text(data_bin, f"{name}.en")]
         mirrored = [" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in lengths]
         (folder / f"{name}.align").write_text("".join(f"{line}\n" for line in mirrored))
@@ -587,9 +551,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     pair = ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en"]
     small = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32".split()
-    heads = (
-        "--encoder-attention-heads 2 --decoder-attention-heads 2 --share-encoders --rope-layout half".split()
-    )
+    heads = "--encoder-attention-heads 2 --decoder-attention-heads 2 --share-encoders --rope-layout half".split()
     log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *pair, *small, *heads)
     assert math.isfinite(float(valid_losses(log)[1]))
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
@@ -620,17 +582,14 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
 
 
 @pytest.mark.parametrize(
-    "dtype, tolerance",
-    [pytest.param(torch.float16, 0.01, marks=needs_half_layer_norm), (torch.bfloat16, 0.05)],
+    "dtype, tolerance", [pytest.param(torch.float16, 0.01, marks=needs_half_layer_norm), (torch.bfloat16, 0.05)]
 )
 def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtype, tolerance):
     # --fp16 and --bf16 themselves need a GPU: fairseq's optimisers for them call torch.cuda or XLA.
     tokens = torch.randint(4, 44, (4, 12))
 
     def gradient(model):
-        model.train()(tokens, torch.full((4,), 12), tokens)[0].float().log_softmax(-1)[
-            ..., 5
-        ].mean().backward()
+        model.train()(tokens, torch.full((4,), 12), tokens)[0].float().log_softmax(-1)[..., 5].mean().backward()
         return torch.cat([p.grad.float().view(-1) for p in model.parameters()])
 
     narrow = build(dropout=0.0).to(dtype)

@@ -217,9 +217,7 @@ def test_a_criterion_derived_from_ours_computes_what_the_same_one_from_fairseqs_
         cls = CRITERION_REGISTRY[base]
         own = type("Own", (cls,), {name: doubled(getattr(cls, name))})
         monkeypatch.setitem(CRITERION_REGISTRY, f"own_{base}", own)
-    expected, found = (
-        run(f"own_{base}", model, sample, task, report_accuracy=True) for base in (FAIRSEQS, FUSED)
-    )
+    expected, found = (run(f"own_{base}", model, sample, task, report_accuracy=True) for base in (FAIRSEQS, FUSED))
     assert_equal_runs(found, expected)
 
 
@@ -282,9 +280,7 @@ def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
 def test_the_loss_of_each_token_is_fairseqs(build, task, sample):
     model = build()
     losses = [
-        CRITERION_REGISTRY[name](task, sentence_avg=False, label_smoothing=0.1)(model, sample, reduce=False)[
-            0
-        ]
+        CRITERION_REGISTRY[name](task, sentence_avg=False, label_smoothing=0.1)(model, sample, reduce=False)[0]
         for name in (FAIRSEQS, FUSED)
     ]
     assert losses[0].numel() == sample["target"].numel() and torch.equal(*losses)

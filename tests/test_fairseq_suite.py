@@ -85,9 +85,7 @@ def run(suite: Path, mode: str, *words: str) -> str:
         sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line",
         "-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite), "--continue-on-collection-errors",
     ]  # fmt: skip
-    return subprocess.run(
-        [*command, *words], cwd=suite, env=environment, capture_output=True, text=True
-    ).stdout
+    return subprocess.run([*command, *words], cwd=suite, env=environment, capture_output=True, text=True).stdout
 
 
 def collected(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:

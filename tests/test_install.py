@@ -42,9 +42,7 @@ def fake_python(tmp_path):
         if with_headers:
             (headers / "Python.h").touch()
         path = tmp_path / "fake-python"
-        path.write_text(
-            FAKE_PYTHON.format(bash=BASH, version=version, venv_status=venv_status, headers=headers)
-        )
+        path.write_text(FAKE_PYTHON.format(bash=BASH, version=version, venv_status=venv_status, headers=headers))
         path.chmod(0o755)
         return str(path)
 
@@ -119,9 +117,7 @@ def test_a_missing_compiler_is_refused_and_one_that_was_asked_for_is_named(check
 
 @pytest.mark.parametrize("version", ["3.11.9", "3.13.0", "3.20.1"])
 @pytest.mark.parametrize("settings", [{}, {"CXX": "c++ -O2"}])
-def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(
-    checkout, tools, fake_python, settings, version
-):
+def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(checkout, tools, fake_python, settings, version):
     add_compiler(tools)
     needed = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
     said = refusal(checkout, tools, PYTHON=fake_python(version=version), **needed, **settings)
@@ -160,9 +156,7 @@ case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torc
     return done, calls.read_text().splitlines()
 
 
-def test_a_whole_installation_is_gone_on_with_and_one_that_failed_is_started_over(
-    checkout, tools, fake_python
-):
+def test_a_whole_installation_is_gone_on_with_and_one_that_failed_is_started_over(checkout, tools, fake_python):
     done, calls = install(checkout, tools, fake_python, pip_status=1)
     assert done.returncode == 1 and "-m venv .venv" in calls
     stamp = checkout / ".venv" / ".installed"
@@ -191,9 +185,7 @@ def test_an_environment_that_somebody_else_made_is_refused_and_stays(checkout, t
     )
 
 
-def test_the_compiler_that_is_found_is_used_unless_another_is_named(
-    checkout, tools, fake_python, monkeypatch
-):
+def test_the_compiler_that_is_found_is_used_unless_another_is_named(checkout, tools, fake_python, monkeypatch):
     assert "CXX=clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
     monkeypatch.setenv("CXX", str(tools / "clang++"))
     shutil.rmtree(checkout / ".venv")

@@ -33,9 +33,7 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     task, dataset, epoch = (bound.arguments[name] for name in ("self", "dataset", "epoch"))
     composed_now = task.can_reuse_epoch_itr(dataset) and dataset not in task.dataset_to_epoch_iter
-    every_epoch = bound.arguments.get("disable_iterator_cache") or bound.arguments.get(
-        "update_epoch_batch_itr"
-    )
+    every_epoch = bound.arguments.get("disable_iterator_cache") or bound.arguments.get("update_epoch_batch_itr")
     if every_epoch or not composed_now:  # composed for each epoch by its number, or composed before
         return _get_batch_iterator(*args, **kwargs)
     bound.arguments["epoch"] = 1

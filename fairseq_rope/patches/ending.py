@@ -13,16 +13,7 @@ from ..errors import InputError
 
 PROGRAMS = tuple(
     f"fairseq-{name}"
-    for name in (
-        "train",
-        "hydra-train",
-        "generate",
-        "interactive",
-        "validate",
-        "preprocess",
-        "score",
-        "eval-lm",
-    )
+    for name in ("train", "hydra-train", "generate", "interactive", "validate", "preprocess", "score", "eval-lm")
 )
 _excepthook = sys.excepthook
 
@@ -37,9 +28,7 @@ def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Option
         return str(error)
     place = traceback.extract_tb(trace)[-1] if trace else None
     packages = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(fairseq.__file__))
-    raised = (
-        place is not None and place.filename.startswith(packages) and (place.line or "").startswith("raise ")
-    )
+    raised = place is not None and place.filename.startswith(packages) and (place.line or "").startswith("raise ")
     if isinstance(error, OSError):
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"

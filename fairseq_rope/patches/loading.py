@@ -115,9 +115,7 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
         raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
     for weight_name in state["model"]:
         if not isinstance(weight_name, str):
-            raise CheckpointError(
-                f"{name} is not a fairseq checkpoint: it has a weight that is named {weight_name!r}"
-            )
+            raise CheckpointError(f"{name} is not a fairseq checkpoint: it has a weight that is named {weight_name!r}")
     reading = _reading.get()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))

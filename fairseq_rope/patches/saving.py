@@ -72,9 +72,7 @@ def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
     if isinstance(error, OSError):
         return error.errno
     # torch's writer, in C++, gives no errno.
-    if isinstance(error, RuntimeError) and re.search(
-        "PytorchStreamWriter|inline_container|basic_ios", str(error)
-    ):
+    if isinstance(error, RuntimeError) and re.search("PytorchStreamWriter|inline_container|basic_ios", str(error)):
         return _errno_of_failed_write(error.__context__) or errno.EIO
     return None
 

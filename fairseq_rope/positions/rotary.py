@@ -39,9 +39,7 @@ def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:
         ValueError: *fraction* is outside (0, 1], or d_r is not an even integer of at least 2.
     """
     if not 0.0 < fraction <= 1.0:
-        raise ValueError(
-            f"--rope-fraction {fraction}: the fraction of the head that rotates must be in (0, 1]"
-        )
+        raise ValueError(f"--rope-fraction {fraction}: the fraction of the head that rotates must be in (0, 1]")
     exact = fraction * head_dim
     dim = round(exact)
     if dim < 2 or dim % 2 != 0 or not math.isclose(exact, dim, rel_tol=1e-6):
@@ -159,13 +157,7 @@ class RotaryEmbedding(nn.Module):
         ValueError: *layout*, *base* or *fraction* is not one of the allowed values.
     """
 
-    def __init__(
-        self,
-        head_dim: int,
-        base: float = BASE,
-        layout: str = LAYOUTS[0],
-        fraction: float = FRACTION,
-    ) -> None:
+    def __init__(self, head_dim: int, base: float = BASE, layout: str = LAYOUTS[0], fraction: float = FRACTION) -> None:
         super().__init__()
         if layout not in LAYOUTS:
             raise ValueError(f"--rope-layout {layout}: must be one of {', '.join(LAYOUTS)}")

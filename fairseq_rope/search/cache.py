@@ -171,9 +171,7 @@ class Beams:
 
     def _copy(self, rows: Tensor) -> None:
         """Continue with copies of *rows*, any rows in any order (K = 1)."""
-        if rows.numel() == self.sentences and torch.equal(
-            rows, torch.arange(rows.numel(), device=rows.device)
-        ):
+        if rows.numel() == self.sentences and torch.equal(rows, torch.arange(rows.numel(), device=rows.device)):
             return
         self.sentences = rows.numel()
         self._scores = self._scores.index_select(0, rows)

@@ -71,9 +71,7 @@ def begin(
     mask = pad_scores(is_pad[::beam], states) if is_pad is not None and is_pad.any() else None
     attentions = [layer.encoder_attn for layer in decoder.layers]
     source = {attention: attention.keys_and_values(states) for attention in attentions}
-    packed = (
-        decoder.packed_projection.of(decoder.output_projection) if decoder.adaptive_softmax is None else None
-    )
+    packed = decoder.packed_projection.of(decoder.output_projection) if decoder.adaptive_softmax is None else None
     incremental_state[STATE] = Beams(states.size(1), beam, steps, source, mask, packed, states)
 
 

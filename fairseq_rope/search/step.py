@@ -25,10 +25,7 @@ from .cache import Beams
 Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 
 # The methods whose work a step does.
-LAYER = {
-    **methods_of(TransformerDecoderLayerBase, *CALL),
-    **methods_of(ResidualInPlace, "residual_connection"),
-}
+LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
     *(*CALL, "_attend", "_score_mask", "_split_heads", "reorder_incremental_state"),
     *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
@@ -68,8 +65,7 @@ def bind(layer: nn.Module) -> Optional[Step]:
     cross_heads, cross_dim = cross_attn.num_heads, cross_attn.head_dim
     qkv_weight, qkv_bias = self_attn.joined_projections()
     out, cross_q, cross_out, fc1, fc2 = (
-        (m.weight, m.bias)
-        for m in (self_attn.out_proj, cross_attn.q_proj, cross_attn.out_proj, layer.fc1, layer.fc2)
+        (m.weight, m.bias) for m in (self_attn.out_proj, cross_attn.q_proj, cross_attn.out_proj, layer.fc1, layer.fc2)
     )
     self_norm, cross_norm, final_norm = ((n.normalized_shape, n.weight, n.bias, n.eps) for n in norms)
     activation, pre_norm = layer.activation_fn, layer.normalize_before

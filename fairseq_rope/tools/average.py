@@ -137,9 +137,7 @@ def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, pa
         sums[name] += weight
 
 
-def last_checkpoints(
-    folder: str, count: int, flag: str, pattern: str, upper_bound: Optional[int] = None
-) -> List[str]:
+def last_checkpoints(folder: str, count: int, flag: str, pattern: str, upper_bound: Optional[int] = None) -> List[str]:
     """Return the *count* newest checkpoints in *folder* whose whole name matches *pattern*, newest first.
 
     Args:
@@ -151,9 +149,7 @@ def last_checkpoints(
         AverageError: there are fewer than *count*
     """
     if not os.path.isdir(folder):
-        raise AverageError(
-            f"{flag} needs one folder of checkpoints as --inputs, and {folder} is not a folder"
-        )
+        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, and {folder} is not a folder")
     numbered = []
     for name in os.listdir(folder):
         match = re.fullmatch(pattern, name)
@@ -163,9 +159,7 @@ def last_checkpoints(
     if len(newest_first) < count:
         bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
         names = ", ".join(os.path.basename(path) for path in newest_first) or "none"
-        raise AverageError(
-            f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints{bound} ({names})"
-        )
+        raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints{bound} ({names})")
     return newest_first[:count]
 
 
@@ -212,8 +206,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq-rope average",
         description="Average the weights of several fairseq checkpoints.",
-        epilog="example:\n  fairseq-rope average --inputs checkpoints --num-epoch-checkpoints 5 "
-        "--output averaged.pt",
+        epilog="example:\n  fairseq-rope average --inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--inputs", required=True, nargs="+", help="checkpoint files, or one folder of them")
@@ -222,10 +215,7 @@ def build_parser() -> argparse.ArgumentParser:
     for flag, (files, _) in NUMBERED.items():
         number.add_argument(flag, type=int, metavar="N", help=f"average {files}")
     number.add_argument(
-        "--num-best-checkpoints",
-        type=int,
-        metavar="N",
-        help="average the best N checkpoint.best_METRIC_VALUE.pt",
+        "--num-best-checkpoints", type=int, metavar="N", help="average the best N checkpoint.best_METRIC_VALUE.pt"
     )
     parser.add_argument(
         "--checkpoint-upper-bound",

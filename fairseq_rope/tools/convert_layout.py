@@ -147,9 +147,7 @@ def _options(state: Dict[str, Any]) -> Namespace:
     if model_name(options) not in ARCHITECTURES:
         raise LayoutError(f"its model is {model_name(options)}, which is not rotary")
     if options.rope_layout not in LAYOUTS:
-        raise LayoutError(
-            f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}"
-        )
+        raise LayoutError(f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}")
     return options
 
 
@@ -273,9 +271,7 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
             model = MODEL_REGISTRY[model_name(options)].build_model(without_files, task)
     except Exception as error:  # building a model can raise anything
         raise LayoutError(f"the model cannot be built, to number its parameters: {error}") from None
-    shapes = {
-        name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad
-    }
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, shape in shapes.items():
         if name not in weights or weights[name].shape != shape:
             raise LayoutError(f"its parameter {name} does not fit the model that its options describe")
@@ -289,8 +285,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq-rope convert-layout",
         description="Convert a rotary checkpoint to the other --rope-layout.",
-        epilog="example:\n  fairseq-rope convert-layout --path checkpoint_best.pt --rope-layout half "
-        "--output half.pt",
+        epilog="example:\n  fairseq-rope convert-layout --path checkpoint_best.pt --rope-layout half --output half.pt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--path", required=True, metavar="FILE", help="the checkpoint")

@@ -42,20 +42,9 @@ SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
 SINUSOIDS = 4096  # positions that are exported; fairseq computes any number of them when they are needed
 # fairseq's names of activation functions, and CTranslate2's
-ACTIVATIONS = {
-    "relu": "RELU",
-    "gelu": "GELU",
-    "gelu_accurate": "GELUTanh",
-    "gelu_fast": "GELUTanh",
-    "swish": "SWISH",
-}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 # attributes of the layers of NormFormer, and fairseq's flags for them
-NORMFORMER = {
-    "attn_ln": "scale-attn",
-    "c_attn": "scale-heads",
-    "ffn_layernorm": "scale-fc",
-    "w_resid": "scale-resids",
-}
+NORMFORMER = {"attn_ln": "scale-attn", "c_attn": "scale-heads", "ffn_layernorm": "scale-fc", "w_resid": "scale-resids"}
 
 
 class ExportError(InputError):
@@ -67,11 +56,7 @@ class ExportError(InputError):
 
 def refuse_unsupported(model: Any, path: str) -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
-    from fairseq.models.transformer import (
-        TransformerDecoderBase,
-        TransformerEncoderBase,
-        TransformerModelBase,
-    )
+    from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
     from torch import nn
 
     from ..positions.rotary import RotaryEmbedding
@@ -145,9 +130,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
         }
         rotary = getattr(side.layers[0].self_attn, "rotary", None) if len(side.layers) else None
         if rotary is not None:
-            arguments.update(
-                rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base
-            )
+            arguments.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
         return arguments
 
     encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
@@ -310,9 +293,7 @@ def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
         tokens = torch.tensor([[*source, task.source_dictionary.eos()] for source in sources])
         lengths = torch.full((len(sources),), tokens.size(1))
         with torch.no_grad():
-            by_fairseq = generator.generate(
-                [model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
-            )
+            by_fairseq = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
         by_ctranslate2 = translator.search([[of_source[word] for word in source] for source in sources])
         for nbest, ((best, _),) in zip(by_fairseq, by_ctranslate2):
             agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
@@ -331,9 +312,7 @@ def refuse_below(share: float, same: int, count: int, said: str, force: bool) ->
         raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
 
 
-def check(
-    folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False
-) -> str:
+def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False) -> str:
     """Compare the model in *folder* with *model*, and return sentences that report the differences.
 
     The score of a sentence is the mean log-probability of its words and its end.
@@ -348,9 +327,7 @@ def check(
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     most = [positions(side) for side in (model.encoder, model.decoder)]
     longest = min([LONGEST_SAMPLE, *(count - 1 for count in most if count is not None)])
-    real = [
-        pair for pair in validation_pairs(task) if longest == LONGEST_SAMPLE or max(map(len, pair)) <= longest
-    ]
+    real = [pair for pair in validation_pairs(task) if longest == LONGEST_SAMPLE or max(map(len, pair)) <= longest]
     pairs = [*random_pairs(task, longest), *real]
     expected, exported = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
@@ -401,9 +378,7 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
     if not lines:
         return []
     same = sum(text.tokens(back.plain(line)) == line for line in lines)
-    said = (
-        f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
-    )
+    said = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     cause = "--tokenizer or the subwords are not those of the data"
     refuse_below(SAME_SOURCES, same, len(lines), f"{said} ({cause})", force)
     return [said]
@@ -600,9 +575,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             raise
         raise ExportError(f"--path {args.path}, --data {args.data}: {error}") from error
     if type(task) is not TranslationTask:
-        raise ExportError(
-            f"--path {args.path}: its task is {type(task).__name__}, and must be --task translation"
-        )
+        raise ExportError(f"--path {args.path}: its task is {type(task).__name__}, and must be --task translation")
     model = models[0].float().eval()
     refuse_unsupported(model, args.path)
     kind, file = subwords(args, task.source_dictionary)
@@ -670,8 +643,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fairseq-rope export",
         description="Convert a checkpoint to CTranslate2, and check the result.",
-        epilog="example:\n  fairseq-rope export --path averaged.pt --data data-bin --output served "
-        "--quantization int8",
+        epilog="example:\n  fairseq-rope export --path averaged.pt --data data-bin --output served --quantization int8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

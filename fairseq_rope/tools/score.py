@@ -255,9 +255,7 @@ def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
         if kind != "S":
             _, tab, text = text.partition("\t")
             if not tab:
-                raise ScoreError(
-                    f"{path}, line {number}: is cut short; it must have {kind}-{sentence}, score and text"
-                )
+                raise ScoreError(f"{path}, line {number}: is cut short; it must have {kind}-{sentence}, score and text")
         texts[kind].setdefault(sentence, text)
     best = texts["D"] or texts["H"]
     if not best:
@@ -339,14 +337,7 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
         rows.append(("chrF2", "characters", CHRF, {}, plain, None))
     else:
         rows += [
-            (
-                "tokenised BLEU",
-                "Moses tokens, not comparable with sacreBLEU",
-                BLEU,
-                multi_bleu,
-                moses,
-                tokens,
-            ),
+            ("tokenised BLEU", "Moses tokens, not comparable with sacreBLEU", BLEU, multi_bleu, moses, tokens),
             (
                 "tokenised BLEU, compound split",
                 "the same after the split of Vaswani et al., which usually raises it",
@@ -427,8 +418,7 @@ def score_by_length(
         chosen = [n for n, words in enumerate(source_words) if low <= words <= high]
         if chosen:
             score = BLEU(force=True, tokenize=tokenize).corpus_score(
-                [system.lines[n] for n in chosen],
-                [[reference.lines[n] for n in chosen] for reference in references],
+                [system.lines[n] for n in chosen], [[reference.lines[n] for n in chosen] for reference in references]
             )
             buckets.append(
                 {
@@ -441,9 +431,7 @@ def score_by_length(
     return buckets
 
 
-def score_comet(
-    systems: Sequence[System], reference: Reference, source: Sequence[str], model: str
-) -> List[float]:
+def score_comet(systems: Sequence[System], reference: Reference, source: Sequence[str], model: str) -> List[float]:
     """Return the scores of the program ``comet-score`` with the COMET model *model*, one for each system.
 
     Raises:
@@ -587,9 +575,7 @@ def format_report(report: Dict[str, Any]) -> str:
         names = "  ".join(f"{system['name']:>6}" for system in systems)
         lines += ["", "sacreBLEU by the source's length", f"   words  sentences  {names}"]
         for rows in zip(*(system["sacreBLEU_by_source_length"] for system in systems)):
-            scores = "  ".join(
-                f"{row['score']:{max(6, len(system['name']))}.2f}" for row, system in zip(rows, systems)
-            )
+            scores = "  ".join(f"{row['score']:{max(6, len(system['name']))}.2f}" for row, system in zip(rows, systems))
             lines.append(f"  {rows[0]['words']:>6}  {rows[0]['sentences']:>9}  {scores}")
     if bootstrap:
         lines += [
@@ -608,8 +594,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Score translations with sacreBLEU, tokenised BLEU, chrF2++ and TER.\n"
         "Several systems are compared with the first by sacrebleu's paired bootstrap.\n"
         "A file may be gzipped; - is standard input.",
-        epilog="example:\n  fairseq-rope score --sys hypotheses.de --ref test.de --src test.en "
-        "--target-lang de",
+        epilog="example:\n  fairseq-rope score --sys hypotheses.de --ref test.de --src test.en --target-lang de",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -634,12 +619,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the source as plain text, for BLEU by its length in words; default: from --generate-output",
     )
-    add(
-        "--names",
-        nargs="+",
-        metavar="NAME",
-        help="names of the systems, those of --sys first; default: their files",
-    )
+    add("--names", nargs="+", metavar="NAME", help="names of the systems, those of --sys first; default: their files")
     add(
         "--comet",
         nargs="?",

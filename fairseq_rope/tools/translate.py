@@ -24,20 +24,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import (
-    IO,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-    overload,
-)
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence, refuse_output
@@ -85,8 +72,7 @@ def _is_moses(value: Any) -> bool:
 
 def _is_positions(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        side in value and (value[side] is None or _is_integer(1)(value[side]))
-        for side in ("source", "target")
+        side in value and (value[side] is None or _is_integer(1)(value[side])) for side in ("source", "target")
     )
 
 
@@ -301,9 +287,7 @@ class Translator:
     def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...
 
     @overload
-    def translate(
-        self, text: Iterable[str], beam: Optional[int] = ..., lenpen: Optional[float] = ...
-    ) -> List[str]: ...
+    def translate(self, text: Iterable[str], beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> List[str]: ...
 
     def translate(
         self, text: Union[str, Iterable[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
@@ -562,9 +546,7 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]
         try:
             for number, line in enumerate(_lines(read), start=1):
                 if len(line) > 4 * CHARACTERS:  # of 4 bytes at most
-                    raise TranslateError(
-                        f"{name}, line {number}: has more than {CHARACTERS} characters: divide it"
-                    )
+                    raise TranslateError(f"{name}, line {number}: has more than {CHARACTERS} characters: divide it")
                 lines.put(decode(line, name, number - 1))
             lines.put(None)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -695,9 +677,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             flags = {flag: getattr(args, flag) for flag in ("beam", "lenpen", "max_len_b")}
             settings.update({flag: value for flag, value in flags.items() if value is not None})
             if args.nbest is not None and args.nbest > settings["beam"]:
-                raise TranslateError(
-                    f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}"
-                )
+                raise TranslateError(f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}")
             on_terminal = args.output is None and sys.stdout.isatty()
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
                 write_translations(translator, as_they_come(read, name), out, args.nbest, bar.update)

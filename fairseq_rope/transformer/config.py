@@ -17,10 +17,7 @@ from ..positions.rotary import BASE, FRACTION, LAYOUTS
 class TransformerRopeConfig(TransformerConfig):
     """fairseq's transformer configuration with the options of the rotation."""
 
-    rope_base: float = field(
-        default=BASE,
-        metadata={"help": "base of the rotation's angles, theta_i = base^(-2i/d)"},
-    )
+    rope_base: float = field(default=BASE, metadata={"help": "base of the rotation's angles, theta_i = base^(-2i/d)"})
     rope_layout: ChoiceEnum(LAYOUTS) = field(  # type: ignore[valid-type]
         default=LAYOUTS[0],
         metadata={
@@ -29,8 +26,7 @@ class TransformerRopeConfig(TransformerConfig):
         },
     )
     rope_fraction: float = field(
-        default=FRACTION,
-        metadata={"help": "fraction of each head's dimensions that rotates, in (0, 1]"},
+        default=FRACTION, metadata={"help": "fraction of each head's dimensions that rotates, in (0, 1]"}
     )
 
 

@@ -86,12 +86,7 @@ class RotaryDecoder(TransformerDecoderBase):
                 if search.STATE in incremental_state:
                     return search.step(self, prev_output_tokens, incremental_state[search.STATE])
         return self.extract_features_scriptable(
-            prev_output_tokens,
-            encoder_out,
-            incremental_state,
-            full_context_alignment,
-            alignment_layer,
-            alignment_heads,
+            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
         )
 
     def _weights_are_needed(self) -> bool:

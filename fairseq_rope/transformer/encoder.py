@@ -15,11 +15,7 @@ class RotaryEncoder(TransformerEncoderBase):
     """fairseq's encoder of rotary layers, without absolute positions."""
 
     def __init__(
-        self,
-        cfg: TransformerConfig,
-        dictionary: Dictionary,
-        embed_tokens: nn.Embedding,
-        return_fc: bool = False,
+        self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
         with_dropout(self, "TransformerEncoder")
@@ -29,17 +25,13 @@ class RotaryEncoder(TransformerEncoderBase):
         return wrap_layer(with_dropout(layer, "TransformerEncoderLayerBase"), cfg)
 
     @torch.jit.export
-    def reorder_encoder_out(
-        self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor
-    ) -> Dict[str, List[Tensor]]:
+    def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
         """*encoder_out* with row new_order[i] in the place of row i, as fairseq's returns it."""
         if not torch.jit.is_scripting():
             return search.reorder_encoder_out(super().reorder_encoder_out, encoder_out, new_order)
         return {
             "encoder_out": [x.index_select(1, new_order) for x in encoder_out["encoder_out"]],
-            "encoder_padding_mask": [
-                x.index_select(0, new_order) for x in encoder_out["encoder_padding_mask"]
-            ],
+            "encoder_padding_mask": [x.index_select(0, new_order) for x in encoder_out["encoder_padding_mask"]],
             "encoder_embedding": [x.index_select(0, new_order) for x in encoder_out["encoder_embedding"]],
             "encoder_states": [x.index_select(1, new_order) for x in encoder_out["encoder_states"]],
             "src_tokens": [x.index_select(0, new_order) for x in encoder_out["src_tokens"]],

@@ -52,11 +52,7 @@ class RotaryDecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
     """fairseq's decoder layer with rotary self-attention; cross-attention computes what fairseq's does."""
 
     def build_self_attention(
-        self,
-        embed_dim: int,
-        cfg: TransformerConfig,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
+        self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         assert not add_bias_kv and not add_zero_attn, "no flag of fairseq's transformer sets these"
         return build_rotary_self_attention(cfg, cfg.decoder)

@@ -35,12 +35,7 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
 
     @classmethod
     def _get_module_class(
-        cls,
-        is_encoder: bool,
-        args: Namespace,
-        lang_dict: Dictionary,
-        embed_tokens: nn.Embedding,
-        langs: List[str],
+        cls, is_encoder: bool, args: Namespace, lang_dict: Dictionary, embed_tokens: nn.Embedding, langs: List[str]
     ) -> nn.Module:
         build = TransformerRopeModel.build_encoder if is_encoder else TransformerRopeModel.build_decoder
         return build(args, lang_dict, embed_tokens)

@@ -19,9 +19,7 @@ try:
     from recipes.compare.page import COLOURS
     from recipes.compare.stage23_report import SEEDS, Report
 except ModuleNotFoundError as missing:  # now, and not after the trainings
-    sys.exit(
-        f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'"
-    )
+    sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'")
 from recipes.pipeline.arguments import add_flags, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment
@@ -41,9 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         "What was done before is skipped.",
         epilog="After a lone -- stand more flags for fairseq-train, for all architectures.",
     )
-    parser.add_argument(
-        "--seeds", type=int, default=SEEDS, metavar="N", help="1 to N at least; default: %(default)s"
-    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="1 to N at least; default: %(default)s")
     parser.add_argument(
         "--archs",
         nargs="+",
@@ -65,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
         parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
     seeds = range(1, args.seeds + 1)
-    pairs = [
-        [describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds
-    ]
+    pairs = [[describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
     experiment = pairs[0][0]
     program = f"python -m recipes.compare {shlex.join(words)}"
     with at_work(experiment, args.recipe, program) as runner_of:

@@ -111,9 +111,7 @@ def plots(results: Results) -> dict[str, str]:
     times = [one["scores"] for one in joined], [str(one["times"]) for one in joined]
     return {
         "losses": _png(lambda *axes: _draw_losses(results, *axes), count=2),
-        "lengths": _png(
-            lambda axes: _draw_scores(axes, results, *lengths, "words of the source (sentences)")
-        ),
+        "lengths": _png(lambda axes: _draw_scores(axes, results, *lengths, "words of the source (sentences)")),
         "joined": _png(lambda axes: _draw_scores(axes, results, *times, "sentences a line")),
     }
 
@@ -261,8 +259,7 @@ def html(results: Results) -> str:
         verdict=verdict(results),
         score_rows=_score_rows(results),
         metric_rows=[
-            [f"{name} ({results['signatures'][name]})", *map(spread, scores(results, name))]
-            for name in metrics
+            [f"{name} ({results['signatures'][name]})", *map(spread, scores(results, name))] for name in metrics
         ],
         training_rows=_training_rows(results),
         length_rows=[[words, count, *map(spread, of_each)] for words, count, of_each in _by_length(results)],
@@ -298,9 +295,7 @@ def _table_rows(results: Results) -> list[list[str]]:
         """A row without differences."""
         return [title, cells[0], *(word for cell in cells[1:] for word in (cell, "", ""))]
 
-    head = ["", f"`{baseline}`"] + [
-        word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")
-    ]
+    head = ["", f"`{baseline}`"] + [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     joined = [
         [
             f"{times} sentences a line: {lines} of {subwords} subwords, {longer} of them longer than any in "

@@ -151,9 +151,7 @@ class Report(Stage):
         else:
             reference = stage21_join.texts(x, times)[1]
             subwords = self._subwords(x, "joined", f"{times}.bpe")
-            files = [
-                [stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs
-            ]
+            files = [[stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs]
         references = lines(reference)
         for path in (path for pair in files for path in pair):
             if len(lines(path)) != len(references):
@@ -223,12 +221,10 @@ def _system(system: Experiment) -> dict[str, Any]:
         "architecture": system.arch,
         "seed": system.seed,
         "metrics": {
-            metric["name"]: {"score": metric["score"], "signature": metric["signature"]}
-            for metric in score["metrics"]
+            metric["name"]: {"score": metric["score"], "signature": metric["signature"]} for metric in score["metrics"]
         },
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(system.settings.save_every_updates)
-        or training.last_epoch == to_average(system)[-1][0],
+        "curve_is_whole": bool(system.settings.save_every_updates) or training.last_epoch == to_average(system)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if stop is None:
         stop = max(args.stage, TO_SCORE[-1].number)
     if not first <= args.stage <= stop <= last:
-        parser.error(
-            f"--stage {args.stage} --stop-stage {stop}: must be {first} <= stage <= stop-stage <= {last}"
-        )
+        parser.error(f"--stage {args.stage} --stop-stage {stop}: must be {first} <= stage <= stop-stage <= {last}")
     experiment = describe_experiment(parser, args, args.arch, args.seed, train_flags)
     chosen = [stage for stage in STAGES if args.stage <= stage.number <= stop]
     with at_work(experiment, args.recipe, called(args.recipe, words)) as runner_of:

@@ -51,13 +51,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
     add("--dry-run", action="store_true", help="print every command, run none")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="another value for one of settings.yaml",
-    )
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="another value for one of settings.yaml")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, str]:
@@ -98,9 +92,7 @@ def describe_experiment(
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     _refuse_flags(parser, settings)
     usual_bpe = _usual_bpe(parser, settings, args.bpe)
-    differs = {
-        name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)
-    }
+    differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
         differs["--bpe"] = args.bpe
     # A recipe may bring its texts along.

@@ -57,9 +57,7 @@ class Shell:
             path = f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"'
             script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
 
-    def command(
-        self, command: str, on_line: Callable[[str], None] | None = None, makes: Iterable[Path] = ()
-    ) -> None:
+    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Iterable[Path] = ()) -> None:
         """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
 
         A bar that the command draws with tqdm is drawn here; what else it prints goes to the log.

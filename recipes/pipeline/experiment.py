@@ -113,9 +113,7 @@ class Experiment:
         languages = (self.source, self.target)
         pair = "-".join(languages)
         names = [f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in languages for end in ("bin", "idx")]
-        return [
-            self.data_bin / name for name in (*names, *(f"dict.{n}.txt" for n in languages), self.subwords)
-        ]
+        return [self.data_bin / name for name in (*names, *(f"dict.{n}.txt" for n in languages), self.subwords)]
 
     # -- the model ---------------------------------------------------------------------------------
 

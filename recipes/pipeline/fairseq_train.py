@@ -61,9 +61,7 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
     )
     max_tokens, update_freq = batches(s.tokens_per_update, s.tokens_per_device, max(1, gpus))
     limits = "".join(
-        f"--{flag} {limit} "
-        for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates))
-        if limit
+        f"--{flag} {limit} " for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates)) if limit
     )
     if s.save_every_updates:
         saved = (

@@ -8,9 +8,7 @@ LONGEST = 1024  # tokens, with the end of the sentence, that fairseq takes by de
 def has_room(experiment: Experiment) -> bool:
     """Whether more than LONGEST tokens can be translated: model and search both need a flag for it."""
     settings = experiment.settings
-    return all(
-        "-positions" in flags for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags)
-    )
+    return all("-positions" in flags for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags))
 
 
 def check_lengths(experiment: Experiment, max_tokens: int) -> None:

@@ -11,16 +11,7 @@ from typing import Any
 
 from recipes.pipeline.experiment import ROOT, Experiment
 
-PACKAGES = (
-    "torch",
-    "numpy",
-    "fairseq-fixed",
-    "fairseq",
-    "subword-nmt",
-    "sacremoses",
-    "sentencepiece",
-    "sacrebleu",
-)
+PACKAGES = ("torch", "numpy", "fairseq-fixed", "fairseq", "subword-nmt", "sacremoses", "sentencepiece", "sacrebleu")
 PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
 
 
@@ -38,9 +29,7 @@ def check_machine(experiment: Experiment) -> None:
     programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
-            raise MachineError(
-                f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation"
-            )
+            raise MachineError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
     if memory < needed:

@@ -131,9 +131,7 @@ def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, move
         stamp = stamps.read(path)
         if stamp is None or int(path.stem) < stage.number:
             continue
-        changed = any(
-            getattr(experiment.settings, name, value) != value for name, value in stamp["of"].items()
-        )
+        changed = any(getattr(experiment.settings, name, value) != value for name, value in stamp["of"].items())
         if path == stamps.path(stage) or changed or outdated.keys() & stamp["of"].keys():
             outdated.update(dict.fromkeys(stamp["made"]))
             outdated_stamps.append(path)

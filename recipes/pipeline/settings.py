@@ -29,10 +29,7 @@ def _learnt(description: str, least: float = -math.inf, most: float = math.inf, 
     return _setting(description, least, most, learnt_from=True, **more)
 
 
-_LANGUAGE = {
-    "pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*",
-    "looks": "be a language's code, like en or pt-BR",
-}
+_LANGUAGE = {"pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", "looks": "be a language's code, like en or pt-BR"}
 
 
 @dataclass
@@ -45,9 +42,7 @@ class Settings:
     valid_files: str = _setting("the same; empty with holdout_every")
     test_files: str = _setting("the same")
     normalise_punctuation: str = _setting(
-        "the sides whose punctuation is normalised",
-        choices=("none", "source", "target", "both"),
-        names_model=True,
+        "the sides whose punctuation is normalised", choices=("none", "source", "target", "both"), names_model=True
     )
     max_words: int = _setting("leave out training pairs with a longer side", 1, names_model=True)
     max_length_ratio: float = _setting(
@@ -61,9 +56,7 @@ class Settings:
     ffn_width: int = _learnt("size inside the feed-forward networks", 1)
     heads: int = _learnt("heads of every attention", 1)
     dropout: float = _learnt("probability of dropout", 0, 1)
-    adam_betas: str = _learnt(
-        "Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="look like (0.9, 0.98)"
-    )
+    adam_betas: str = _learnt("Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="look like (0.9, 0.98)")
     adam_eps: float = _learnt("Adam's epsilon", 0, 1)
     warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
     learning_rate: float = _learnt("the highest, at the end of the warm-up", 0, 1)
@@ -100,9 +93,7 @@ class Settings:
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
 # What makes another model, whose folder has another name than that of the recipe's own settings.
-NAMES_MODEL = tuple(
-    name for name, setting in FIELDS.items() if {"learnt_from", "names_model"} & {*setting.metadata}
-)
+NAMES_MODEL = tuple(name for name, setting in FIELDS.items() if {"learnt_from", "names_model"} & {*setting.metadata})
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -119,9 +110,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.I), "tTfF")
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    "-+.0123456789",
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), "-+.0123456789"
 )
 
 
@@ -140,23 +129,17 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
             raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
     for name in values:
         if name not in FIELDS:
-            raise SettingsError(
-                f"settings.yaml has {name}, which no recipe has; the nearest is {_near(name)}"
-            )
+            raise SettingsError(f"settings.yaml has {name}, which no recipe has; the nearest is {_near(name)}")
         values[name] = _as_float(FIELDS[name], values[name])
         if type(values[name]) is not FIELDS[name].type:
-            raise SettingsError(
-                f"{name} is {values[name]!r}, and must be of type {FIELDS[name].type.__name__}"
-            )
+            raise SettingsError(f"{name} is {values[name]!r}, and must be of type {FIELDS[name].type.__name__}")
     own = dict(values)
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
             raise SettingsError(f"--set {override}: must have the form KEY=VALUE")
         if name not in FIELDS:
-            raise SettingsError(
-                f"--set {override}: {path} has no {name}; the nearest it has is {_near(name)}"
-            )
+            raise SettingsError(f"--set {override}: {path} has no {name}; the nearest it has is {_near(name)}")
         values[name] = _overriding(FIELDS[name], text, own[name])
     return Settings(**values)
 

@@ -50,13 +50,7 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
 
 
 def translate(
-    experiment: Experiment,
-    shell: Shell,
-    data: Path,
-    subset: str,
-    source: Path,
-    generated: Path,
-    hypotheses: Path,
+    experiment: Experiment, shell: Shell, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
 ) -> None:
     """Translate a set of binary data by the averaged model, as the settings say.
 

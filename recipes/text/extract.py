@@ -230,8 +230,7 @@ def extract(templates: Sequence[str], source: str, target: str, prefix: Path) ->
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     sides = [
-        Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}"))
-        for lang, word in ((source, "src"), (target, "ref"))
+        Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")) for lang, word in ((source, "src"), (target, "ref"))
     ]
     corpora = [(template, _places(template, sides)) for template in templates]
     size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})

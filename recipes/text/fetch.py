@@ -343,8 +343,7 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise FetchError(
-            f"--output {folder}: {needed / 1e9:.3f} GB are still to be downloaded, and "
-            f"{free / 1e9:.3f} GB are free"
+            f"--output {folder}: {needed / 1e9:.3f} GB are still to be downloaded, and {free / 1e9:.3f} GB are free"
         )
 
 
@@ -424,9 +423,7 @@ def ensure(
     if not wanted:
         return
     output.mkdir(parents=True, exist_ok=True)
-    refuse_full_disk(
-        output, sum(entry.size - _size(output / f"{entry.name}.part") for entry in wanted if entry.size)
-    )
+    refuse_full_disk(output, sum(entry.size - _size(output / f"{entry.name}.part") for entry in wanted if entry.size))
     for entry in wanted:
         address = download(entry, output, retries, wait)
         fetched = f"fetched from {address}" if address else "fetched by an earlier run"
@@ -435,8 +432,7 @@ def ensure(
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="recipes.text.fetch",
-        description="See that files are there, whole and right; download those that are not.",
+        prog="recipes.text.fetch", description="See that files are there, whole and right; download those that are not."
     )
     parser.add_argument(
         "--manifest", required=True, metavar="FILE",

@@ -38,9 +38,7 @@ def fairseq_state():
             "best": np.float32(3.5),
             "scalars": [np.dtype(code).type(1) for code in "?bBhHiIqQefd"],
             "bleu_counts": np.array([3, 2, 1, 0]),
-            "metrics": OrderedDict(
-                train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]
-            ),
+            "metrics": OrderedDict(train=[(10, "loss", "AverageMeter", {"val": torch.tensor(1.0), "round": 3})]),
             "train_iterator": {"epoch": 2, "iterations_in_epoch": np.int64(0)},
         },
         "last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": torch.zeros(2)}}, "param_groups": []},
@@ -235,8 +233,6 @@ def test_no_sentence_is_left_out_of_the_batches(count, multiple):
     order = np.random.RandomState(1).permutation(count)
     sizes = np.arange(count) % 30 + 1
     for limits in ({"max_tokens": 400}, {"max_sentences": 16}):
-        batches = data_utils.batch_by_size(
-            order, lambda i: sizes[i], required_batch_size_multiple=multiple, **limits
-        )
+        batches = data_utils.batch_by_size(order, lambda i: sizes[i], required_batch_size_multiple=multiple, **limits)
         assert [i for batch in batches for i in batch] == order.tolist()
         assert all(len(batch) < multiple or len(batch) % multiple == 0 for batch in batches)

@@ -18,12 +18,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope.patches.ending import sentence_for
-from fairseq_rope.patches.loading import (
-    CAN_ALLOW_LIST,
-    CheckpointError,
-    load_checkpoint,
-    why_weights_do_not_fit,
-)
+from fairseq_rope.patches.loading import CAN_ALLOW_LIST, CheckpointError, load_checkpoint, why_weights_do_not_fit
 from fairseq_rope.patches.saving import naming_the_file
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.transformer import TransformerRopeModel
@@ -33,9 +28,7 @@ from tests.conftest import write_pairs
 
 def losses_by_update(log):
     """Number of updates to the loss that was logged there, and epoch to the validation loss."""
-    entries = [
-        json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", log, re.MULTILINE) if '"loss"' in line
-    ]
+    entries = [json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", log, re.MULTILINE) if '"loss"' in line]
     curve = {int(entry["num_updates"]): entry["loss"] for entry in entries if "num_updates" in entry}
     valid = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", log)]
     return curve, {entry["epoch"]: entry["valid_loss"] for entry in valid}
@@ -60,9 +53,7 @@ def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbe
     for kill in range(10):
         stop_at = min(total - 3, reached + draw.randint(1, total // 10))
         log = open(tmp_path / f"{kill}.log", "w+")
-        process = subprocess.Popen(
-            words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         deadline = time.time() + 120
         while max(losses_by_update((tmp_path / f"{kill}.log").read_text())[0], default=0) < stop_at:
             assert process.poll() is None and time.time() < deadline, (tmp_path / f"{kill}.log").read_text()
@@ -80,9 +71,7 @@ def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbe
         for path in whole:
             load_checkpoint(str(path))  # raises if it is not whole
         if sum(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) is not None for path in whole) >= 2:
-            average(
-                ["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(tmp_path / "a.pt")]
-            )
+            average(["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(tmp_path / "a.pt")])
     finished = run_program(*command)
     seen, seen_valid = losses_by_update(finished.stdout + finished.stderr)
     assert min(seen) > 1, "the last run resumed"
@@ -95,9 +84,7 @@ def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbe
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
-def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_have_taken(
-    data_bin, tmp_path, arch
-):
+def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_have_taken(data_bin, tmp_path, arch):
     options = ["--arch", arch, *EVERY_UPDATE, "--max-epoch", 4]
     expected, expected_valid = losses_by_update(train(data_bin, tmp_path / "one", *options))
     middle = max(expected) * 5 // 8
@@ -153,9 +140,7 @@ def other_dictionary(tmp_path_factory):
 
 def digests(folder):
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file()
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
     }
 
 
@@ -268,9 +253,7 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, 
 
 
 @pytest.mark.parametrize("cfg", [None, {"a": 1}, [1]])
-def test_a_checkpoint_without_options_can_be_trained_on_and_cannot_be_translated_with(
-    data_bin, trained, tmp_path, cfg
-):
+def test_a_checkpoint_without_options_can_be_trained_on_and_cannot_be_translated_with(data_bin, trained, tmp_path, cfg):
     path = tmp_path / "checkpoint_last.pt"
     changed(cfg=cfg)(trained / path.name, path)
     assert f"{path} is not a fairseq checkpoint: " in refusal(*generate(data_bin, path))
@@ -370,9 +353,7 @@ def test_the_other_direction_is_noticed_in_validation_and_from_python(data_bin, 
     flags = ["--user-dir", PLUGIN, "--path", path, "--task", "translation", "--cpu", "--max-tokens", 500]
     assert "was trained from en to de" in refusal("fairseq-validate", data_bin, *flags, *pair)
     with pytest.raises(CheckpointError, match="was trained from en to de"):
-        TransformerRopeModel.from_pretrained(
-            str(trained), path.name, str(data_bin), source_lang="de", target_lang="en"
-        )
+        TransformerRopeModel.from_pretrained(str(trained), path.name, str(data_bin), source_lang="de", target_lang="en")
     # who knows that the model speaks both ways can say so
     both = ["--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"]
     call(*generate(data_bin, path, *pair, *both))
@@ -460,10 +441,7 @@ def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
         (["--rope-fraction", "2"], "--rope-fraction 2.0: .* must be in (0, 1]"),
         (["--rope-base", "-1"], "--rope-base -1.0: must be a finite number above 1"),
         (["--encoder-learned-pos"], "--encoder-learned-pos asks for learned absolute positions"),
-        (
-            ["--decoder-attention-heads", "5"],
-            "--decoder-attention-heads 5: must divide --decoder-embed-dim 64",
-        ),
+        (["--decoder-attention-heads", "5"], "--decoder-attention-heads 5: must divide --decoder-embed-dim 64"),
     ],
 )
 def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags, reason):
@@ -478,9 +456,7 @@ def test_the_programs_end_with_the_sentence_alone(data_bin, trained, tmp_path):
     done = run_program(*generate(data_bin, path), check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith(
-        f"fairseq-generate: error: {path} is not a whole checkpoint"
-    )
+    assert done.stderr.splitlines()[-1].startswith(f"fairseq-generate: error: {path} is not a whole checkpoint")
 
 
 def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
@@ -502,10 +478,7 @@ def test_reasons_are_read_out_of_torchs_message():
             {**good, "embed_tokens.weight": torch.ones(7, 2)},
             "has the shape [7, 2] in it and [5, 2] here; the dictionaries",
         ),
-        (
-            {**good, "fc1.bias": torch.ones(4)},
-            "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes",
-        ),
+        ({**good, "fc1.bias": torch.ones(4)}, "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes"),
         ({**good, "fc2.bias": torch.ones(4)}, "only it has fc2.bias; --arch or options"),
         ({name: good[name] for name in list(good)[:2]}, "it lacks fc1.bias; --arch or options"),
     ]
@@ -544,10 +517,7 @@ def test_a_full_disk_is_named_the_good_checkpoints_stay_and_training_resumes(dat
         command=shlex.join([str(BIN / command[0]), *(str(word) for word in command[1:])]),
     )
     done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "bash", "-c", script],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT
     )
     if "status" not in done.stdout:
         pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")

@@ -164,12 +164,7 @@ def copies_and_renames_are_the_same(request, folder):
         manager.rename(str(source), str(folder / name / "renamed.pt"))
     described = [
         sorted(
-            (
-                str(path.relative_to(top)),
-                path.is_symlink(),
-                path.is_file() and path.read_bytes(),
-                path.stat().st_mode,
-            )
+            (str(path.relative_to(top)), path.is_symlink(), path.is_file() and path.read_bytes(), path.stat().st_mode)
             for path in top.rglob("*")
         )
         for top in (folder / "ours", folder / "theirs")
@@ -279,12 +274,7 @@ def batches_are_the_same(request, folder):
         kinds = (np.asarray, list, iter, lambda numbers: dict.fromkeys(numbers).keys())
         for kind, limits, multiple in itertools.product(kinds, LIMITS, (1, 8)):
             alone, ours = (
-                list(
-                    map(
-                        list,
-                        compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limits),
-                    )
-                )
+                list(map(list, compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limits)))
                 for compose in (data_utils.batch_by_size.__wrapped__, data_utils.batch_by_size)
             )
             assert ours[: len(alone)] == alone and len(ours) - len(alone) <= 1

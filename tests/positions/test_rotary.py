@@ -258,9 +258,7 @@ def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
     exact = rotate_by_the_paper(first, offset, 10000.0, layout, 2 * rotating)
     error = (out.reshape(-1, steps, 2 * pairs)[0].double() - exact).abs()
     # One rounding of the result, and tables and products in float32.
-    assert bool(
-        (error <= torch.finfo(dtype).eps * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all()
-    )
+    assert bool((error <= torch.finfo(dtype).eps * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all())
     middle = steps // 2
     of_slice = rotary(x[..., middle:, :], offset + middle)
     close = 2 * torch.finfo(dtype).eps * x.abs().max().item()

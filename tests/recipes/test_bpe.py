@@ -130,9 +130,7 @@ def test_a_vocabulary_larger_than_the_corpus_can_give_is_refused_with_what_it_ca
 
 
 def test_a_vocabulary_without_room_for_a_merge_is_refused(small):
-    said = refused(
-        "learn", "--vocab-size", 8, "--output", small / "codes", small / "text.en", small / "text.de"
-    )
+    said = refused("learn", "--vocab-size", 8, "--output", small / "codes", small / "text.en", small / "text.de")
     assert said == "vocab_size 8: must be more than the corpus' 8 characters"
 
 
@@ -210,9 +208,7 @@ def test_it_says_no_more_than_progress_and_its_line(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["apply", "sentencepiece-encode"])
-def test_several_processes_write_what_one_writes_and_lines_stay_lines(
-    corpus, codes, model, tmp_path, capsys, name
-):
+def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, codes, model, tmp_path, capsys, name):
     learnt = ["--codes", codes] if name == "apply" else ["--model", model]
     text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
     write(tmp_path / "in", text)

@@ -92,9 +92,7 @@ def test_a_word_may_have_1000_characters():
 )  # fmt: skip
 def test_any_corpus_is_cleaned_and_split_by_the_rules(tmp_path_factory, lengths, max_words, max_ratio, every):
     folder = tmp_path_factory.mktemp("any")
-    pairs = [
-        (f"{some(s)} {n}" if s else "", f"{n} {some(t)}" if t else "") for n, (s, t) in enumerate(lengths)
-    ]
+    pairs = [(f"{some(s)} {n}" if s else "", f"{n} {some(t)}" if t else "") for n, (s, t) in enumerate(lengths)]
     good = []
     for source, target in pairs:
         s, t = len(source.split()), len(target.split())
@@ -170,10 +168,7 @@ def test_sides_of_different_lengths_are_refused_with_both_counts(tmp_path):
         (["--heldout", "held"], "--holdout-every N and --heldout PREFIX: must be given together"),
         (["--holdout-every", 1, "--heldout", "held"], "--holdout-every 1: must be at least 2"),
         (["--holdout-every", 3, "--heldout", "out"], "--heldout .*out: must differ from --output"),
-        (
-            ["--holdout-every", 3, "--heldout", "held"],
-            "--holdout-every 3: must be at most 2, the pairs that are left",
-        ),
+        (["--holdout-every", 3, "--heldout", "held"], "--holdout-every 3: must be at most 2, the pairs that are left"),
         (["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
         (["--output", "none/out"], r"--output .*none/out\.en: must be a file in a folder that exists"),
         (["--input", "out"], "No such file or directory"),

@@ -99,9 +99,7 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
             folder = tmp_path / f"{arch}.seed2.{LABEL}" / "joined"
             numbered = re.findall(r"^S-(\d+)\t(.*)$", (folder / f"{times}.generate.txt").read_text(), re.M)
             printed_sources = [dict(numbered)[str(n)] for n in range(17 // times)]
-            for printed_source, source in zip(
-                printed_sources, sources, strict=True
-            ):  # rare characters are lost
+            for printed_source, source in zip(printed_sources, sources, strict=True):  # rare characters are lost
                 words = re.findall("[A-Za-z]{3,}", source)
                 assert sum(word in printed_source for word in words) > 0.8 * len(words)
             assert len(lines(folder / f"{times}.de")) == len(sources)
@@ -170,9 +168,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a"):
     flags = ["--work-dir", str(work), "--tokenize", tokenize]
     for setting in (f"source_lang={source}", f"target_lang={target}", "average_checkpoints=1"):
         flags += ["--set", setting]
-    systems = [
-        [describe("demo", *flags, "--arch", arch, "--seed", str(seed)) for arch in ARCHS] for seed in (1, 2)
-    ]
+    systems = [[describe("demo", *flags, "--arch", arch, "--seed", str(seed)) for arch in ARCHS] for seed in (1, 2)]
     texts = {source: sentences(17), target: sentences(17)}
     for lang, rows in texts.items():
         write(work / "raw" / f"test.{lang}", rows)
@@ -289,9 +285,7 @@ def test_an_earlier_report_with_other_settings_or_more_seeds_is_moved(report, ca
     (folder / "results.json").write_text("cut off")
     run_report(report)
     said = capsys.readouterr().out
-    reasons = re.findall(
-        r"report.html is another report \(differs in (.*)\): moved to .*/earlier/(\d)/", said
-    )
+    reasons = re.findall(r"report.html is another report \(differs in (.*)\): moved to .*/earlier/(\d)/", said)
     assert reasons == [("settings", "2"), ("architectures", "3"), ("results.json, which cannot be read", "4")]
     for number in "1234":
         names = sorted(path.name for path in (folder / "earlier" / number).iterdir())
@@ -319,13 +313,7 @@ def test_the_page_needs_nothing_but_itself_and_the_table_names_no_folder(report)
     found = Page((folder / "report.html").read_text())
     assert found.tags["img"] == 3 and found.tags["script"] == found.tags["link"] == 0
     assert all(load.startswith("data:image/png;base64,") for load in found.loads)
-    facts = [
-        *ARCHS,
-        results["signatures"]["sacreBLEU"],
-        "0123abc",
-        "fairseq-train data-bin",
-        *page.verdict(results),
-    ]
+    facts = [*ARCHS, results["signatures"]["sacreBLEU"], "0123abc", "fairseq-train data-bin", *page.verdict(results)]
     assert all(fact in found.text for fact in facts)
     text = (folder / "results.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
@@ -364,9 +352,7 @@ def test_a_browser_shows_the_page_and_its_plots(report, tmp_path):
 def test_systems_that_were_trained_for_other_lengths_are_not_compared(report):
     checkpoints = report.pairs[0][1].model / "checkpoints"
     (checkpoints / "checkpoint2.pt").rename(checkpoints / "checkpoint5.pt")
-    with pytest.raises(
-        StageError, match=r"transformer_rope.seed1 was trained until \[5\] and .* until \[2\]"
-    ):
+    with pytest.raises(StageError, match=r"transformer_rope.seed1 was trained until \[5\] and .* until \[2\]"):
         run_report(report)
 
 
@@ -436,9 +422,7 @@ def corpus(seed, sentences, wrong):
     """References, and a translation of them in which a share *wrong* of the words is another."""
     draw = np.random.default_rng(seed)
     references = [list(draw.choice(WORDS, draw.integers(5, 15))) for _ in range(sentences)]
-    given = [
-        [draw.choice(WORDS) if draw.random() < wrong else word for word in words] for words in references
-    ]
+    given = [[draw.choice(WORDS) if draw.random() < wrong else word for word in words] for words in references]
     return [" ".join(sentence) for sentence in references], [" ".join(sentence) for sentence in given]
 
 
@@ -645,9 +629,7 @@ def test_a_loss_that_is_no_number_is_written_as_it_is(known, value):
 
 def test_the_table_says_what_the_results_are(known):
     text = page.table(known)
-    rows = {
-        row.split(" | ")[0]: row.strip(" |").split(" | ")[1:] for row in text.splitlines() if row[:1] == "|"
-    }
+    rows = {row.split(" | ")[0]: row.strip(" |").split(" | ")[1:] for row in text.splitlines() if row[:1] == "|"}
     assert rows["| all seeds"] == ["30.50 ± 0.71", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125"]
     assert rows["| validation loss at the end"][:2] == ["4.10 ± 0.14", "3.60 ± 0.14"]
     (joined,) = (row for row in rows if row.startswith("| 2 sentences a line: 30 of 22 subwords, 1 of them"))
@@ -667,9 +649,7 @@ def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):
         draw(*each)
     lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes[0][0].get_lines()]
     assert ([10, 20], [5.0, 4.0]) in lines and ([10, 20], [4.5, 3.5]) in lines and len(lines) == 4
-    assert ([1.0, 2.0], [5.0, 4.2]) in [
-        (list(one.get_xdata()), list(one.get_ydata())) for one in axes[0][1].lines
-    ]
+    assert ([1.0, 2.0], [5.0, 4.2]) in [(list(one.get_xdata()), list(one.get_ydata())) for one in axes[0][1].lines]
     assert [label.get_text() for label in axes[1][0].get_xticklabels()] == ["0-10\n(30)"]
     means = [list(one.lines[0].get_ydata()) for one in axes[2][0].containers]
     assert means == [[30.5, 21.0], [31.0, 10.5]]

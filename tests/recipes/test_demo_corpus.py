@@ -10,17 +10,14 @@ CORPUS = ROOT / "recipes" / "demo" / "corpus"
 
 
 def lines(name):
-    return (
-        gzip.decompress((CORPUS / f"{name}.gz").read_bytes()).decode("utf-8").removesuffix("\n").split("\n")
-    )
+    return gzip.decompress((CORPUS / f"{name}.gz").read_bytes()).decode("utf-8").removesuffix("\n").split("\n")
 
 
 @pytest.fixture(scope="module")
 def corpus():
     """Set to its pairs, (English, German)."""
     return {
-        name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True))
-        for name in ("train", "valid", "test")
+        name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True)) for name in ("train", "valid", "test")
     }
 
 

@@ -129,9 +129,7 @@ def test_archives_are_read_by_what_they_are(tmp_path, name, compress):
     assert extract(tmp_path, f"{tmp_path / name}:t.{{lang}}") == (EN, DE)
 
 
-@pytest.mark.parametrize(
-    "stored, asked", [("./t.{}", "t.{lang}"), ("t.{}", "./t.{lang}"), ("././t.{}", "t.{lang}")]
-)
+@pytest.mark.parametrize("stored, asked", [("./t.{}", "t.{lang}"), ("t.{}", "./t.{lang}"), ("././t.{}", "t.{lang}")])
 def test_a_leading_dot_in_a_members_name_is_of_no_account(tmp_path, stored, asked):
     archive(tmp_path, {stored.format("de"): DE, stored.format("en"): EN})
     assert extract(tmp_path, f"{tmp_path}/a.tgz:{asked}") == (EN, DE)
@@ -177,10 +175,7 @@ def test_sgm_gives_the_text_of_its_segments(tmp_path, monkeypatch, suffix, chunk
     if suffix.endswith(".gz"):
         en, de = gzip.compress(en), gzip.compress(de)
     template = pair_of_files(tmp_path, en, de, suffix)
-    assert extract(tmp_path, template) == (
-        "R&D <b> &quot; ä\nover two\rlines\non one line\n".encode(),
-        b"1\n2\n\n",
-    )
+    assert extract(tmp_path, template) == ("R&D <b> &quot; ä\nover two\rlines\non one line\n".encode(), b"1\n2\n\n")
 
 
 def test_characters_may_stand_across_two_pieces_of_a_file(tmp_path, monkeypatch):
@@ -228,9 +223,7 @@ def test_bad_text_in_an_archive_is_refused_by_member(tmp_path):
     template = archive(tmp_path, {"t.en": EN, "t.de": b"\n\xff"})
     assert f"{tmp_path}/a.tgz:t.de, line 2: the byte 0xff is not UTF-8" in refuse(tmp_path, template)
     template = archive(tmp_path, {"t.en": EN, "t.de": b"Eins.\n"})
-    assert f"{tmp_path}/a.tgz:t.en has 2 lines and {tmp_path}/a.tgz:t.de has 1 line" in refuse(
-        tmp_path, template
-    )
+    assert f"{tmp_path}/a.tgz:t.en has 2 lines and {tmp_path}/a.tgz:t.de has 1 line" in refuse(tmp_path, template)
     template = archive(tmp_path, {"t.en": EN, "t.de": b""})
     assert f"{tmp_path}/a.tgz:t.de: is empty" in refuse(tmp_path, template)
 
@@ -258,9 +251,7 @@ def test_bad_markup_is_refused(tmp_path, text, said):
 def test_a_missing_file_or_member_is_named_with_the_nearest(tmp_path):
     template = archive(tmp_path, {"training/t.de-en.en": EN, "training/t.de-en.de": DE, "README": b""})
     said = refuse(tmp_path, template.replace("t.{lang}", "t.de-en.{lang}"))
-    assert (
-        f"{tmp_path}/a.tgz has no member t.de-en.en; the nearest that it has is training/t.de-en.en" in said
-    )
+    assert f"{tmp_path}/a.tgz has no member t.de-en.en; the nearest that it has is training/t.de-en.en" in said
     said = refuse(tmp_path, template.replace("a.tgz", "aa.tgz"))
     assert f"there is no such file in {tmp_path}; the nearest that it has is a.tgz" in said
     assert f"there is no folder {tmp_path}/no" in refuse(tmp_path, f"{tmp_path}/no/c.{{lang}}")
@@ -431,9 +422,7 @@ def test_a_refused_run_leaves_the_files_of_an_earlier_one(tmp_path):
     assert (tmp_path / "raw" / "train.de").read_bytes() == DE
 
 
-@pytest.mark.parametrize(
-    "disk, size", [("4k", 2500), ("64k", 3_000_000)], ids=["at the end", "in the middle"]
-)
+@pytest.mark.parametrize("disk, size", [("4k", 2500), ("64k", 3_000_000)], ids=["at the end", "in the middle"])
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, disk, size):
     raw = tmp_path / "raw"
     raw.mkdir()

@@ -208,8 +208,7 @@ def test_a_server_without_ranges_that_always_cuts_is_given_up(site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content_range",
-    ["bytes 0-299999/300000", "bytes 99999-299999/300000", "nonsense", "bytes 100001-299999/300000"],
+    "content_range", ["bytes 0-299999/300000", "bytes 99999-299999/300000", "nonsense", "bytes 100001-299999/300000"]
 )
 def test_another_part_than_the_one_asked_for_is_not_appended(site, tmp_path, content_range):
     manifest(tmp_path, site.put("f.tgz", Reply(cut=100_000), Reply(content_range=content_range)))
@@ -241,9 +240,7 @@ def test_a_part_that_cannot_become_the_file_is_fetched_anew(site, tmp_path, part
     assert site.seen["f.tgz"] == asked
 
 
-def test_errors_of_the_server_are_waited_for_ever_longer_up_to_two_minutes(
-    site, tmp_path, capsys, monkeypatch
-):
+def test_errors_of_the_server_are_waited_for_ever_longer_up_to_two_minutes(site, tmp_path, capsys, monkeypatch):
     waits = []
     monkeypatch.setattr(module.time, "sleep", waits.append)
     codes = (500, 503, 429, 408)
@@ -373,9 +370,7 @@ def start(folder, *more):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "number, status", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize("number, status", [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_download_is_gone_on_with(site, tmp_path, number, status):
     manifest(tmp_path, site.put("f.tgz", Reply(cut=123_456, hang=True)))
     process = start(tmp_path)
@@ -438,9 +433,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_it_at_once(site, tmp_path):
 # -- what is there already ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "broken, said", [(BAD, "has the checksum sha256:"), (GOOD[:9], "has 9 bytes, and must")]
-)
+@pytest.mark.parametrize("broken, said", [(BAD, "has the checksum sha256:"), (GOOD[:9], "has 9 bytes, and must")])
 def test_a_broken_file_under_the_final_name_is_named_and_fetched_again(site, tmp_path, capsys, broken, said):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "f.tgz").write_bytes(broken)

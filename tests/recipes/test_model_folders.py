@@ -48,9 +48,7 @@ def fake_run(x, stage, command):
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     """A work folder with binary data, in which commands are :func:`fake_run`."""
-    monkeypatch.setattr(
-        commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command)
-    )
+    monkeypatch.setattr(commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command))
     monkeypatch.setattr(stage07_train, "describe", dict)
     (tmp_path / "raw").mkdir()
     for lang in ("en", "de"):
@@ -67,16 +65,7 @@ RUNNING = []  # the experiments of this test, the one that runs last
 
 def described(work, *flags):
     """The experiment that these flags of the demo describe, with as few epochs as can be."""
-    words = [
-        "--work-dir",
-        str(work),
-        "--gpus",
-        "0",
-        "--set",
-        "average_checkpoints=1",
-        "--set",
-        "max_epochs=1",
-    ]
+    words = ["--work-dir", str(work), "--gpus", "0", "--set", "average_checkpoints=1", "--set", "max_epochs=1"]
     return describe("demo", *words, *flags)
 
 

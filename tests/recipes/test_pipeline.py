@@ -171,9 +171,7 @@ def test_what_is_kept_beside_a_score_is_of_the_run_that_made_it(finished):
     model = finished[0] / MODEL
     kept = yaml.safe_load((model / "settings.yaml").read_text())
     assert kept["width"] == 32 and kept["label_smoothing"] == 0.1
-    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith(
-        "bash recipes/demo/run.sh --data-dir"
-    )
+    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith("bash recipes/demo/run.sh --data-dir")
 
 
 def test_stage_11_writes_what_translates_as_fairseq_did(copied):
@@ -363,9 +361,7 @@ def test_a_folder_is_held_by_a_run_and_by_a_command_that_outlives_it(tmp_path):
         other = waiting(tmp_path, wait=False)
         _, said = other.communicate()
         assert other.returncode == 1 and said.count("\n") == 1
-        held = (
-            rf"another run is at work in {tmp_path}: (its command, )?process (\d+), since \d{{4}}-\d\d-\d\d "
-        )
+        held = rf"another run is at work in {tmp_path}: (its command, )?process (\d+), since \d{{4}}-\d\d-\d\d "
         holders.append(re.search(held, said).groups())
         process.kill()  # the run's process; its command goes on
         process.wait()
@@ -434,14 +430,8 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
             "--arch transfomer_rope: fairseq has no such architecture; the nearest is transformer_rope",
         ),
         (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
-        (
-            ["--set", "fairseq_generate_flags=--bream 5"],
-            "fairseq-generate: error: unrecognized arguments: --bream 5",
-        ),
-        (
-            ["--", "--help"],
-            "--arch transformer_rope: fairseq ended with status 0 before it had read all flags",
-        ),
+        (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
+        (["--", "--help"], "--arch transformer_rope: fairseq ended with status 0 before it had read all flags"),
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
@@ -451,9 +441,7 @@ def test_a_typo_is_told_before_the_first_stage(tmp_path, refused, flags, said):
 
 
 def test_a_check_of_flags_that_was_killed_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        checking.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, -9, "", "")
-    )
+    monkeypatch.setattr(checking.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, -9, "", ""))
     with pytest.raises(StageError, match="--arch transformer_rope: fairseq ended with status -9 before"):
         check_flags([describe("demo", *words(tmp_path, "--gpus", "0"))])
 
@@ -473,9 +461,7 @@ def test_translations_that_are_missing_are_noticed(copied):
 def test_counts_of_sentences_that_differ_are_told(finished, tmp_path):
     x = describe("demo", *words(finished[0]))
     log = tmp_path / "preprocess.log"
-    counted = "".join(
-        f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in x.texts("bpe")
-    )
+    counted = "".join(f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in x.texts("bpe"))
     log.write_text(counted)
     BINARISE.check_counts(x, log)
     log.write_text(counted.replace(" 200 sents", " 199 sents"))
@@ -486,9 +472,7 @@ def test_counts_of_sentences_that_differ_are_told(finished, tmp_path):
 def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path, copied, refused):
     not_ended = "stage 5: BPE needs stage 1 (fetch) to run first, which has not ended yet: run with --stage 1"
     assert not_ended in refused(tmp_path / "new", "--stage", "5")
-    changed = (
-        "stage 6: binarise needs stage 5 (BPE) to run first, since vocab_size changed: run with --stage 5"
-    )
+    changed = "stage 6: binarise needs stage 5 (BPE) to run first, since vocab_size changed: run with --stage 5"
     assert changed in refused(copied, "--stage", "6", "--set", "vocab_size=240")
     other_bpe = "stage 6: binarise needs stage 3 (normalise and tokenise) to run first, since --bpe changed"
     assert other_bpe in refused(copied, "--stage", "6", "--bpe", "sentencepiece")
@@ -506,11 +490,7 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
         (tmp_path / "recipes" / "pipeline").mkdir(parents=True)
         (tmp_path / "recipes" / "pipeline" / "__main__.py").write_text("raise SystemExit('the wrong one')")
         done = subprocess.run(
-            ["bash", str(own / "run.sh"), "--dry-run"],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            text=True,
-            capture_output=True,
+            ["bash", str(own / "run.sh"), "--dry-run"], cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True
         )
         assert done.returncode == 0, done.stderr
         assert "--vocab-size 123" in done.stdout and f"recipes/{own.name}/work/" in done.stdout
@@ -539,10 +519,7 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "average_checkpoints=9"], "--set average_checkpoints=9: training keeps 5 by"),
         (["--set", "target_lang=Portuguese"], "--set target_lang=Portuguese: must be a language's code"),
         (["--set", "train_files=a'b"], "--set train_files=a'b: no closing quotation"),
-        (
-            ["--set", "holdout_every=9"],
-            "valid_files=valid.{lang}.gz: must name files or holdout_every be above 0",
-        ),
+        (["--set", "holdout_every=9"], "valid_files=valid.{lang}.gz: must name files or holdout_every be above 0"),
         (["--set", "test_files="], "--set test_files=: must name files"),
         (["--set", "holdout_every=1"], "--set holdout_every=1: must be 0 or above 1"),
         (["--set", "target_lang=en"], "--set target_lang=en: must not be source_lang too"),
@@ -558,16 +535,10 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "layers=2026-13-45"], "--set layers=2026-13-45: must be of type int"),
         (["--set", "layers=2026-01-01"], "--set layers=2026-01-01: must be of type int"),
         (["--data-dir", "nowhere"], "--data-dir nowhere: must be a folder that exists"),
-        (
-            ["--clip-norm", "1.5"],
-            "--clip-norm: no flag of this; flags for fairseq-train stand after a lone --",
-        ),
+        (["--clip-norm", "1.5"], "--clip-norm: no flag of this; flags for fairseq-train stand after a lone --"),
         (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
         (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
-        (
-            ["--stage", "8", "--stop-stage", "3"],
-            "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11",
-        ),
+        (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, said):

@@ -103,11 +103,7 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said
         ("beam: 4", "beam: 4\nbeem: 4", "settings.yaml has beem, which no recipe has; the nearest is beam"),
         ("beam: 4", "beam: 4; touch X", "beam is '4; touch X', and must be of type int"),
         ("beam: 4", "beam: 4\n7: x", "settings.yaml has 7, which no recipe has; the nearest is "),
-        (
-            "beam: 4",
-            "beam: 4\nfoo: 2026-13-45",
-            "settings.yaml has foo, which no recipe has; the nearest is ",
-        ),
+        ("beam: 4", "beam: 4\nfoo: 2026-13-45", "settings.yaml has foo, which no recipe has; the nearest is "),
         ("beam: 4", "beam: 2026-01-01", "beam is '2026-01-01', and must be of type int"),
         ("disk_gb: 0.3", "disk_gb: .nan", "--set disk_gb=nan: must be 0 or more"),
         ("memory_gb: 2.0", "memory_gb: -1", "--set memory_gb=-1.0: must be 0 or more"),
@@ -163,9 +159,7 @@ UNSPACED = {"zh": "zh", "zh_CN": "zh", "th": "char", "my": "char"}
 
 
 @pytest.mark.parametrize("lang, tokenize", UNSPACED.items())
-def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(
-    tmp_path, capsys, lang, tokenize
-):
+def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(tmp_path, capsys, lang, tokenize):
     flags = ["--data-dir", str(tmp_path), "--set", f"target_lang={lang}"]
     assert described(*flags).bpe == "sentencepiece"
     assert described(*flags).label == "", "it is the usual choice for the language"
@@ -180,17 +174,11 @@ def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(
     assert f"and {lang.partition('_')[0]} is written without blanks" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "code", ["zho_Hans", "cmn", "wuu", "lzh", "nan", "hak", "jpn", "tha", "lao", "khm", "mya"]
-)
+@pytest.mark.parametrize("code", ["zho_Hans", "cmn", "wuu", "lzh", "nan", "hak", "jpn", "tha", "lao", "khm", "mya"])
 def test_they_are_known_by_their_other_codes(code):
     x = described("--set", f"target_lang={code}")
     assert (x.bpe, x.tokenize != "13a") == ("sentencepiece", True)
-    assert (
-        described("--set", "target_lang=bo").tokenize
-        == described("--set", "target_lang=dz").tokenize
-        == "char"
-    )
+    assert described("--set", "target_lang=bo").tokenize == described("--set", "target_lang=dz").tokenize == "char"
 
 
 def test_a_tokeniser_that_is_not_the_languages_own_reaches_the_score(tmp_path, capsys):
@@ -306,9 +294,7 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
     with pytest.raises(SystemExit):  # it fits some of the files
         main([str(own), "--data-dir", str(tmp_path)])
-    said = (
-        "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: write there where to fetch them"
-    )
+    said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: write there where to fetch them"
     assert said in capsys.readouterr().err
     manifest.write_text(others)
     done = until_raw(own, "--data-dir", texts(tmp_path / "texts"), clone=ROOT, cwd=tmp_path)
@@ -325,9 +311,7 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     assert capsys.readouterr().out == by_name
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--dry-run"])
-    assert (
-        f"{tmp_path} is no folder with settings.yaml, and none of demo, multi30k" in capsys.readouterr().err
-    )
+    assert f"{tmp_path} is no folder with settings.yaml, and none of demo, multi30k" in capsys.readouterr().err
 
 
 def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stood():
@@ -339,7 +323,5 @@ def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stoo
 def test_a_setting_keeps_the_type_of_the_recipes_own():
     assert read_settings(DEMO, ["fairseq_train_flags=7"]).fairseq_train_flags == "7"
     assert read_settings(DEMO, ["dropout=1"]).dropout == 1.0
-    with pytest.raises(
-        SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"
-    ):
+    with pytest.raises(SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"):
         read_settings(DEMO, ["layers=true"])

@@ -230,9 +230,7 @@ def test_a_line_that_becomes_two_is_refused(tmp_path):
 def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
     source = write(tmp_path / "in", CLEAN["en"] * 2000)
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20000, 20000))  # of a file
-    process = tool(
-        "--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 1, preexec_fn=limit
-    )
+    process = tool("--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 1, preexec_fn=limit)
     _, err = process.communicate()
     assert process.returncode == 1
     assert err.splitlines()[-1] == f"recipes.text.tokenise: {tmp_path}/out: File too large"
@@ -300,9 +298,7 @@ def test_a_killed_process_of_its_ends_it_in_one_sentence(at_work):
     os.kill(at_work.children[0], signal.SIGKILL)
     _, err = at_work.process.communicate(timeout=20)
     assert at_work.process.returncode == 1
-    assert err.splitlines()[-1].startswith(
-        "recipes.text.tokenise: --workers 2: one of the processes was killed"
-    )
+    assert err.splitlines()[-1].startswith("recipes.text.tokenise: --workers 2: one of the processes was killed")
     assert "Traceback" not in err
     assert all_gone(at_work.children)
     assert [path.name for path in at_work.folder.iterdir()] == ["in"]

@@ -38,9 +38,7 @@ def test_tokens_per_update_are_those_asked_for_whatever_the_number_of_devices(to
     assert tokens - gpus * frequency < max_tokens * gpus * frequency <= tokens
 
 
-@pytest.mark.parametrize(
-    "gpus, max_tokens, update_freq", [(1, 3571, 7), (2, 3125, 4), (4, 3125, 2), (8, 3125, 1)]
-)
+@pytest.mark.parametrize("gpus, max_tokens, update_freq", [(1, 3571, 7), (2, 3125, 4), (4, 3125, 2), (8, 3125, 1)])
 def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
     command = fairseq_train.command(experiment(), gpus, "bf16")
     assert int(flag(command, "max-tokens")) == max_tokens
@@ -53,9 +51,7 @@ def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
 def test_wmt14_trains_as_roformer_says():
     command = fairseq_train.command(experiment(), 1, "bf16")
     assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command
-    told = {
-        name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")
-    }
+    told = {name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")}
     assert told == {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
     assert "--share-all-embeddings" in command and "--label-smoothing 0.1" in command
     ours = {name: float(flag(command, name)) for name in ("dropout", "adam-eps", "warmup-updates")}
@@ -65,10 +61,7 @@ def test_wmt14_trains_as_roformer_says():
     assert {name: getattr(settings, name) for name in said} == said
     assert settings.max_updates % settings.save_every_updates == 0
     for side in ("encoder", "decoder"):
-        sizes = [
-            int(flag(command, f"{side}-{n}"))
-            for n in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")
-        ]
+        sizes = [int(flag(command, f"{side}-{n}")) for n in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")]
         assert sizes == [6, 512, 2048, 8]
 
 
@@ -119,18 +112,13 @@ def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsy
     x = experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)
     Runner(x).ensure(TOKENISE)
     commands = [line for line in capsys.readouterr().out.splitlines() if "raw/train" in line]
-    assert [
-        lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line
-    ] == expected
+    assert [lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line] == expected
 
 
 def test_translations_are_searched_as_the_settings_say(capsys):
     Runner(experiment(dry_run=True)).ensure(TRANSLATE)
     printed = capsys.readouterr().out
-    assert (
-        "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --tokenizer moses --moses-no-dash-splits"
-        in printed
-    )
+    assert "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --tokenizer moses --moses-no-dash-splits" in printed
 
 
 def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
@@ -145,9 +133,7 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
         with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
             check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
     check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
-    with pytest.raises(
-        StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"
-    ):
+    with pytest.raises(StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"):
         check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
     check_lengths(experiment(tmp=tmp_path), 4096)
@@ -160,11 +146,7 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
         (0, ["checkpoint1.pt", "checkpoint3.pt", "checkpoint4.pt"], "has [1, 3, 4] of the epochs"),
         (0, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "has none of the epochs"),
         (5, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], None),
-        (
-            5,
-            ["checkpoint_1_5.pt", "checkpoint_1_6.pt", "checkpoint_2_15.pt"],
-            "has [5, 6, 15] of the updates",
-        ),
+        (5, ["checkpoint_1_5.pt", "checkpoint_1_6.pt", "checkpoint_2_15.pt"], "has [5, 6, 15] of the updates"),
         (10, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "one every 10"),
     ],
 )
@@ -190,11 +172,7 @@ def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, th
             "of a training of 4 epochs already, beyond max_epochs=3",
         ),
         (["save_every_updates=0", "max_epochs=4"], "checkpoint4.pt", None),
-        (
-            ["save_every_updates=5", "max_updates=12"],
-            "checkpoint_2_15.pt",
-            "set max_updates=15, or train another",
-        ),
+        (["save_every_updates=5", "max_updates=12"], "checkpoint_2_15.pt", "set max_updates=15, or train another"),
         (["save_every_updates=5", "max_updates=15"], "checkpoint_2_15.pt", None),
     ],
 )
@@ -229,19 +207,14 @@ def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
 
 
 def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    with pytest.raises(
-        machine.MachineError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "
-    ):
+    with pytest.raises(machine.MachineError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
         machine.check_machine(experiment(tmp=tmp_path / "new", overrides=["disk_gb=1000000"]))
     with pytest.raises(
-        machine.MachineError,
-        match=r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb=",
+        machine.MachineError, match=r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb="
     ):
         machine.check_machine(experiment(tmp=tmp_path, overrides=["memory_gb=1000000"]))
     there = shutil.which
-    monkeypatch.setattr(
-        shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw)
-    )
+    monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw))
     small = ["disk_gb=0", "memory_gb=0"]
     with pytest.raises(machine.MachineError, match="subword-nmt is not found, neither in "):
         machine.check_machine(experiment(tmp=tmp_path, overrides=small))

@@ -148,9 +148,7 @@ def test_raw_text_is_treated_as_the_recipe_treated_it(finished):
     ).stdout  # fmt: skip
     translated = [texts[0] for _, texts in sorted(outputs(printed, "D").items())]
     hypotheses = lines(model / "hypotheses.de")[:10]
-    assert translated == [
-        h for h, s in zip(hypotheses, lines(work / "raw" / "test.en"), strict=False) if s in source
-    ]
+    assert translated == [h for h, s in zip(hypotheses, lines(work / "raw" / "test.en"), strict=False) if s in source]
 
 
 def test_a_second_run_ends_at_once_with_the_same_score(finished, data, capsys):
@@ -225,9 +223,7 @@ def test_ones_own_plain_text_goes_through_it(tmp_path):
     texts.mkdir()
     for name, count in (("train", 150), ("valid", 10), ("test", 10)):
         for lang in ("en", "fr"):
-            (texts / f"{name}.{lang}").write_text(
-                "".join(f"{lang} word {n} of {name}.\n" for n in range(count))
-            )
+            (texts / f"{name}.{lang}").write_text("".join(f"{lang} word {n} of {name}.\n" for n in range(count)))
     readme = (ROOT / "recipes" / "README.md").read_text()
     (command,) = re.findall(
         r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", readme, re.MULTILINE | re.DOTALL
@@ -236,9 +232,7 @@ def test_ones_own_plain_text_goes_through_it(tmp_path):
     small = "layers=1 width=32 ffn_width=32 heads=2 max_epochs=1 average_checkpoints=1 vocab_size=60".split()
     command += "".join(f" --set {setting}" for setting in small)
     for more in ("", " --set valid_files= --set holdout_every=20 --stop-stage 4"):
-        done = subprocess.run(
-            command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-        )
+        done = subprocess.run(command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         if not more:
             assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])

@@ -100,10 +100,7 @@ def write_lookalike(folder, pairs, heldout=20, seed=1, url="http://127.0.0.1:9/"
 def tarball(members):
     """The bytes of a .tgz of *members*: names and contents, or a TarInfo (a link, a device) and None."""
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as archive,
-    ):
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for member, content in members.items():
             info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(member)
             info.size = len(content or b"")

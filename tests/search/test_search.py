@@ -320,16 +320,7 @@ def test_a_decoder_that_reorders_its_state_in_its_own_way_is_searched_plainly(bu
         lambda m: of_its_own(m.decoder.layers[0].self_attn.rotary),
     ],
     ids=[
-        *(
-            "hook",
-            "hook of a layer",
-            "dropout",
-            "weights",
-            "training",
-            "scaled heads",
-            "wrapped",
-            "no source",
-        ),
+        *("hook", "hook of a layer", "dropout", "weights", "training", "scaled heads", "wrapped", "no source"),
         *("dropout that trains", "hook of attention", "hook of cross-attention", "hook of dropout", "ONNX"),
         *("no norm", "a residual of its own", "attention of its own", "cross-attention of its own"),
         "a rotation of its own",
@@ -444,9 +435,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", list(WRITES))
-@pytest.mark.parametrize(
-    "path", ["output_projection", "layers.1.self_attn.q_proj", "layers.0.self_attn.v_proj"]
-)
+@pytest.mark.parametrize("path", ["output_projection", "layers.1.self_attn.q_proj", "layers.0.self_attn.v_proj"])
 def test_whatever_was_written_to_a_weight_past_torchs_count_is_used(build, task, path, name):
     model, sample = fast(build()), batch(task)  # whose eval() does nothing any more
     options = {"max_len_b": 10, "beam_size": 8}

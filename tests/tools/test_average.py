@@ -16,9 +16,7 @@ from fairseq_rope.tools.average import MEANING, main
 
 
 def save(folder, name, weights, **more):
-    torch.save(
-        {"model": weights, "cfg": None, "last_optimizer_state": {"big": torch.ones(9)}, **more}, folder / name
-    )
+    torch.save({"model": weights, "cfg": None, "last_optimizer_state": {"big": torch.ones(9)}, **more}, folder / name)
 
 
 def average(folder, *flags):
@@ -67,10 +65,7 @@ def test_epoch_checkpoints_are_sorted_by_number_and_bounded(tmp_path, capsys):
     for other in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_500.pt", "checkpoint12.pt.tmp"):
         save(tmp_path, other, {"w": torch.tensor([1e6])})
     assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 10.5
-    assert (
-        average(tmp_path, "--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "10")["model"]["w"]
-        == 9.5
-    )
+    assert average(tmp_path, "--num-epoch-checkpoints", "2", "--checkpoint-upper-bound", "10")["model"]["w"] == 9.5
     said = capsys.readouterr().out
     assert "checkpoint10.pt" in said and "checkpoint9.pt" in said and "checkpoint2.pt" not in said
 
@@ -164,11 +159,7 @@ def save_two(folder, first, second):
         ({}, {"rope_fraction": 0.5}, "--rope-fraction is 0.5 in the former and 1.0 in the latter"),
         ({}, {"decoder_attention_heads": 4}, "--decoder-attention-heads is 4 in the former and 2 in"),
         ({"activation_fn": "gelu"}, {}, "--activation-fn is relu in the former and gelu in the latter"),
-        (
-            {},
-            {"encoder_normalize_before": True},
-            "--encoder-normalize-before is True in the former and False",
-        ),
+        ({}, {"encoder_normalize_before": True}, "--encoder-normalize-before is True in the former and False"),
         ({}, {"arch": "transformer_tiny"}, "the model is transformer in the former and transformer_rope in"),
         (
             {"arch": "transformer_tiny"},
@@ -178,9 +169,7 @@ def save_two(folder, first, second):
     ],
 )
 @pytest.mark.parametrize("form", ["cfg", "YAML", "args"])
-def test_checkpoints_whose_weights_have_another_meaning_are_refused(
-    tmp_path, capsys, first, second, said, form
-):
+def test_checkpoints_whose_weights_have_another_meaning_are_refused(tmp_path, capsys, first, second, said, form):
     def state(values):
         given = options(**values)
         if form == "args":  # fairseq < 0.10
@@ -215,9 +204,7 @@ def test_checkpoints_of_opposite_directions_are_refused(tmp_path, capsys):
         ({"arch": "of_somebody", "rope_base": 500.0}, {"arch": "of_somebody", "rope_base": 500.0}),
     ],
 )
-def test_other_settings_of_the_training_and_defaults_that_are_written_out_are_averaged(
-    tmp_path, first, second
-):
+def test_other_settings_of_the_training_and_defaults_that_are_written_out_are_averaged(tmp_path, first, second):
     save_two(tmp_path, *({"cfg": {"model": options(**values), "task": {}}} for values in (first, second)))
     assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 1
 
@@ -282,9 +269,7 @@ def test_the_options_that_are_compared_are_those_that_change_what_the_same_weigh
             extra = {"decoder_embed_dim": 32} if name == "encoder_embed_dim" else {}
             one, other = build(arch), build(arch, **{name: OTHER_VALUES[name]}, **extra)
             weights = one.state_dict()
-            if {n: w.shape for n, w in weights.items()} == {
-                n: w.shape for n, w in other.state_dict().items()
-            }:
+            if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
                 other.load_state_dict(weights)
                 if not torch.equal(output(one), output(other)):
                     changing.add(name)

@@ -48,9 +48,7 @@ def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weight
 
 def test_a_converted_checkpoint_translates_the_same(data_bin, trained, tmp_path):
     turned = tmp_path / "half.pt"
-    layout.main(
-        ["--path", str(trained / "checkpoint_last.pt"), "--rope-layout", "half", "--output", str(turned)]
-    )
+    layout.main(["--path", str(trained / "checkpoint_last.pt"), "--rope-layout", "half", "--output", str(turned)])
     printed = [
         call("fairseq-generate", data_bin, "--user-dir", PLUGIN, "--path", path, "--cpu", "--beam", 3)
         for path in (trained / "checkpoint_last.pt", turned)
@@ -151,10 +149,7 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             "the order of parameters is not known for a model without encoder.embed_tokens",
         ),
         # of a model with a frozen parameter
-        (
-            lambda state: with_numbers(state, range(84)),
-            "it has 84 parameters, and the model has 85",
-        ),
+        (lambda state: with_numbers(state, range(84)), "it has 84 parameters, and the model has 85"),
         (
             lambda state: state["cfg"]["distributed_training"].update(ddp_backend="fully_sharded"),
             "--ddp-backend fully_sharded numbers the parameters in another order",
@@ -211,9 +206,7 @@ def with_numbers(state, numbers):
     return {"state": {n: optimiser["state"][n] for n in numbers}, "param_groups": groups}
 
 
-def test_a_checkpoint_without_the_state_of_an_optimiser_is_turned_without_a_warning(
-    trained, tmp_path, capsys
-):
+def test_a_checkpoint_without_the_state_of_an_optimiser_is_turned_without_a_warning(trained, tmp_path, capsys):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     del state["last_optimizer_state"]  # as fairseq_rope.tools.average writes it
     path, output = tmp_path / "average.pt", tmp_path / "half.pt"
@@ -261,19 +254,14 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(data_bin,
     "change, said",
     [
         (lambda state: state["cfg"].update(model=None), "it has no options of its model"),
-        (
-            lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"),
-            "its rope_layout is neox, and must",
-        ),
+        (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "its rope_layout is neox, and must"),
         (
             lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
             "rows, which 5 heads do not divide",
         ),
         (lambda state: state["model"].clear(), "it has no self-attention"),
         (
-            lambda state: state["model"].update(
-                {"encoder.layers.0.self_attn.q_proj.centroids": torch.ones(2)}
-            ),
+            lambda state: state["model"].update({"encoder.layers.0.self_attn.q_proj.centroids": torch.ones(2)}),
             "centroids is not a weight or bias, but part of a quantised projection",
         ),
     ],
@@ -306,9 +294,7 @@ def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, 
 
 
 def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
-    with pytest.raises(
-        SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"
-    ):
+    with pytest.raises(SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"):
         layout.main(["--path", str(sinusoidal), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
     assert not (tmp_path / "x.pt").exists()
 

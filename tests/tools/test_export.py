@@ -106,17 +106,12 @@ def test_sinusoids_go_on_where_fairseqs_would(build, task, tmp_path):
     model = build("transformer_tiny", max_source_positions=2000, max_target_positions=2000)
     translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
-    (found,), (expected,) = (
-        export.exported_scores(translator, task, pairs),
-        export.torch_scores(model, task, pairs),
-    )
+    (found,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
     assert found == pytest.approx(expected, abs=1e-4) and len(found) == 1401
 
 
 @pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
-def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_is_unchanged(
-    build, task, tmp_path, quantization
-):
+def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_is_unchanged(build, task, tmp_path, quantization):
     model = build("transformer_rope_tiny", share_all_embeddings=True)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
@@ -173,9 +168,7 @@ def test_every_named_architecture_is_exported(build, task, tmp_path, arch):
     }
     model = strong(build(arch.replace("transformer", "transformer_rope"), **sizes))
     refuse_unsupported(model, "model.pt")
-    assert "differ from the checkpoint's by" in export.check(
-        write(model, task, tmp_path / "m"), model, task, None
-    )
+    assert "differ from the checkpoint's by" in export.check(write(model, task, tmp_path / "m"), model, task, None)
 
 
 def test_few_learnt_positions_are_enough(build, task, tmp_path):
@@ -393,19 +386,14 @@ def test_sigterm_leaves_nothing(tmp_path):
         "export.main(sys.argv[1:])"
     )
     flags = ["--path", "x", "--data", "y", "--output", tmp_path / "model"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, env=ENVIRONMENT, capture_output=True)
     assert (done.returncode, list(tmp_path.iterdir())) == (128 + signal.SIGTERM, []), done.stderr
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path):
     with replacing(str(tmp_path / "model")) as folder:
         os.mkdir(folder)
-        with (
-            pytest.raises(ExportError, match="another export is writing it"),
-            replacing(str(tmp_path / "model")),
-        ):
+        with pytest.raises(ExportError, match="another export is writing it"), replacing(str(tmp_path / "model")):
             pass
         assert os.path.isdir(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -441,9 +429,7 @@ def test_an_interrupted_export_leaves_nothing(trained, tmp_path, monkeypatch, in
 
 @pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_a_model_that_fails_its_check_is_removed(
-    trained, data_bin, model, tmp_path, monkeypatch, quantization
-):
+def test_a_model_that_fails_its_check_is_removed(trained, data_bin, model, tmp_path, monkeypatch, quantization):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").read_bytes()
     monkeypatch.setitem(export.BOUNDS, quantization, 0.0)
@@ -476,18 +462,14 @@ def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path):
     folder = exported(trained, data_bin, tmp_path / "model", "--beam", 5, "--lenpen", 0.3, "--max-len-b", 7)
     readme = (folder / "README.md").read_text()
     assert "fairseq-interactive --beam 5 --lenpen 0.3 --max-len-a 1 --max-len-b 7" in readme
-    lines = [
-        line.strip() for line in readme.split("or in Python:")[1].splitlines() if line.startswith("    ")
-    ]
+    lines = [line.strip() for line in readme.split("or in Python:")[1].splitlines() if line.startswith("    ")]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines[:3])], cwd=folder, capture_output=True, text=True,
         env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     expected = Translator(str(folder)).translate("A small dog runs.", 5, 0.3)
     assert done.stdout == f"{expected}\n", done.stderr
-    assert (
-        "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]
-    )  # no package of that name is on PyPI
+    assert "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]  # no package of that name is on PyPI
 
 
 def test_subwords_without_their_codes_are_refused(tmp_path):
@@ -565,9 +547,7 @@ def test_translations_of_the_validation_set_are_compared(model, loaded):
     assert export.agreeing(str(model), checkpoint, task, export.validation_pairs(task)) < 20
 
 
-def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(
-    trained, data_bin, tmp_path, capsys
-):
+def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(trained, data_bin, tmp_path, capsys):
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
     letters = (trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
     with pytest.raises(SystemExit, match="0 of 20 sources .* the subwords are not .*, and 19 are needed"):
@@ -604,11 +584,7 @@ def test_58_of_64_sources_have_to_be_divided_as_the_data(monkeypatch, other):
     words = [dictionary.add_symbol(word) for word in ("dog", "dog's")]  # Moses writes the second as two
     pairs = [([words[n < other]], [4]) for n in range(64)]
     monkeypatch.setattr(export, "validation_pairs", lambda task: pairs)
-    settings = {
-        "source": "en",
-        "moses": export.tokenisation(None, None, dictionary, "en", "de"),
-        "subwords": None,
-    }
+    settings = {"source": "en", "moses": export.tokenisation(None, None, dictionary, "en", "de"), "subwords": None}
     task = SimpleNamespace(source_dictionary=dictionary)
     if other == 6:
         (said,) = export.check_text("", settings, task)
@@ -635,11 +611,7 @@ def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
     "flag, content, said",
     [
         ("--bpe-codes", b"\xff\xfe", "cannot be read as a file of BPE codes"),
-        (
-            "--bpe-codes",
-            b"#version: 0.2\nt h\nroot:x:0:0 of a file\n",
-            r"cannot .* BPE codes \(line 3 is not two",
-        ),
+        ("--bpe-codes", b"#version: 0.2\nt h\nroot:x:0:0 of a file\n", r"cannot .* BPE codes \(line 3 is not two"),
         ("--sentencepiece-model", b"words", "cannot be read as a sentencepiece model"),
     ],
 )

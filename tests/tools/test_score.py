@@ -74,8 +74,7 @@ def chrf(translations, references):
     for form, orders in ((lambda words: "".join(words), range(1, 7)), (list, (1, 2))):
         for order in orders:
             counts = [
-                (ngrams(form(t), order), ngrams(form(r), order))
-                for t, r in zip(translations, references, strict=True)
+                (ngrams(form(t), order), ngrams(form(r), order)) for t, r in zip(translations, references, strict=True)
             ]
             right = sum((t & r).total() for t, r in counts)
             precisions.append(right / sum(t.total() for t, _ in counts))
@@ -176,8 +175,7 @@ def corpus(folder, seeds, size=150):
     for seed, wrong in seeds.items():
         draw = random.Random(seed)
         changed = [
-            " ".join(draw.choice(words) if draw.random() < wrong else word for word in line[:-1].split())
-            + "."
+            " ".join(draw.choice(words) if draw.random() < wrong else word for word in line[:-1].split()) + "."
             for line in reference
         ]
         paths.append(write(folder / f"sys{seed}", changed))
@@ -247,9 +245,7 @@ def test_precisions_and_lengths_are_those_of_the_tokens(files, capsys):
 
 def test_several_references_are_scored_as_by_sacrebleus_command(tmp_path, capsys):
     ref, other, system = corpus(tmp_path, {1: 0.3, 2: 0.4}, size=40)
-    theirs = json.loads(
-        sacrebleu(ref, other, "-i", system, "-m", "bleu", "chrf", "ter", "--chrf-word-order", "2")
-    )
+    theirs = json.loads(sacrebleu(ref, other, "-i", system, "-m", "bleu", "chrf", "ter", "--chrf-word-order", "2"))
     found = report(capsys, "--sys", system, "--ref", ref, other)
     ours = metrics(found["systems"][0])
     for name, expected in zip(("sacreBLEU", "chrF2++", "TER"), theirs, strict=True):
@@ -283,9 +279,7 @@ CHINESE_TRANSLATION = ["我喜欢机器的翻译。", "今天天气好,我们去
         ("km", ["--tokenize", "none"], "none"),
     ],
 )
-def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(
-    tmp_path, capsys, lang, flags, tokenize
-):
+def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(tmp_path, capsys, lang, flags, tokenize):
     ref, system = write(tmp_path / "ref", CHINESE), write(tmp_path / "sys", CHINESE_TRANSLATION)
     src = write(tmp_path / "src", ["a", "b", "c"])
     found = report(capsys, "--sys", system, "--ref", ref, "--src", src, "--target-lang", lang, *flags)
@@ -304,9 +298,7 @@ def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(
 
 def test_another_tokeniser_changes_sacrebleu_alone(files, capsys):
     flags = ["--sys", files[1], "--ref", files[0]]
-    one, other = (
-        metrics(report(capsys, *flags, *more)["systems"][0]) for more in ([], ["--tokenize", "char"])
-    )
+    one, other = (metrics(report(capsys, *flags, *more)["systems"][0]) for more in ([], ["--tokenize", "char"]))
     assert {name for name in one if one[name] != other[name]} == {"sacreBLEU"}
     assert "|tok:char|" in other["sacreBLEU"]["signature"]
 
@@ -533,9 +525,7 @@ LINES = [
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("n_best", [1, 3])
-def test_generated_translations_are_put_in_order_and_made_plain(
-    tmp_path, capsys, rewrite, kinds, undone, n_best
-):
+def test_generated_translations_are_put_in_order_and_made_plain(tmp_path, capsys, rewrite, kinds, undone, n_best):
     plain = [line[2] for line in LINES]
     ref = write(tmp_path / "ref", [*plain[:3], "Leer.", *plain[4:]])
     by_hand = report(capsys, "--sys", write(tmp_path / "sys", plain), "--ref", ref, "--names", "x")
@@ -646,10 +636,7 @@ def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, tr
         (["--sys", "{sys}", "--src", "{short}"], "{short} has 1 lines, and the reference {ref} has 4"),
         (["--sys", "{sys}", "--target-lang", "german"], "--target-lang german: must be a code like de"),
         (["--sys", "{sys}", "--target-lang", "de DE"], "--target-lang de DE: must be a code like de"),
-        (
-            ["--sys", "{sys}", "--ref", "{ref}", "{short}"],
-            "{short} has 1 lines, and the reference {ref} has 4",
-        ),
+        (["--sys", "{sys}", "--ref", "{ref}", "{short}"], "{short} has 1 lines, and the reference {ref} has 4"),
         (["--sys", "-", "--ref", "-"], "- (standard input) can be given for one file only"),
     ],
 )

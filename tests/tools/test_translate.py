@@ -260,8 +260,7 @@ def test_a_long_line_is_not_cut_and_gives_a_warning(build, task, tmp_path, capsy
     assert one != other
     warnings = capsys.readouterr().err.splitlines()
     assert warnings == [
-        f"fairseq-rope translate: warning: line {n} has 3024 tokens, more than models are trained on"
-        for n in (1, 2)
+        f"fairseq-rope translate: warning: line {n} has 3024 tokens, more than models are trained on" for n in (1, 2)
     ]
 
 
@@ -271,8 +270,7 @@ def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated
     found = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
     assert len([next(found), next(found)]) == 2
     with pytest.raises(
-        translate.TranslateError,
-        match="line 3 has 4 tokens, more than the limit of this model, 3: split the line",
+        translate.TranslateError, match="line 3 has 4 tokens, more than the limit of this model, 3: split the line"
     ):
         next(found)
     limited = translator.translate(["the dog house"] * 3, beam=1)
@@ -352,9 +350,7 @@ def test_outputs_are_as_long_as_max_len_b_says(build, task, tmp_path, capsys):
     dictionary, model = task.source_dictionary, build()
     with torch.no_grad():
         steer(model, {dictionary.eos(): -16.0, dictionary.pad(): -16.0, 9: 30.0})
-        ((expected, *_),) = by_fairseq(
-            model, dictionary, [[5, 6, 7]], beam_size=4, len_penalty=0.6, max_len_b=3
-        )
+        ((expected, *_),) = by_fairseq(model, dictionary, [[5, 6, 7]], beam_size=4, len_penalty=0.6, max_len_b=3)
     served(model, dictionary, tmp_path)
     (tmp_path / "in").write_text(dictionary.string([5, 6, 7]))
     flags = ["--model", str(tmp_path), "--input", str(tmp_path / "in")]
@@ -443,9 +439,7 @@ def test_settings_that_are_nested_too_deeply_are_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("kind, name", translate.SUBWORDS.items())
-def test_a_subword_model_that_links_to_another_file_does_not_show_its_content(
-    model, tmp_path, kind, name, capfd
-):
+def test_a_subword_model_that_links_to_another_file_does_not_show_its_content(model, tmp_path, kind, name, capfd):
     folder = edited(model, tmp_path / "model", subwords={"kind": kind, "file": name})
     (tmp_path / "secret").write_text("this is the secret\n")
     (folder / name).symlink_to(tmp_path / "secret")
@@ -587,9 +581,7 @@ def test_progress_is_shown_on_a_terminal_beside_a_file(model, sources, tmp_path)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources))
-    with command(
-        model, "--input", tmp_path / "in", "--output", tmp_path / "out", stdout=theirs, stderr=theirs
-    ) as it:
+    with command(model, "--input", tmp_path / "in", "--output", tmp_path / "out", stdout=theirs, stderr=theirs) as it:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # the other end is closed
@@ -608,10 +600,7 @@ def test_more_best_translations_than_the_beam_has_are_refused(model):
 def test_the_class_is_imported_where_fairseq_is_not_installed(model, tmp_path, beside):
     (tmp_path / "packages").mkdir()
     for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if (
-            not path.name.startswith(("fairseq", "torch", "__editable__", "_virtualenv"))
-            and path.suffix != ".pth"
-        ):
+        if not path.name.startswith(("fairseq", "torch", "__editable__", "_virtualenv")) and path.suffix != ".pth":
             (tmp_path / "packages" / path.name).symlink_to(path)
     (tmp_path / "work").mkdir()
     if beside != "nothing":

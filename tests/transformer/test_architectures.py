@@ -19,10 +19,7 @@ TRANSLATION = [
 NAMES = {
     "transformer_rope": TRANSLATION,
     "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
-    "multilingual_transformer_rope": [
-        "multilingual_transformer_rope",
-        "multilingual_transformer_rope_iwslt_de_en",
-    ],
+    "multilingual_transformer_rope": ["multilingual_transformer_rope", "multilingual_transformer_rope_iwslt_de_en"],
 }
 
 
@@ -47,9 +44,7 @@ def test_model_has_the_shapes_of_fairseqs_model(build, name):
     shapes = {key: tuple(value.shape) for key, value in stock.state_dict().items()}
     assert {key: tuple(value.shape) for key, value in ours.state_dict().items()} == shapes
     for mine, theirs in zip(
-        (*ours.encoder.layers, *ours.decoder.layers),
-        (*stock.encoder.layers, *stock.decoder.layers),
-        strict=True,
+        (*ours.encoder.layers, *ours.decoder.layers), (*stock.encoder.layers, *stock.decoder.layers), strict=True
     ):
         assert mine.self_attn.num_heads == theirs.self_attn.num_heads
         assert mine.normalize_before == theirs.normalize_before

@@ -80,9 +80,7 @@ def test_padding_the_source_on_either_side_changes_nothing(build):
     from_left = teacher_forced(model, left, size, target)
     torch.testing.assert_close(teacher_forced(model, right, size, target), from_left, atol=1e-5, rtol=1e-4)
     for row, length in enumerate(lengths):
-        alone = teacher_forced(
-            model, right[row : row + 1, :length], size[row : row + 1], target[row : row + 1]
-        )
+        alone = teacher_forced(model, right[row : row + 1, :length], size[row : row + 1], target[row : row + 1])
         torch.testing.assert_close(alone[0], from_left[row], atol=1e-5, rtol=1e-4)
 
 
@@ -127,9 +125,7 @@ def test_bfloat16_model_keeps_float32_tables(build):
     tables = [layer.self_attn.rotary._tables[0] for layer in (*model.encoder.layers, *model.decoder.layers)]
     assert all(table.dtype == torch.float32 for table in tables)
     assert tables[0].size(0) >= 300
-    torch.testing.assert_close(
-        out.float(), teacher_forced(wide, source, lengths, target), atol=0.15, rtol=0.05
-    )
+    torch.testing.assert_close(out.float(), teacher_forced(wide, source, lengths, target), atol=0.15, rtol=0.05)
 
 
 def test_options_of_the_rotation_reach_every_layer(build):
@@ -160,16 +156,12 @@ def test_quantisation_noise_reaches_the_projections(build):
 def test_layers_are_wrapped_for_fsdp_as_fairseqs_are(build, monkeypatch):
     def wrapped_sizes(arch, module, **options):
         sizes = []
-        monkeypatch.setattr(
-            f"{module}.fsdp_wrap", lambda layer, min_num_params: sizes.append(min_num_params) or layer
-        )
+        monkeypatch.setattr(f"{module}.fsdp_wrap", lambda layer, min_num_params: sizes.append(min_num_params) or layer)
         build(arch, **options)
         return sizes
 
     for options in ({"min_params_to_wrap": 7}, {"checkpoint_activations": True}):
-        encoder = wrapped_sizes(
-            "transformer_tiny", "fairseq.models.transformer.transformer_encoder", **options
-        )
+        encoder = wrapped_sizes("transformer_tiny", "fairseq.models.transformer.transformer_encoder", **options)
         ours = wrapped_sizes("transformer_rope_tiny", "fairseq_rope.transformer.layers", **options)
         assert ours == encoder * 2 and len(ours) == 4
 
@@ -188,14 +180,8 @@ def test_retained_dropout_goes_by_fairseqs_names(build):
         ({"cross_self_attention": True}, "--cross-self-attention has no meaning"),
         ({"encoder_learned_pos": True}, "--encoder-learned-pos asks for learned absolute positions"),
         ({"decoder_learned_pos": True}, "--decoder-learned-pos asks for learned absolute positions"),
-        (
-            {"encoder_xformers_att_config": "{'name': 'linformer'}"},
-            "--encoder-xformers-att-config .*linformer",
-        ),
-        (
-            {"decoder_xformers_att_config": "{'name': 'linformer'}"},
-            "--decoder-xformers-att-config .*linformer",
-        ),
+        ({"encoder_xformers_att_config": "{'name': 'linformer'}"}, "--encoder-xformers-att-config .*linformer"),
+        ({"decoder_xformers_att_config": "{'name': 'linformer'}"}, "--decoder-xformers-att-config .*linformer"),
         ({"rope_fraction": 0.3}, r"--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6"),
         ({"rope_fraction": 1.5}, r"--rope-fraction 1.5: .* must be in \(0, 1\]"),
         ({"rope_base": -1.0}, "--rope-base -1.0: must be a finite number above 1"),
