@@ -1,9 +1,8 @@
 """Rotary position embedding (RoPE) for fairseq's encoder-decoder transformer.
 
-``--user-dir fairseq_rope`` imports this package. When fairseq is loaded, before or after it, the plugin
-registers: the model ``transformer_rope`` with its architectures, the criterion
-``fused_label_smoothed_cross_entropy``, and what fairseq needs on current torch (``patches``). The package
-itself loads neither torch nor fairseq.
+``--user-dir fairseq_rope`` imports this package. When fairseq is loaded, before or after it, the plugin registers: the
+model ``transformer_rope`` with its architectures, the criterion ``fused_label_smoothed_cross_entropy``, and what
+fairseq needs on current torch (``patches``). The package itself loads neither torch nor fairseq.
 """
 
 import importlib
@@ -17,8 +16,8 @@ __version__ = "0.1.0"
 class _Registrar(MetaPathFinder):
     """Imports ``plugin`` when fairseq has been loaded, and no module of this package is half loaded.
 
-    ``plugin`` imports the modules of this package, and one that is half loaded lacks its names. So this
-    finder watches how fairseq and these modules are loaded, and finds nothing by itself.
+    ``plugin`` imports the modules of this package, and one that is half loaded lacks its names. So this finder watches
+    how fairseq and these modules are loaded, and finds nothing by itself.
     """
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .positions.rotary import RotaryEmbedding
 
-# The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a
-# left-padded target) stays finite and no NaN reaches the gradients. It fits into float16.
+# The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a left-padded
+# target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
 
 
@@ -86,13 +86,12 @@ class FusedAttention(MultiheadAttention):
 class RotaryMultiheadAttention(FusedAttention):
     """fairseq's self-attention whose queries and keys are rotated by their positions.
 
-    Parameters, their names and their initialisation are those of
-    ``fairseq/modules/multihead_attention.py``; so are head pruning, quantisation noise and the names
-    in the incremental state. ``prev_key`` holds *rotated* keys: a key is rotated once, when it enters
-    the cache, and the position of a new token is the number of keys in the cache.
+    Parameters, their names and their initialisation are those of ``fairseq/modules/multihead_attention.py``; so are
+    head pruning, quantisation noise and the names in the incremental state. ``prev_key`` holds *rotated* keys: a key
+    is rotated once, when it enters the cache, and the position of a new token is the number of keys in the cache.
 
-    A position is an index into the tensor, padding counted. Scores depend on differences of
-    positions only, so padding on the left changes nothing.
+    A position is an index into the tensor, padding counted. Scores depend on differences of positions only, so padding
+    on the left changes nothing.
 
     Args:
         embed_dim: C
@@ -153,8 +152,8 @@ class RotaryMultiheadAttention(FusedAttention):
             need_head_weights: also return the weights of each head; implies *need_weights*
 
         Returns:
-            The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with
-            *need_head_weights*, in float32 (float64 if *query* is).
+            The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with *need_head_weights*, in
+            float32 (float64 if *query* is).
         """
         assert not static_kv, "rotary self-attention has no static keys"
         bsz = query.size(1)
@@ -199,8 +198,8 @@ class RotaryMultiheadAttention(FusedAttention):
     def joined_projections(self) -> Tuple[Tensor, Tensor]:
         """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
 
-        A copy without gradient. Pairs that rotate together are neighbours in queries and keys, whatever the
-        layout: scores do not change when the dimensions of both are put into another order.
+        A copy without gradient. Pairs that rotate together are neighbours in queries and keys, whatever the layout:
+        scores do not change when the dimensions of both are put into another order.
         """
         q, k, v = self.q_proj, self.k_proj, self.v_proj
         weight = torch.cat([self._neighbours(q.weight), self._neighbours(k.weight), v.weight])
@@ -278,8 +277,8 @@ class CrossAttention(FusedAttention):
 def pad_scores(key_padding_mask: Tensor, like: Tensor, score: float = PAD_SCORE) -> Tensor:
     """What padding (B, S) adds to scores: (B, 1, 1, S) in the type of *like*.
 
-    A padded key gets *score*, with which its weight is 0. TorchScript reads no module's constants, so it is
-    an argument.
+    A padded key gets *score*, with which its weight is 0. TorchScript reads no module's constants, so it is an
+    argument.
     """
     is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
     return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, score)

@@ -1,9 +1,8 @@
 """Whether a module still computes what its class computed when this package was imported.
 
-The fast search and the fused criterion do the work of other modules without calling them. They may do so
-only while nobody has changed those: by a subclass, by another function in the place of a method (of a class
-or of one instance), or by a hook. So they keep the methods that they replace, from their import on, and
-compare before they begin.
+The fast search and the fused criterion do the work of other modules without calling them. They may do so only while
+nobody has changed those: by a subclass, by another function in the place of a method (of a class or of one instance),
+or by a hook. So they keep the methods that they replace, from their import on, and compare before they begin.
 """
 
 from typing import Any, Dict

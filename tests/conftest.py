@@ -81,7 +81,7 @@ def trained(data_bin, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def task():
     """What build_model asks of a task: a dictionary of 40 words for both sides."""
     dictionary = Dictionary()
@@ -90,7 +90,7 @@ def task():
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build(task):
     """build(arch, **options): the model of a named architecture, in eval mode."""
 
