@@ -33,12 +33,11 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TINY = """
-    --arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01
-    --lr-scheduler inverse_sqrt --warmup-updates 20 --criterion label_smoothed_cross_entropy
-    --label-smoothing 0.1 --max-tokens 500 --dropout 0.1 --cpu --seed 3 --num-workers 0
-    --log-format json
-""".split()
+TINY = (
+    "--arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt "
+    "--warmup-updates 20 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 500 "
+    "--dropout 0.1 --cpu --seed 3 --num-workers 0 --log-format json"
+)
 
 
 def run_program(*words, check=True, **kwargs):
@@ -50,9 +49,13 @@ def run_program(*words, check=True, **kwargs):
     return done
 
 
-def training(data, save_dir, *more):
-    """The words of a fairseq-train command; a flag in *more* goes before the same one in TINY."""
-    return ["fairseq-train", data, "--user-dir", PLUGIN, *TINY, "--save-dir", save_dir, *more]
+def training(data, save_dir, *more, without=()):
+    """The words of a fairseq-train command: TINY *without* some parts; a flag in *more* overrides the same in TINY."""
+    flags = TINY
+    for part in without:
+        assert part in flags
+        flags = flags.replace(part, "")
+    return ["fairseq-train", data, "--user-dir", PLUGIN, *flags.split(), "--save-dir", save_dir, *more]
 
 
 def call(program, *words, stdin=""):

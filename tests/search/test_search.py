@@ -64,7 +64,7 @@ def sample():
     return batch()
 
 
-def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_tokens=None, max_len_b=10, **options):
+def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_tokens=None, max_len_b=6, **options):
     """The hypotheses that SequenceGenerator finds, and whether its decoder took bound steps.
 
     With *plain*, the fast search is turned off.
@@ -137,7 +137,7 @@ MODELS = {
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_bound_steps_find_what_the_layers_find(build, name, beam_size):
-    options = {"beam_size": beam_size, "max_len_a": 1, "max_len_b": 20, "len_penalty": 0.6}
+    options = {"beam_size": beam_size, "max_len_a": 1, "max_len_b": 5, "len_penalty": 0.6}
     found = found_plainly_too(fast(build(**MODELS[name])), batch(), **options)
     assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
 
@@ -161,7 +161,7 @@ def test_other_searches(model, sample, options):
 def test_outputs_longer_than_the_first_capacity(build, sample):
     model = build()
     model.make_generation_fast_(need_attn=False)
-    found_plainly_too(model, sample, min_len=3 * FIRST_CAPACITY, max_len_b=3 * FIRST_CAPACITY + 5)
+    found_plainly_too(model, sample, min_len=2 * FIRST_CAPACITY + 1, max_len_b=2 * FIRST_CAPACITY + 5)
 
 
 def test_float64_bfloat16_and_inference_mode(build, sample):
@@ -380,7 +380,7 @@ WRITES = {
 @pytest.mark.parametrize("path", ["output_projection", "layers.1.self_attn.q_proj", "layers.0.self_attn.v_proj"])
 def test_whatever_was_written_to_a_weight_past_torchs_count_is_used(model, sample, path):
     """Such as fairseq's Adam writes, in training with --eval-bleu."""
-    options = {"beam_size": 8}
+    options = {"beam_size": 8, "max_len_b": 4}
     before, took_steps = search(model, sample, **options)  # whose eval() does nothing any more
     assert took_steps
     weight = model.decoder.get_submodule(path).weight
@@ -579,7 +579,7 @@ def test_threads_that_share_a_model_find_what_one_finds(model, sample):
 
     def find(_):
         words = model.decoder.dictionary
-        return SequenceGenerator([model], words, beam_size=4, max_len_b=10).generate([model], sample)
+        return SequenceGenerator([model], words, beam_size=4, max_len_b=6).generate([model], sample)
 
     with ThreadPoolExecutor(4) as threads:
         for found in threads.map(find, range(12)):
