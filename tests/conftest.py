@@ -77,7 +77,9 @@ def data_bin(tmp_path_factory):
 def trained(data_bin, tmp_path_factory):
     """The folder of a tiny model that has learnt for 20 epochs; checkpoint_last.pt is in it."""
     folder = tmp_path_factory.mktemp("trained")
-    train(data_bin, folder, "--max-epoch", 20, "--no-epoch-checkpoints")
+    train(
+        data_bin, folder, "--max-epoch", 20, "--save-interval", 20, "--validate-interval", 20, "--no-epoch-checkpoints"
+    )
     return folder
 
 

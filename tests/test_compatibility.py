@@ -308,9 +308,6 @@ def test_score_of_the_hub_fails_as_it_does_with_fairseqs_transformer(data_bin, m
 
 
 def all_the_options_of_layers(model, state):
-    """--encoder-normalize-before --decoder-normalize-before --activation-fn gelu --activation-dropout 0.1
-    --attention-dropout 0.2 --encoder-layerdrop 0.3 --decoder-layerdrop 0.2 --quant-noise-pq 0.1
-    --quant-noise-pq-block-size 8 --store-ema --ema-decay 0.9"""
     for layer in layers(model):
         assert layer.normalize_before and layer.activation_fn is gelu and layer.activation_dropout_module.p == 0.1
         assert layer.self_attn.dropout_module.p == 0.2
@@ -322,8 +319,6 @@ def all_the_options_of_layers(model, state):
 
 
 def mixed_norms_and_widths(model, state):
-    """--encoder-normalize-before --layernorm-embedding --no-scale-embedding --encoder-embed-dim 32
-    --decoder-embed-dim 64 --decoder-output-dim 32 --rope-fraction 0.5 --rope-layout half --rope-base 500 --left-pad-source"""
     assert [layer.normalize_before for layer in layers(model)] == [True, True, False, False]
     assert model.encoder.layernorm_embedding is not None and model.decoder.embed_scale == 1.0
     assert [layer.self_attn.rotary.dim for layer in layers(model)] == [8, 8, 16, 16]
@@ -332,13 +327,11 @@ def mixed_norms_and_widths(model, state):
 
 
 def another_optimiser_and_a_shared_output(model, state):
-    """--optimizer adafactor --share-decoder-input-output-embed"""
     assert state["cfg"]["optimizer"]._name == "adafactor"
     assert tables(model) == 2
 
 
 def memory_efficient_fp16_and_all_shared(model, state):
-    """--memory-efficient-fp16 --share-all-embeddings"""
     assert "loss_scale" in state["last_optimizer_state"]
     assert tables(model) == 1
 
@@ -350,17 +343,31 @@ def tables(model):
 
 
 @pytest.mark.parametrize(
-    "assert_heard",
+    "assert_heard, flags",
     [
-        all_the_options_of_layers,
-        mixed_norms_and_widths,
-        another_optimiser_and_a_shared_output,
-        pytest.param(memory_efficient_fp16_and_all_shared, marks=needs_half_layer_norm),
+        (
+            all_the_options_of_layers,
+            "--encoder-normalize-before --decoder-normalize-before --activation-fn gelu --activation-dropout 0.1 "
+            "--attention-dropout 0.2 --encoder-layerdrop 0.3 --decoder-layerdrop 0.2 --quant-noise-pq 0.1 "
+            "--quant-noise-pq-block-size 8 --store-ema --ema-decay 0.9",
+        ),
+        (
+            mixed_norms_and_widths,
+            "--encoder-normalize-before --layernorm-embedding --no-scale-embedding --left-pad-source "
+            "--rope-fraction 0.5 --rope-layout half --rope-base 500 "
+            "--encoder-embed-dim 32 --decoder-embed-dim 64 --decoder-output-dim 32",
+        ),
+        (another_optimiser_and_a_shared_output, "--optimizer adafactor --share-decoder-input-output-embed"),
+        pytest.param(
+            memory_efficient_fp16_and_all_shared,
+            "--memory-efficient-fp16 --share-all-embeddings",
+            marks=needs_half_layer_norm,
+        ),
     ],
 )
-def test_trains_and_translates_with(data_bin, tmp_path, assert_heard):
+def test_trains_and_translates_with(data_bin, tmp_path, assert_heard, flags):
     words = training(data_bin, tmp_path, "--max-epoch", 1, "--no-epoch-checkpoints", without=SHARED)
-    log = call(*words, *assert_heard.__doc__.split())
+    log = call(*words, *flags.split())
     assert math.isfinite(float(valid_losses(log)[1]))
     path = tmp_path / "checkpoint_last.pt"
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])

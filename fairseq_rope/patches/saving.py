@@ -18,6 +18,8 @@ from typing import Any, Dict, Iterator, Optional
 import torch
 from fairseq import checkpoint_utils
 
+from ..files import written_whole
+
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
 _save_checkpoint = checkpoint_utils.save_checkpoint
 
@@ -31,40 +33,30 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
     Raises:
         OSError: the file cannot be written; a file that was at *path* is unchanged
     """
-    temporary = f"{path}.{os.getpid()}.tmp"  # two processes that write at once do not mix
-    with naming_the_file(path, temporary):
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    # Two processes that write at once do not mix.
+    with naming_the_file(path), written_whole(path, suffix=f".{os.getpid()}.tmp") as (file,):
+        torch.save(state, file)
 
 
 @contextlib.contextmanager
-def naming_the_file(path: str, temporary: str) -> Iterator[None]:
-    """While *temporary* is written, to be renamed to *path*: remove it if that fails, and name *path*.
+def naming_the_file(path: str) -> Iterator[None]:
+    """Raise an OSError that names *path*, the reason and the free disk space, if known, if writing the file fails.
 
-    Raises:
-        OSError: *path* was not written; its ``strerror`` gives the reason, and the free disk space if known.
-            torch reports a failed write as a RuntimeError about positions in a file.
+    torch reports a failed write as a RuntimeError about positions in a file.
     """
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         code = _errno_of_failed_write(error)
         if code is None:
             raise
-        try:
+        left = ""
+        with contextlib.suppress(OSError):  # the folder is gone, or is not on a disk of this machine
             free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free // 2**20
-        except OSError:  # the folder is gone, or is not on a disk of this machine
-            reason = f"could not be written whole ({os.strerror(code)})"
-        else:
+            left = f"; {free} MiB left on its disk"
             if code == errno.EIO and free == 0:
                 code = errno.ENOSPC
-            reason = f"could not be written whole ({os.strerror(code)}; {free} MiB left on its disk)"
-        raise OSError(code, reason, path) from error
+        raise OSError(code, f"could not be written whole ({os.strerror(code)}{left})", path) from error
 
 
 def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
@@ -80,20 +72,24 @@ def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
 # -- what replaces functions of fairseq.checkpoint_utils -----------------------------------------------
 
 
-class WholeFiles:
-    """fairseq's ``PathManager``, whose copies and renames leave a whole file or none under the new name."""
+class _InPlaceOf:
+    """An object of fairseq's with other methods, which a subclass defines."""
 
-    def __init__(self, path_manager: Any) -> None:
-        self._path_manager = path_manager
+    def __init__(self, replaced: Any) -> None:
+        self._replaced = replaced
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._path_manager, name)
+        return getattr(self._replaced, name)
+
+
+class WholeFiles(_InPlaceOf):
+    """fairseq's ``PathManager``, whose copies and renames leave a whole file or none under the new name."""
 
     def rename(self, src: str, dst: str) -> Any:
         """Rename *src*, after its data have reached the disk: otherwise a power cut can leave it empty."""
         with open(src, "rb") as file:
             os.fsync(file.fileno())
-        return self._path_manager.rename(src, dst)
+        return self._replaced.rename(src, dst)
 
     def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         """Copy by way of a temporary file. If *dst_path* is a link, the file that it names is replaced.
@@ -101,15 +97,13 @@ class WholeFiles:
         A device, and a file in a folder that cannot be written, are written in place, as fairseq writes.
         """
         final = os.path.realpath(dst_path)
-        whole = overwrite and self._path_manager.supports_rename(dst_path)
+        whole = overwrite and self._replaced.supports_rename(dst_path)
         if not whole or (os.path.exists(final) and not self._can_be_replaced(final)):
-            return self._path_manager.copy(src_path, dst_path, overwrite=overwrite)
-        temporary = final + ".tmp"  # fairseq's suffix; the next copy overwrites it
-        with naming_the_file(dst_path, temporary):
-            shutil.copyfile(src_path, temporary)
+            return self._replaced.copy(src_path, dst_path, overwrite=overwrite)
+        with naming_the_file(dst_path), open(src_path, "rb") as source, written_whole(final) as (target,):
+            shutil.copyfileobj(source, target, 2**24)
             if os.path.exists(final):
-                shutil.copymode(final, temporary)
-            self.rename(temporary, final)
+                shutil.copymode(final, target.name)
         return True
 
     @staticmethod
@@ -119,8 +113,13 @@ class WholeFiles:
 
 @functools.wraps(_torch_persistent_save)
 def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) -> None:
-    with naming_the_file(filename, filename + ".tmp"):
-        _torch_persistent_save(obj, filename, async_write=async_write)
+    with naming_the_file(filename):
+        try:
+            _torch_persistent_save(obj, filename, async_write=async_write)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(filename + ".tmp")
+            raise
 
 
 def _save_with_retries(obj: Any, f: Any) -> None:
@@ -137,14 +136,8 @@ def _save_with_retries(obj: Any, f: Any) -> None:
             f.truncate()
 
 
-class _MidEpoch:
+class _MidEpoch(_InPlaceOf):
     """An epoch iterator that reports that its epoch has not ended."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
 
     def end_of_epoch(self) -> bool:
         return False
@@ -153,8 +146,7 @@ class _MidEpoch:
 @functools.wraps(_save_checkpoint)
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
     every = cfg.save_interval_updates
-    if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
-        writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
-        if not writes_epoch:
-            epoch_itr = _MidEpoch(epoch_itr)
+    writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
+    if every > 0 and trainer.get_num_updates() % every == 0 and not writes_epoch:
+        epoch_itr = _MidEpoch(epoch_itr)
     return _save_checkpoint(cfg, trainer, epoch_itr, val_loss)

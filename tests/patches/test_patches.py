@@ -8,13 +8,13 @@ import builtins
 import contextlib
 import functools
 import importlib.util
+import io
 import itertools
 import os
 import shutil
 import stat
 import subprocess
 import sys
-import threading
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,17 +23,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, tasks, utils
-from fairseq.data import Dictionary, FastaDataset, data_utils
+from fairseq import checkpoint_utils, tasks
+from fairseq.data import FastaDataset, data_utils
 from fairseq.file_io import PathManager
 from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_rope import patches
 from fairseq_rope.patches import options, saving
-from fairseq_rope.patches.loading import CheckpointError, load_checkpoint
-from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call, run_program, train
-
-LIMITS = ({"max_tokens": 400}, {"max_sentences": 16})
+from tests.commands import ENVIRONMENT, PLUGIN, QUICK_START, ROOT, call, train
 
 
 def without_replacements(path):
@@ -67,11 +64,8 @@ def equal(one, other):
 
 def test_the_page_about_differences_is_that_of_the_table():
     """docs/differences.md is written by ``python docs/differences.py``."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from docs.differences import page; print(page(), end='')"],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == done.stdout
+    page = without_replacements(ROOT / "docs" / "differences.py").page()
+    assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == page
 
 
 # -- the same with and without each patch --------------------------------------------------------------
@@ -137,13 +131,9 @@ def BOTH():
 
 
 def expressions_have_the_same_value(request, folder):
-    for text in (
-        "1/32", "5e-4/2", "2**-3", "7 // 2", "3 - 1", "-(2 + 3)", "10**5", "[1/2, 3]", "(0.9, 1 - 0.02)",
-        "[(512, 10, 5)] + [(512, 3, 2)] * 4", "{'name': 1/2}", "{1/32, 2}", "True", "None",
-        "'a' * 3", "{1, 2}", "1e-8",
-    ):  # fmt: skip
+    """More of them are in test_loading.py."""
+    for text in ("5e-4/2", "[(512, 10, 5)] + [(512, 3, 2)] * 4"):
         assert options.literal(text) == builtins.eval(text), text
-    assert utils.eval_str_list("1/32") == [1 / 32]
 
 
 def copies_and_renames_are_the_same(request, folder):
@@ -217,11 +207,13 @@ def fasta_files_have_the_same_index(request, folder):
 
 def other_programs_keep_their_tracebacks(request, folder):
     for name in ("fairseq-mine", "mine.py"):
-        script = "import fairseq, fairseq_rope\nraise ValueError('told in one line')\n"
-        (folder / name).write_text(script)
-        path = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, folder / name], capture_output=True, text=True, env=path)
-        assert "Traceback" in done.stderr and done.stderr.endswith("ValueError: told in one line\n")
+        printed = io.StringIO()
+        with mock.patch.object(sys, "argv", [name]), contextlib.redirect_stderr(printed):
+            try:
+                raise ValueError("told in one line")
+            except ValueError:
+                sys.excepthook(*sys.exc_info())
+        assert "Traceback" in printed.getvalue() and printed.getvalue().endswith("ValueError: told in one line\n")
 
 
 def the_same_checkpoints_are_written(request, folder):
@@ -268,17 +260,20 @@ class SavingTrainer:
 
 def batches_are_the_same(request, folder):
     """Any iterable of numbers; the difference is the last batch, which fairseq drops."""
+    assert data_utils.batch_by_size([], None, max_tokens=400) == []
     draw = np.random.RandomState(1)
-    for count in (8, 20, 100):
+    for count in (1, 7, 8, 20, 100, 1014):
         order, sizes = draw.permutation(count), np.arange(count) % 30 + 1
         kinds = (np.asarray, list, iter, lambda numbers: dict.fromkeys(numbers).keys())
-        for kind, limits, multiple in itertools.product(kinds, LIMITS, (1, 8)):
+        limits = ({"max_tokens": 400}, {"max_sentences": 16})
+        for kind, limit, multiple in itertools.product(kinds, limits, (1, 8)):
             alone, ours = (
-                list(map(list, compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limits)))
+                list(map(list, compose(kind(order), sizes.item, required_batch_size_multiple=multiple, **limit)))
                 for compose in (data_utils.batch_by_size.__wrapped__, data_utils.batch_by_size)
             )
             assert ours[: len(alone)] == alone and len(ours) - len(alone) <= 1
             assert sum(ours, []) == order.tolist()
+            assert all(len(batch) < multiple or len(batch) % multiple == 0 for batch in ours)
 
 
 def a_training_from_the_beginning_takes_the_same_batches(request, folder):
@@ -342,69 +337,12 @@ def test_each_patch_is_in_place_once_and_says_why():
             assert "fairseq_rope" not in wrapped.__code__.co_filename
 
 
-# -- code in a checkpoint ------------------------------------------------------------------------------
-
-
-SHELL = "$(touch was_run)"
-
-
-def fasta_model(trained, data_bin, folder, edit):
-    """A checkpoint whose options *edit* changes, and data with a command in the names of its FASTA files."""
-    data, source = folder / "data", f"en{SHELL}"
-    data.mkdir()
-    for language in (source, "de"):
-        (data / f"dict.{language}.txt").write_bytes((data_bin / "dict.en.txt").read_bytes())
-    for suffix in ("fasta", "idx", "bin"):  # fairseq looks for the last two, and reads the first
-        (data / f"valid.{source}-de.{source}.{suffix}").write_text(">1\nA\n")
-    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
-    options = state["cfg"]["task"]
-    hostile = {**(options if isinstance(options, dict) else vars(options))}
-    hostile.update(dataset_impl="fasta", source_lang=source)
-    edit(state, hostile)
-    torch.save(state, folder / "model.pt")
-    return str(folder / "model.pt"), {"data": str(data)}
-
-
-def plainly(state, hostile):
-    state["cfg"]["task"] = hostile
-
-
-def by_interpolation(state, hostile):
-    state["cfg"].update(task="${other}", other=hostile)
-
-
-def in_old_args(state, hostile):
-    state["args"] = Namespace(**{**vars(state["cfg"]["model"]), **hostile})
-
-
-@pytest.mark.parametrize("edit", [plainly, by_interpolation, in_old_args])
-def test_a_command_in_the_options_of_a_checkpoint_runs_without_the_patch_only(
-    trained, data_bin, tmp_path, monkeypatch, edit
-):
-    path, overrides = fasta_model(trained, data_bin, tmp_path, edit)
-    monkeypatch.chdir(tmp_path)
-
-    def read_sample_sentences():
-        _, _, task = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
-        with contextlib.suppress(Exception):
-            task.load_dataset("valid")
-        return (tmp_path / "was_run").exists()
-
-    assert not read_sample_sentences()
-    for index in (tmp_path / "data").glob("*.npy"):  # which is read in place of the files
-        index.unlink()
-    monkeypatch.setattr(FastaDataset, "_build_index", fasta_dataset_alone().FastaDataset._build_index)
-    assert read_sample_sentences()
-
-
-@pytest.mark.parametrize("language", ["tok.en", "中文"])
-def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_path, language):
-    data = tmp_path / "data"
+def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_path):
+    data, language = tmp_path / "data", "tok.中文"
     shutil.copytree(data_bin, data)
     for path in list(data.iterdir()):
-        path.rename(path.with_name(path.name.replace("en-de.en", f"{language}-de.{language}")
-                                   .replace("en-de.de", f"{language}-de.de")
-                                   .replace("dict.en.", f"dict.{language}.")))  # fmt: skip
+        name = path.name.replace("dict.en.", f"dict.{language}.").replace("en-de.de", f"{language}-de.de")
+        path.rename(path.with_name(name.replace("en-de.en", f"{language}-de.{language}")))
     pair = ["-s", language, "-t", "de"]
     train(data, tmp_path / "model", *pair, "--max-update", 1)
     train(data, tmp_path / "model", *pair, "--max-update", 2)
@@ -412,93 +350,15 @@ def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_pat
     assert call("fairseq-generate", data, *pair, "--path", path, "--cpu", "--batch-size", 8).count("H-") == 20
 
 
-# -- what checkpoints hold -----------------------------------------------------------------------------
-
-
-def test_dictionaries_in_the_state_of_a_task_are_read(tmp_path):
-    dictionary = Dictionary()
-    dictionary.add_symbol("word", n=7)
-    state = {
-        "model": {"w": torch.ones(2), "layer._extra_state": {"calibrated": True, "scale": 0.5}, "_ema": {}},
-        "task_state": {"target_dictionary": dictionary, "dictionaries": [dictionary], "labels": {"a": "1"}},
-    }
-    torch.save(state, tmp_path / "audio.pt")
-    read = checkpoint_utils.torch.load(str(tmp_path / "audio.pt"))
-    assert read["task_state"]["target_dictionary"].indices == dictionary.indices
-    assert read["task_state"]["dictionaries"][0].count == dictionary.count
-    assert read["model"]["layer._extra_state"] == {"calibrated": True, "scale": 0.5}
-
-
-def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, data_bin, tmp_path):
-    """One thread loads for en-de, which fits; the other for de-en, which is refused, every time."""
-    path, outcomes = str(trained / "checkpoint_last.pt"), {"en": [], "de": []}
-    start = threading.Barrier(2)
-
-    def load(source, target):
-        task = translation_task(data_bin, source, target)
-        for _ in range(10):
-            start.wait()
-            try:
-                checkpoint_utils.load_model_ensemble([path], task=task)
-                outcomes[source].append("loaded")
-            except CheckpointError as error:
-                outcomes[source].append(str(error).split(":")[0])
-
-    threads = [threading.Thread(target=load, args=pair) for pair in (("en", "de"), ("de", "en"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    refused = f"{path} was trained from en to de, and the data are from de to en"
-    assert outcomes == {"en": ["loaded"] * 10, "de": [refused] * 10}
-
-
-# -- options that fairseq evaluates --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("__import__('os').getcwd()", "it has a Call"),
-        ("9**9**9", "the power is too large"),
-        ("('a' * 90000) * [0]", "can't multiply"),
-        ("('a' * 90000) * ([0] * 5000)", "more than 100000 entries"),
-        ("'a' * 60000 + 'a' * 60000", "more than 100000 entries"),
-        ("2**1000", "the power is too large"),
-        ("[0] * 10**9", "more than 100000 entries"),
-        ("10**9 * 'a'", "more than 100000 entries"),
-        ("1/0", "division by zero"),
-        ("[1] + 'a'", "can only concatenate"),
-        ("args.x", "it has a Attribute"),
-        ("1 +", "invalid syntax"),
-        ("'a' % 3", "it has a BinOp"),
-    ],
-)
-def test_an_expression_that_is_refused_is_shown_with_the_reason(text, reason):
-    with pytest.raises(ValueError) as refused:
-        options.literal(text)
-    message = str(refused.value)
-    assert message.startswith(f"{text!r}: must be a literal, or + - * / // ** on literals (")
-    assert reason in message
-
-
-def test_the_option_of_a_refused_expression_is_named(build):
-    with pytest.raises(ValueError, match=r"^--encoder-layers 'args': must be a literal"):
-        build("fconv", encoder_layers="args")
-    with pytest.raises(ValueError, match=r"^--adaptive-softmax-cutoff 'cutoff\(\)': must be a literal"):
-        build("transformer_tiny", adaptive_softmax_cutoff="cutoff()")
-
-
 # -- importing -----------------------------------------------------------------------------------------
 
 
-def in_a_process(code, *, cwd=None, path=()):
-    """Run Python *code* in a new process, with *path* before everything else; returns what it printed."""
-    search = os.pathsep.join([*map(str, path), str(ROOT)])
+def in_a_process(code, cwd=ROOT):
+    """Run Python *code* in a new process; returns what it printed."""
+    path = {"PYTHONPATH": os.pathsep.join([QUICK_START, str(ROOT)])}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env={**ENVIRONMENT, "PYTHONPATH": search},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=cwd, env={**ENVIRONMENT, **path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -521,18 +381,16 @@ MODULES = sorted(
 
 
 IMPORTS = {
-    "fairseq first": "import fairseq, fairseq_rope",
-    "plugin first": "import fairseq_rope, fairseq",
-    "user-dir": "import fairseq_rope" + USER_DIR,
+    "fairseq first": "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
+    "plugin, user-dir": "import fairseq_rope" + USER_DIR,
     "module, user-dir": "import fairseq_rope.attention" + USER_DIR,
-    "program": "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
-    "model": "from fairseq_rope.transformer import TransformerRopeModel",
-    "a-z": "; ".join(f"import {module}" for module in MODULES),
+    "models first, a-z": "import fairseq_rope.transformer.models; "
+    + "; ".join(f"import {module}" for module in MODULES),
     "z-a": "; ".join(f"import {module}" for module in reversed(MODULES)),
 }
-# A process for each case, forked from one that has loaded torch, and neither fairseq nor the plugin.
+# A process for each case, forked from one that has loaded what fairseq needs, and neither fairseq nor the plugin.
 EACH = """
-import importlib, os, sys, torch
+import importlib, os, sys, torch, hydra, omegaconf, sacrebleu
 for name, code in {cases!r}.items():
     assert not {{"fairseq", "fairseq_rope"}} & set(sys.modules)
     child = os.fork()
@@ -565,22 +423,17 @@ def test_modules_that_need_no_fairseq_import_without_it():
     assert in_a_process(code) == "there"
 
 
-def test_the_translator_and_the_command_load_neither_torch_nor_fairseq():
-    code = "import sys, fairseq_rope.__main__, fairseq_rope.tools.translate"
-    assert in_a_process(f"{code}; print({{'torch', 'fairseq'}} & set(sys.modules))") == "set()"
-
-
-def test_importing_the_package_loads_neither_torch_nor_fairseq():
-    assert in_a_process("import sys, fairseq_rope; print({'torch', 'fairseq'} & set(sys.modules))") == "set()"
-
-
-def test_the_translator_imports_beside_a_folder_named_fairseq(tmp_path):
+def test_package_command_and_translator_load_neither_torch_nor_fairseq_also_beside_a_folder_of_that_name(tmp_path):
     (tmp_path / "fairseq").mkdir()
-    code = "import sys; sys.path.insert(0, ''); from fairseq_rope.tools.translate import Translator"
-    assert in_a_process(f"{code}; print('there')", cwd=tmp_path) == "there"
+    imports = (
+        "import sys; sys.path.insert(0, ''); import fairseq_rope, fairseq_rope.__main__, fairseq_rope.tools.translate"
+    )
+    assert in_a_process(f"{imports}; print({{'torch', 'fairseq'}} & set(sys.modules))", tmp_path) == "set()"
 
 
-def test_the_folder_around_the_plugin_is_refused_with_the_path_of_the_plugin(tmp_path):
-    done = run_program("fairseq-train", "data-bin", "--user-dir", ROOT, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"--user-dir {ROOT}: must be the folder of the plugin, {PLUGIN}"
+def test_the_folder_around_the_plugin_is_refused_with_the_path_of_the_plugin(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, ROOT.name, raising=False)
+    with pytest.raises(SystemExit) as refused:
+        call("fairseq-train", "data-bin", "--user-dir", ROOT)
+    assert refused.value.code == f"--user-dir {ROOT}: must be the folder of the plugin, {PLUGIN}"
