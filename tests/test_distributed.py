@@ -15,39 +15,26 @@ def free_port():
 def train_in_two_processes(*command):
     """Run the fairseq-train *command* as ranks 0 and 1; returns the log of rank 0."""
     several = [
-        "--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--distributed-no-spawn",
-        "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", 2,
-    ]  # fmt: skip
+        *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--distributed-no-spawn"),
+        *("--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", 2),
+    ]
     ranks = []
     for rank in range(2):
         words = [BIN / command[0], *command[1:], *several, "--distributed-rank", rank]
-        ranks.append(
-            subprocess.Popen(
-                [str(word) for word in words],
-                env=ENVIRONMENT,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        ranks.append(subprocess.Popen([str(word) for word in words], env=ENVIRONMENT, text=True, **output))
     logs = [process.communicate(timeout=240)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], logs
     return logs[0]
 
 
-def test_two_processes_train_to_the_losses_of_one_with_accumulated_gradients(data_bin, tmp_path):
-    same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints"]
+def test_two_processes_train_to_the_losses_of_one_with_accumulated_gradients_and_resume_to_them(data_bin, tmp_path):
+    same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints", "--save-interval-updates", 1]
     one = run_program(*training(data_bin, tmp_path / "one", *same, "--update-freq", 2))
-    two = train_in_two_processes(*training(data_bin, tmp_path / "two", *same))
     losses = valid_losses(one.stdout + one.stderr)
     assert len(losses) == 2
-    assert valid_losses(two) == losses
-
-
-def test_two_processes_resume_in_the_middle_of_an_epoch(data_bin, tmp_path):
-    same = ["--max-epoch", 2, "--save-interval-updates", 1, "--no-epoch-checkpoints"]
-    expected = valid_losses(train_in_two_processes(*training(data_bin, tmp_path / "one", *same)))
-    train_in_two_processes(*training(data_bin, tmp_path / "two", *same, "--max-update", 3))
-    resumed = train_in_two_processes(*training(data_bin, tmp_path / "two", *same))
+    assert valid_losses(train_in_two_processes(*training(data_bin, tmp_path / "two", *same))) == losses
+    middle_of_epoch = tmp_path / "two" / "checkpoint_1_1.pt"
+    resumed = train_in_two_processes(*training(data_bin, tmp_path / "three", *same, "--restore-file", middle_of_epoch))
     assert "Loaded checkpoint" in resumed
-    assert valid_losses(resumed)[2] == expected[2]
+    assert valid_losses(resumed) == losses

@@ -87,8 +87,8 @@ def test_a_checkpoint_cut_at_any_length_is_refused_by_name(tmp_path, zipped, loa
     torch.save({**fairseq_state(), "model": weights}, whole, _use_new_zipfile_serialization=zipped)
     content = whole.read_bytes()
     assert 60_000 < len(content) < 80_000
-    for number in range(200):
-        cut.write_bytes(content[: len(content) * number // 200])
+    for number in range(100):
+        cut.write_bytes(content[: len(content) * number // 100])
         with pytest.raises(CheckpointError, match=f"^{cut} is not a whole checkpoint: [^\n]+$"):
             LOADERS[loader](str(cut))
 
@@ -100,7 +100,7 @@ def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, d
 
     def load(source, target):
         task = translation_task(data_bin, source, target)
-        for _ in range(10):
+        for _ in range(5):
             start.wait()
             try:
                 checkpoint_utils.load_model_ensemble([path], task=task)
@@ -114,7 +114,7 @@ def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, d
     for thread in threads:
         thread.join()
     refused = f"{path} was trained from en to de, and the data are from de to en"
-    assert outcomes == {"en": ["loaded"] * 10, "de": [refused] * 10}
+    assert outcomes == {"en": ["loaded"] * 5, "de": [refused] * 5}
 
 
 # -- code in a checkpoint ------------------------------------------------------------------------------

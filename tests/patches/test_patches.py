@@ -6,6 +6,7 @@ replacement wraps.
 
 import builtins
 import contextlib
+import errno
 import functools
 import importlib.util
 import io
@@ -29,7 +30,7 @@ from fairseq.file_io import PathManager
 from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_rope import patches
-from fairseq_rope.patches import options, saving
+from fairseq_rope.patches import ending, options, saving
 from tests.commands import ENVIRONMENT, PLUGIN, QUICK_START, ROOT, call, train
 
 
@@ -206,14 +207,17 @@ def fasta_files_have_the_same_index(request, folder):
 
 
 def other_programs_keep_their_tracebacks(request, folder):
-    for name in ("fairseq-mine", "mine.py"):
+    for name in ("fairseq-mine", "mine.py", "fairseq-generate"):
         printed = io.StringIO()
         with mock.patch.object(sys, "argv", [name]), contextlib.redirect_stderr(printed):
             try:
-                raise ValueError("told in one line")
-            except ValueError:
+                raise OSError(errno.ENOENT, "No such file", "x.pt")
+            except OSError:
                 sys.excepthook(*sys.exc_info())
-        assert "Traceback" in printed.getvalue() and printed.getvalue().endswith("ValueError: told in one line\n")
+        if name in ending.PROGRAMS:
+            assert printed.getvalue() == "fairseq-generate: error: x.pt: No such file\n"
+        else:
+            assert "Traceback" in printed.getvalue() and printed.getvalue().endswith(": 'x.pt'\n")
 
 
 def the_same_checkpoints_are_written(request, folder):
