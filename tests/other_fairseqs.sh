@@ -39,44 +39,32 @@ run() { # a command, its output in $work/log, shown only when it fails
 
 "$python" -m venv "$work/venv"
 PATH=$work/venv/bin:$PATH
-# git main wants an omegaconf whose metadata newer pips reject
-[ ! -d "$fairseq" ] || run pip install 'pip<24.1'
+# git main wants an omegaconf whose metadata newer pips reject; the build writes into the source, so a copy is built
+if [ -d "$fairseq" ]; then
+    run pip install 'pip<24.1'
+    cp -R "$fairseq" "$work/fairseq"
+    fairseq=$work/fairseq
+fi
 # torch < 2.3 builds extensions with a part of setuptools that version 70 removed
 case $torch in 2.[012].*) setuptools='setuptools<70' ;; *) setuptools=setuptools ;; esac
 run pip install "torch==$torch" "numpy${numpy:+==$numpy}" cython "$setuptools" wheel
 pip freeze | grep -E '^(torch|numpy)==' >"$work/constraints.txt"
-if [ -d "$fairseq" ]; then
-    cp -R "$fairseq" "$work/fairseq" # the build writes into it
-    fairseq=$work/fairseq
-fi
 run pip install -c "$work/constraints.txt" --no-build-isolation "$fairseq"
 
 cd "$work"
-python - <<'END'
-import platform
-from importlib.metadata import distributions
-
-import torch
-
-versions = {found.metadata["Name"].lower(): found.version for found in distributions()}
-versions.update(python=platform.python_version(), torch=torch.__version__)
-names = ("python", "torch", "numpy", "fairseq", "fairseq-fixed", "hydra-core", "omegaconf")
-print("VERSIONS", ", ".join(f"{name} {versions[name]}" for name in names if name in versions))
-END
+python -c 'import platform; print("VERSIONS python", platform.python_version())'
+pip freeze | grep -E '^(torch|numpy|fairseq|fairseq-fixed|hydra-core|omegaconf)(==| @)'
 
 # --- The plugin as a folder, through fairseq's programs ---------------------------------------------------------------
 
 python - <<'END'
 import random
 
-draw = random.Random(1)
 words = "the a dog cat sees takes red blue big old house book under over".split()
 for name, size in (("train", 1000), ("valid", 20), ("test", 20)):
-    with open(name + ".en", "w") as source, open(name + ".de", "w") as target:
-        for _ in range(size):
-            sentence = [draw.choice(words) for _ in range(draw.randint(2, 9))]
-            print(*sentence, file=source)
-            print(*(word.upper() for word in reversed(sentence)), file=target)
+    pairs = [random.choices(words, k=random.randint(2, 9)) for _ in range(size)]
+    open(name + ".en", "w").writelines(" ".join(pair) + "\n" for pair in pairs)
+    open(name + ".de", "w").writelines(" ".join(reversed(pair)).upper() + "\n" for pair in pairs)
 END
 run fairseq-preprocess -s en -t de --trainpref train --validpref valid --testpref test --joined-dictionary --destdir bin
 
@@ -100,23 +88,6 @@ run fairseq-interactive bin $plugin --path average.pt --beam 4 --input test.en
 translations >interactive.txt
 diff generated.txt interactive.txt || refuse "fairseq-generate and fairseq-interactive differ"
 
-if python -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6))'; then
-    python - <<'END'
-import os, torch
-
-class RunsCode:
-    def __reduce__(self):
-        return os.mkdir, ("was_run",)
-
-state = torch.load("average.pt", weights_only=False)
-state["extra_state"] = RunsCode()
-torch.save(state, "hostile.pt")
-END
-    echo '+ fairseq-generate with a hostile checkpoint'
-    if fairseq-generate bin $plugin --path hostile.pt >log 2>&1; then refuse "a hostile checkpoint was loaded"; fi
-    grep -q 'hostile.pt was not loaded, and nothing in it was run' log || refuse "the hostile checkpoint: $(tail -n 1 log)"
-    [ ! -e was_run ] || refuse "a hostile checkpoint was run"
-fi
 echo "PASSED the plugin through fairseq's programs"
 
 # --- The tests --------------------------------------------------------------------------------------------------------

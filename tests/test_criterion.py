@@ -1,7 +1,5 @@
 """fairseq_rope/criterion.py: fairseq's own criterion is the truth."""
 
-from argparse import Namespace
-
 import fairseq
 import pytest
 import torch
@@ -27,22 +25,38 @@ def sample(task):
     previous[:, 0] = eos
     return {
         "net_input": {
-            "src_tokens": sentences.flip(1), "src_lengths": torch.tensor(lengths),
+            "src_tokens": sentences.flip(1),
+            "src_lengths": torch.tensor(lengths),
             "prev_output_tokens": previous.masked_fill(sentences.eq(pad), pad),
         },
         "target": sentences,
         "ntokens": sum(lengths),
-    }  # fmt: skip
+    }
 
 
 def run(name, model, sample, task, **options):
     """Loss, logs and gradients by the criterion *name*."""
-    options = {"label_smoothing": 0.1, "sentence_avg": False, **options}
     model.zero_grad()
-    loss, size, log = CRITERION_REGISTRY[name](task, **options)(model, sample)
+    loss, size, log = build_criterion(name, task, **options)(model, sample)
     (loss * 3).backward()
     grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), size, {key: float(value) for key, value in log.items()}, grads
+
+
+def run_both(*args, **options):
+    """:func:`run` with fairseq's criterion and with the fused one."""
+    return run(FAIRSEQS, *args, **options), run(FUSED, *args, **options)
+
+
+def build_criterion(name, task, **options):
+    return CRITERION_REGISTRY[name](task, **{"label_smoothing": 0.1, "sentence_avg": False, **options})
+
+
+def assert_equal_runs(found, expected):
+    """Two results of :func:`run` by the same code."""
+    assert torch.equal(found[0], expected[0]) and found[1:3] == expected[1:3]
+    assert found[3].keys() == expected[3].keys()
+    assert all(torch.equal(found[3][name], grad) for name, grad in expected[3].items())
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
@@ -61,7 +75,7 @@ def test_value_gradient_and_logs_are_fairseqs(build, task, sample, arch, options
     monkeypatch.setattr(criterion, "CHUNK", 5 * len(task.target_dictionary))  # five tokens at a time
     model = build(arch, share_all_embeddings=shared)
     assert output_weight(model) is model.decoder.output_projection.weight
-    expected, found = (run(name, model, sample, task, **options) for name in (FAIRSEQS, FUSED))
+    expected, found = run_both(model, sample, task, **options)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
     assert found[1] == expected[1]
     assert found[2] == pytest.approx(expected[2], rel=1e-6)
@@ -142,31 +156,27 @@ def test_other_models_get_fairseqs_own_loss(build, task, sample):
     model = build()
     model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
     assert output_weight(model) is None
-    expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
-    assert torch.equal(found[0], expected[0])
-    for name, grad in expected[3].items():
-        assert torch.equal(found[3][name], grad)
+    expected, found = run_both(model, sample, task)
+    assert_equal_runs(found, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert output_weight(build()) is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: m.decoder.register_forward_hook(lambda module, given, out: (2 * out[0], out[1])),
-        lambda m: m.register_forward_pre_hook(lambda module, given: None),
-        lambda m: setattr(m, "get_targets", lambda sample, out: sample["target"].flip(1)),
-        lambda m: setattr(m.decoder, "get_normalized_probs", lambda out, log, sample: out[0]),
-        lambda m: m.decoder.output_projection.register_forward_hook(lambda module, given, out: 2 * out),
-        lambda m: setattr(m.decoder, "__class__", type("Own", (type(m.decoder),), {"forward": None})),
-        lambda m: setattr(m, "__class__", type("Own", (type(m),), {"forward": None})),
-        lambda m: setattr(m, "__class__", type("Own", (type(m),), {"get_normalized_probs": None})),
-        lambda m: setattr(m.decoder, "output_layer", lambda features: 2 * features),
-        lambda m: m.decoder.output_projection.register_full_backward_hook(lambda *_: None),
-    ],
-    ids=[
-        *("hook", "hook before", "targets", "probs", "projection", "decoder", "forward", "probs of a class"),
-        *("output layer", "hook of gradients"),
-    ],
-)
+CHANGES = {
+    "hook": lambda m: m.decoder.register_forward_hook(lambda module, given, out: (2 * out[0], out[1])),
+    "hook before": lambda m: m.register_forward_pre_hook(lambda module, given: None),
+    "hook of gradients": lambda m: m.decoder.output_projection.register_full_backward_hook(lambda *_: None),
+    "projection": lambda m: m.decoder.output_projection.register_forward_hook(lambda module, given, out: 2 * out),
+    "targets": lambda m: setattr(m, "get_targets", lambda sample, out: sample["target"].flip(1)),
+    "probs": lambda m: setattr(m.decoder, "get_normalized_probs", lambda out, log, sample: out[0]),
+    "decoder": lambda m: setattr(m.decoder, "__class__", type("Own", (type(m.decoder),), {"forward": None})),
+    "forward": lambda m: setattr(m, "__class__", type("Own", (type(m),), {"forward": None})),
+    "probs of a class": lambda m: setattr(m, "__class__", type("Own", (type(m),), {"get_normalized_probs": None})),
+    "output layer": lambda m: setattr(m.decoder, "output_layer", lambda features: 2 * features),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES.values()), ids=list(CHANGES))
 def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
     model = build()
     assert output_weight(model) is not None
@@ -184,13 +194,6 @@ def doubled(method):
     return call
 
 
-def assert_equal_runs(found, expected):
-    """Two results of :func:`run` by the same code."""
-    assert torch.equal(found[0], expected[0]) and found[1:3] == expected[1:3]
-    assert found[3].keys() == expected[3].keys()
-    assert all(torch.equal(found[3][name], grad) for name, grad in expected[3].items())
-
-
 @pytest.mark.parametrize("of", ["instance", "subclass", "class"])
 @pytest.mark.parametrize("name", ["get_normalized_probs_scriptable", "output_layer"])
 def test_probabilities_of_somebodys_own_are_those_of_the_loss(build, task, sample, of, name, monkeypatch):
@@ -203,7 +206,7 @@ def test_probabilities_of_somebodys_own_are_those_of_the_loss(build, task, sampl
         decoder.__class__ = type("Own", (type(decoder),), {name: doubled(getattr(type(decoder), name))})
     else:
         monkeypatch.setattr(TransformerDecoderBase, name, doubled(getattr(TransformerDecoderBase, name)))
-    expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
+    expected, found = run_both(model, sample, task)
     assert_equal_runs(found, expected)
     assert found[0] != pytest.approx(before[0].item(), rel=0.01)
 
@@ -215,9 +218,8 @@ def test_a_criterion_derived_from_ours_computes_what_the_same_one_from_fairseqs_
     model = build()
     for base in (FAIRSEQS, FUSED):
         cls = CRITERION_REGISTRY[base]
-        own = type("Own", (cls,), {name: doubled(getattr(cls, name))})
-        monkeypatch.setitem(CRITERION_REGISTRY, f"own_{base}", own)
-    expected, found = (run(f"own_{base}", model, sample, task, report_accuracy=True) for base in (FAIRSEQS, FUSED))
+        monkeypatch.setitem(CRITERION_REGISTRY, base, type("Own", (cls,), {name: doubled(getattr(cls, name))}))
+    expected, found = run_both(model, sample, task, report_accuracy=True)
     assert_equal_runs(found, expected)
 
 
@@ -228,14 +230,14 @@ def test_a_replacement_in_fairseqs_own_criterion_counts(build, task, sample, mon
     for owner, name in ((criterion, "forward"), (module, "label_smoothed_nll_loss")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, doubled(getattr(owner, name)))
-            expected, found = (run(name, model, sample, task) for name in (FAIRSEQS, FUSED))
+            expected, found = run_both(model, sample, task)
         assert_equal_runs(found, expected)
         assert found[0] != pytest.approx(before[0].item(), rel=0.01)
 
 
 def test_a_gradient_of_the_gradient_is_refused(build, task, sample):
     """Without that, it would be computed as if the gradients of the features were constants."""
-    model, fused = build(), CRITERION_REGISTRY[FUSED](task, sentence_avg=False, label_smoothing=0.1)
+    model, fused = build(), build_criterion(FUSED, task)
     weight = model.decoder.layers[0].fc1.weight
     with pytest.raises(RuntimeError, match="cannot be differentiated twice .*label_smoothed_cross_entropy"):
         torch.autograd.grad(fused(model, sample)[0], weight, create_graph=True)
@@ -261,7 +263,7 @@ def test_of_equal_scores_the_first_counts_as_fairseqs_accuracy_does(build, task,
     with torch.no_grad():
         model.decoder.output_projection.weight.zero_()
     sample["target"][:, 1] = 0  # the first word there is, so the one that fairseq takes
-    expected, found = (run(name, model, sample, task, report_accuracy=True) for name in (FAIRSEQS, FUSED))
+    expected, found = run_both(model, sample, task, report_accuracy=True)
     assert found[2]["n_correct"] == expected[2]["n_correct"] == 3
 
 
@@ -269,7 +271,7 @@ def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
     called = []
     real = torch.Tensor.addmm_
     monkeypatch.setattr(torch.Tensor, "addmm_", lambda *a, **k: called.append(1) or real(*a, **k))
-    model, fused = build(), CRITERION_REGISTRY[FUSED](task, sentence_avg=False, label_smoothing=0.1)
+    model, fused = build(), build_criterion(FUSED, task)
     with torch.no_grad():
         found = fused(model, sample)[0]
     assert not called
@@ -279,36 +281,22 @@ def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
 
 def test_the_loss_of_each_token_is_fairseqs(build, task, sample):
     model = build()
-    losses = [
-        CRITERION_REGISTRY[name](task, sentence_avg=False, label_smoothing=0.1)(model, sample, reduce=False)[0]
-        for name in (FAIRSEQS, FUSED)
-    ]
+    losses = [build_criterion(name, task)(model, sample, reduce=False)[0] for name in (FAIRSEQS, FUSED)]
     assert losses[0].numel() == sample["target"].numel() and torch.equal(*losses)
-
-
-def test_under_autocast_fairseqs_own_loss_is_taken(build):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert output_weight(build("transformer_rope_tiny")) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_are_as_near_as_fairseqs(dtype):
     torch.manual_seed(2)
     x, w, target = torch.randn(40, 16), torch.randn(50, 16), torch.randint(2, 50, (40,))
-    task = Namespace(target_dictionary=Namespace(pad=lambda: 1))
-    assert task.target_dictionary.pad() == 1
+    exact = [one.double().requires_grad_() for one in (x, w)]
+    lprobs, each = torch.log_softmax(exact[0] @ exact[1].t(), dim=-1), 0.1 / 49
+    nll = -lprobs.gather(1, target.unsqueeze(1)).sum()
+    ((0.9 - each) * nll - each * lprobs.sum()).backward()
 
-    def exact():
-        a, b = x.double().requires_grad_(), w.double().requires_grad_()
-        lprobs = torch.log_softmax(a @ b.t(), dim=-1)
-        each = 0.1 / 49
-        nll = -lprobs.gather(1, target.unsqueeze(1)).sum()
-        ((0.9 - each) * nll - each * lprobs.sum()).backward()
-        return a.grad, b.grad
-
-    a, b = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
-    criterion._FusedLoss.apply(a, b, target, 1, 0.1, False, True)[0].backward()
-    assert a.grad.dtype == b.grad.dtype == dtype
-    eps = torch.finfo(dtype).eps
-    for found, true in zip((a.grad, b.grad), exact(), strict=True):
-        assert (found.double() - true).abs().max() < 8 * eps * true.abs().max()
+    narrow = [one.to(dtype).requires_grad_() for one in (x, w)]
+    criterion._FusedLoss.apply(*narrow, target, 1, 0.1, False, True)[0].backward()
+    for found, true in zip(narrow, exact, strict=True):
+        assert found.grad.dtype == dtype
+        largest_error = (found.grad.double() - true.grad).abs().max()
+        assert largest_error < 8 * torch.finfo(dtype).eps * true.grad.abs().max()

@@ -18,37 +18,20 @@ import pytest
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT
 
 # What trains, generates or scripts with a transformer for translation. The rest trains other models.
+OF_BINARIES = """
+    transformer multilingual_transformer translation_multi_simple_epoch translation_multi_simple_epoch_no_vepoch
+    translation_multi_simple_epoch_dicts translation_multi_simple_epoch_src_tgt_dict_spec
+    transformer_cross_self_attention mixture_of_experts alignment alignment_full_context transformer_layerdrop
+    generation eval_bleu update_freq max_positions raw
+""".split()
+FILES = """
+    sequence_generator export multihead_attention reproducibility activation_checkpointing inference_dropout
+    checkpoint_utils transformer
+""".split()
 TRANSLATION = [
-    *(
-        f"tests/test_binaries.py::{case}"
-        for case in (
-            "TestTranslation::test_transformer",
-            "TestTranslation::test_multilingual_transformer",
-            "TestTranslation::test_translation_multi_simple_epoch",
-            "TestTranslation::test_translation_multi_simple_epoch_no_vepoch",
-            "TestTranslation::test_translation_multi_simple_epoch_dicts",
-            "TestTranslation::test_translation_multi_simple_epoch_src_tgt_dict_spec",
-            "TestTranslation::test_transformer_cross_self_attention",
-            "TestTranslation::test_mixture_of_experts",
-            "TestTranslation::test_alignment",
-            "TestTranslation::test_alignment_full_context",
-            "TestTranslation::test_transformer_layerdrop",
-            "TestTranslation::test_generation",
-            "TestTranslation::test_eval_bleu",
-            "TestTranslation::test_update_freq",
-            "TestTranslation::test_max_positions",
-            "TestTranslation::test_raw",
-            "TestActivationCheckpointing",
-        )
-    ),
-    "tests/test_sequence_generator.py",
-    "tests/test_export.py",
-    "tests/test_multihead_attention.py",
-    "tests/test_reproducibility.py",
-    "tests/test_activation_checkpointing.py",
-    "tests/test_inference_dropout.py",
-    "tests/test_checkpoint_utils.py",
-    "tests/test_transformer.py",
+    *(f"tests/test_binaries.py::TestTranslation::test_{name}" for name in OF_BINARIES),
+    "tests/test_binaries.py::TestActivationCheckpointing",
+    *(f"tests/test_{name}.py" for name in FILES),
 ]
 # Refused by design: COMPATIBILITY.md, "Refused".
 REFUSED = {
@@ -76,16 +59,13 @@ def suite(tmp_path_factory):
 
 def run(suite: Path, mode: str, *words: str) -> str:
     """What pytest prints about fairseq's tests; for *mode* see fairseq_with.py."""
-    environment = {
-        **ENVIRONMENT,
-        "FAIRSEQ_WITH": mode,
-        "PYTHONPATH": os.pathsep.join([str(suite), str(ROOT / "tests")]),
-    }
+    path = os.pathsep.join([str(suite), str(ROOT / "tests")])
     command = [
-        sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line",
-        "-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite), "--continue-on-collection-errors",
-    ]  # fmt: skip
-    return subprocess.run([*command, *words], cwd=suite, env=environment, capture_output=True, text=True).stdout
+        *(sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line"),
+        *("-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite), "--continue-on-collection-errors", *words),
+    ]
+    environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True).stdout
 
 
 def collected(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:

@@ -35,21 +35,12 @@ def test_known_values_of_the_interleaved_layout():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("offset", [0, 1, 300])
-@pytest.mark.parametrize("head_dim, fraction", [(8, 1.0), (16, 0.5), (64, 0.25)])
-@pytest.mark.parametrize("base", [10000.0, 500.0])
-def test_rotation_equals_the_papers_equation(layout, offset, head_dim, fraction, base):
-    x = torch.randn(5, head_dim)
-    out = RotaryEmbedding(head_dim, base, layout, fraction)(x, offset)
-    expected = rotate_by_the_paper(x, offset, base, layout, int(head_dim * fraction))
-    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_norm_is_kept(layout):
-    x = torch.randn(3, 2, 400, 32)
-    out = RotaryEmbedding(32, layout=layout)(x, offset=7)
-    torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1))
+def test_norms_are_kept_and_rotations_add_up_from_the_identity(layout):
+    rotary, x = RotaryEmbedding(32, layout=layout), torch.randn(3, 2, 400, 32)
+    torch.testing.assert_close(rotary(x, 7).norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(rotary(x[..., :1, :]), x[..., :1, :])
+    x = torch.randn(1, 32, dtype=torch.float64)
+    torch.testing.assert_close(rotary(rotary(x, 13), 29), rotary(x, 42), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -59,19 +50,6 @@ def test_score_depends_on_the_difference_of_positions_only(layout):
     scores = [float(rotary(q, m) @ rotary(k, m + 5).T) for m in (0, 1, 90, 700)]
     assert scores == pytest.approx([scores[0]] * 4, abs=1e-5)
     assert float(rotary(q, 0) @ rotary(k, 6).T) != pytest.approx(scores[0], abs=1e-5)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_position_zero_is_the_identity(layout):
-    x = torch.randn(1, 64)
-    assert torch.equal(RotaryEmbedding(64, layout=layout)(x), x)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rotations_add_up(layout):
-    rotary = RotaryEmbedding(32, layout=layout)
-    x = torch.randn(1, 32, dtype=torch.float64)
-    torch.testing.assert_close(rotary(rotary(x, 13), 29), rotary(x, 42), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -101,14 +79,6 @@ def test_the_bound_on_scores_decays_with_distance(head_dim):
     rings = [bound[2**n : 2 ** (n + 1)].mean() for n in range(9)]  # 1, 2-3, 4-7, …, 256-511
     assert all(far < near for near, far in zip(rings, rings[1:], strict=False)), rings
     assert rings[-1] < 0.5 * rings[0]
-
-
-def test_angles_stay_exact_at_large_positions():
-    cos, sin = rotary_tables(100_001, 64, 10000.0, torch.device("cpu"))
-    for i in range(32):
-        angle = 100_000 * 10000.0 ** (-2.0 * i / 64)
-        assert float(cos[-1, i]) == pytest.approx(math.cos(angle), abs=1e-6)
-        assert float(sin[-1, i]) == pytest.approx(math.sin(angle), abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
@@ -169,44 +139,24 @@ def test_a_thread_that_reads_while_another_makes_tables_gets_cos_and_sin_of_its_
 
 
 def test_tables_made_in_inference_mode_serve_training_later():
-    rotary = RotaryEmbedding(8)
+    rotary, x = RotaryEmbedding(8), torch.randn(3, 8, requires_grad=True)
     with torch.inference_mode():
         rotary(torch.randn(3, 8))
-    x = torch.randn(3, 8, requires_grad=True)
     rotary(x).sum().backward()
     assert x.grad is not None
 
 
-def test_rest_of_the_head_passes_through():
-    x = torch.randn(5, 16)
-    out = RotaryEmbedding(16, fraction=0.25)(x, offset=9)
-    assert torch.equal(out[:, 4:], x[:, 4:])
-    assert not torch.equal(out[:, :4], x[:, :4])
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5, float("nan")])
-def test_fraction_outside_its_range_is_refused(fraction):
-    with pytest.raises(ValueError, match=r"--rope-fraction .* must be in \(0, 1\]"):
-        rotary_dim(64, fraction)
-
-
-@pytest.mark.parametrize("head_dim, fraction, left", [(5, 1.0, "5"), (64, 0.05, "3.2"), (10, 0.5, "5")])
-def test_odd_rotating_dimension_is_refused(head_dim, fraction, left):
-    with pytest.raises(ValueError, match=f"leaves {left} to rotate; it must be an even integer"):
-        rotary_dim(head_dim, fraction)
-
-
-def test_a_third_of_48_is_16_in_spite_of_rounding():
-    assert rotary_dim(48, 1 / 3) == 16
-
-
-@pytest.mark.parametrize("base", [1.0, 0.0, -3.0, float("inf"), float("nan")])
-def test_base_that_gives_no_angles_is_refused(base):
-    with pytest.raises(ValueError, match="--rope-base .* must be a finite number above 1"):
-        RotaryEmbedding(8, base=base)
-
-
-def test_unknown_layout_is_refused():
+def test_what_gives_no_rotation_is_refused():
+    for fraction in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"--rope-fraction .* must be in \(0, 1\]"):
+            rotary_dim(64, fraction)
+    for head_dim, fraction, left in ((5, 1.0, "5"), (64, 0.05, "3.2"), (10, 0.5, "5")):
+        with pytest.raises(ValueError, match=f"leaves {left} to rotate; it must be an even integer"):
+            rotary_dim(head_dim, fraction)
+    assert rotary_dim(48, 1 / 3) == 16, "in spite of rounding"
+    for base in (1.0, 0.0, -3.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="--rope-base .* must be a finite number above 1"):
+            RotaryEmbedding(8, base=base)
     with pytest.raises(ValueError, match="--rope-layout neox: must be one of interleaved, half"):
         RotaryEmbedding(8, layout="neox")
 
@@ -241,21 +191,23 @@ def test_rotation_at_position_100000_is_exact_to_float32():
     pairs=strategies.integers(1, 8),
     rotating=strategies.integers(1, 8),
     offset=strategies.integers(0, 2000),
+    base=strategies.sampled_from([10000.0, 500.0]),
     layout=strategies.sampled_from(LAYOUTS),
     dtype=strategies.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     seed=strategies.integers(0, 2**16),
 )
 def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
-    shape, steps, pairs, rotating, offset, layout, dtype, seed
+    shape, steps, pairs, rotating, offset, base, layout, dtype, seed
 ):
     rotating = min(rotating, pairs)
-    rotary = RotaryEmbedding(2 * pairs, layout=layout, fraction=rotating / pairs)
+    rotary = RotaryEmbedding(2 * pairs, base, layout, rotating / pairs)
     torch.manual_seed(seed)
     x = torch.randn(*shape, steps, 2 * pairs).to(dtype)
     out = rotary(x, offset)
     assert out.dtype == dtype and out.shape == x.shape
     first = x.reshape(-1, steps, 2 * pairs)[0]
-    exact = rotate_by_the_paper(first, offset, 10000.0, layout, 2 * rotating)
+    exact = rotate_by_the_paper(first, offset, base, layout, 2 * rotating)
+    assert torch.equal(out[..., 2 * rotating :], x[..., 2 * rotating :]), "the rest of the head passes through"
     error = (out.reshape(-1, steps, 2 * pairs)[0].double() - exact).abs()
     # One rounding of the result, and tables and products in float32.
     assert bool((error <= torch.finfo(dtype).eps * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all())

@@ -6,15 +6,9 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
-TRANSLATION = [
-    "transformer_rope",
-    "transformer_rope_tiny",
-    "transformer_rope_iwslt_de_en",
-    "transformer_rope_wmt_en_de",
-    "transformer_rope_vaswani_wmt_en_de_big",
-    "transformer_rope_vaswani_wmt_en_fr_big",
-    "transformer_rope_wmt_en_de_big",
-    "transformer_rope_wmt_en_de_big_t2t",
+TRANSLATION = ["transformer_rope", "transformer_rope_tiny", "transformer_rope_iwslt_de_en"] + [
+    f"transformer_rope_{name}"
+    for name in ("wmt_en_de", "vaswani_wmt_en_de_big", "vaswani_wmt_en_fr_big", "wmt_en_de_big", "wmt_en_de_big_t2t")
 ]
 NAMES = {
     "transformer_rope": TRANSLATION,
@@ -41,16 +35,18 @@ def test_every_option_is_that_of_fairseqs_architecture(name):
 def test_model_has_the_shapes_of_fairseqs_model(build, name):
     with torch.device("meta"):  # the big ones need no memory so
         ours, stock = build(name), build(name.replace("_rope", ""))
-    shapes = {key: tuple(value.shape) for key, value in stock.state_dict().items()}
-    assert {key: tuple(value.shape) for key, value in ours.state_dict().items()} == shapes
-    for mine, theirs in zip(
-        (*ours.encoder.layers, *ours.decoder.layers), (*stock.encoder.layers, *stock.decoder.layers), strict=True
-    ):
-        assert mine.self_attn.num_heads == theirs.self_attn.num_heads
-        assert mine.normalize_before == theirs.normalize_before
-        assert mine.dropout_module.p == theirs.dropout_module.p
-        assert mine.activation_dropout_module.p == theirs.activation_dropout_module.p
-        assert mine.self_attn.dropout_module.p == theirs.self_attn.dropout_module.p
+    described = []
+    for model in (ours, stock):
+        layers = [*model.encoder.layers, *model.decoder.layers]
+        dropouts = ("dropout_module", "activation_dropout_module", "self_attn.dropout_module")
+        described.append(
+            (
+                {key: tuple(value.shape) for key, value in model.state_dict().items()},
+                [(layer.self_attn.num_heads, layer.normalize_before) for layer in layers],
+                [layer.get_submodule(name).p for layer in layers for name in dropouts],
+            )
+        )
+    assert described[0] == described[1]
 
 
 def test_flags_go_before_the_architectures_sizes():

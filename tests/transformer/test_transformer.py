@@ -25,10 +25,7 @@ def batch(lengths, left_pad, seed=0):
     tokens = torch.full((len(lengths), longest), PAD)
     for row, length in zip(tokens, lengths, strict=True):
         sentence = torch.cat([torch.randint(4, 44, (length - 1,)), torch.tensor([EOS])])
-        if left_pad:
-            row[longest - length :] = sentence
-        else:
-            row[:length] = sentence
+        row[slice(longest - length, None) if left_pad else slice(length)] = sentence
     return tokens, torch.tensor(lengths)
 
 
@@ -39,37 +36,39 @@ def teacher_forced(model, source, lengths, target):
 
 
 def test_rotary_attention_stands_in_every_self_attention_and_nowhere_else(build):
-    model = build()
+    options = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.25}
+    model = build(**options)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         assert type(layer.self_attn) is RotaryMultiheadAttention
-    for layer in model.decoder.layers:
-        assert type(layer.encoder_attn) is CrossAttention
+        rotary = layer.self_attn.rotary
+        assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 8)
+    assert {type(layer.encoder_attn) for layer in model.decoder.layers} == {CrossAttention}
     assert model.encoder.embed_positions is None and model.decoder.embed_positions is None
 
 
 def test_parameters_are_named_shaped_and_initialised_as_fairseqs(build):
-    torch.manual_seed(3)
-    stock = build("transformer_tiny").state_dict()
-    torch.manual_seed(3)
-    ours = build("transformer_rope_tiny").state_dict()
-    assert list(ours) == list(stock)
-    for name in stock:
-        assert torch.equal(ours[name], stock[name]), name
+    states = []
+    for arch in ("transformer_tiny", "transformer_rope_tiny"):
+        torch.manual_seed(3)
+        states.append(build(arch).state_dict())
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[1][name], weight) for name, weight in states[0].items())
 
 
 def test_word_order_reaches_the_encoder_only_through_rotation(build):
-    model = build()
+    model, order = build(), [1, 0, 2, 3, 4, 5]
     source, lengths = batch([6], left_pad=False)
-    swapped = source[:, [1, 0, 2, 3, 4, 5]]
-    ordered = model.encoder(source, lengths)["encoder_out"][0]
-    other = model.encoder(swapped, lengths)["encoder_out"][0]
-    assert not torch.allclose(ordered[[1, 0, 2, 3, 4, 5]], other, atol=1e-4)
+
+    def in_both_orders():
+        swapped = model.encoder(source[:, order], lengths)["encoder_out"][0]
+        return model.encoder(source, lengths)["encoder_out"][0][order], swapped
+
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(*in_both_orders(), atol=1e-4, rtol=1e-4)
     for layer in model.encoder.layers:
         layer.self_attn.rotary = torch.nn.Identity()
         layer.self_attn.rotary.forward = lambda x, offset=0: x
-    ordered = model.encoder(source, lengths)["encoder_out"][0]
-    other = model.encoder(swapped, lengths)["encoder_out"][0]
-    torch.testing.assert_close(ordered[[1, 0, 2, 3, 4, 5]], other, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(*in_both_orders(), atol=1e-5, rtol=1e-4)
 
 
 def test_padding_the_source_on_either_side_changes_nothing(build):
@@ -128,13 +127,6 @@ def test_bfloat16_model_keeps_float32_tables(build):
     torch.testing.assert_close(out.float(), teacher_forced(wide, source, lengths, target), atol=0.15, rtol=0.05)
 
 
-def test_options_of_the_rotation_reach_every_layer(build):
-    model = build(rope_base=500.0, rope_layout="half", rope_fraction=0.25)
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        rotary = layer.self_attn.rotary
-        assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 8)
-
-
 @pytest.mark.parametrize("positions", ["embed_positions._float_tensor", "embed_positions.weight"])
 def test_absolute_positions_of_a_checkpoint_are_dropped_aloud(build, caplog, positions):
     model = build()
@@ -167,11 +159,11 @@ def test_layers_are_wrapped_for_fsdp_as_fairseqs_are(build, monkeypatch):
 
 
 def test_retained_dropout_goes_by_fairseqs_names(build):
-    names = {
-        arch: [m.module_name for m in build(arch).modules() if hasattr(m, "apply_during_inference")]
-        for arch in ("transformer_tiny", "transformer_rope_tiny")
-    }
-    assert names["transformer_rope_tiny"] == names["transformer_tiny"]
+    ours, stock = (
+        [m.module_name for m in build(arch).modules() if hasattr(m, "apply_during_inference")]
+        for arch in ("transformer_rope_tiny", "transformer_tiny")
+    )
+    assert ours == stock
 
 
 @pytest.mark.parametrize(
@@ -185,6 +177,7 @@ def test_retained_dropout_goes_by_fairseqs_names(build):
         ({"rope_fraction": 0.3}, r"--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6"),
         ({"rope_fraction": 1.5}, r"--rope-fraction 1.5: .* must be in \(0, 1\]"),
         ({"rope_base": -1.0}, "--rope-base -1.0: must be a finite number above 1"),
+        ({"decoder_attention_heads": 5}, "--decoder-attention-heads 5: must divide --decoder-embed-dim 64"),
         ({"encoder_embed_dim": 36, "encoder_attention_heads": 4}, "a head of 9 dimensions leaves 9"),
     ],
 )
@@ -210,15 +203,14 @@ NESTED = {
 }
 
 
+def shapes(model):
+    return {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+
+
 @pytest.mark.parametrize("arch", ["transformer_rope", "transformer_rope_tiny", "transformer_rope_align"])
 def test_a_hydra_config_builds_what_the_same_flags_build(task, build, arch):
-    def shapes(model):
-        return {name: tuple(w.shape) for name, w in model.state_dict().items()}
-
     with torch.device("meta"):
-        by_flags = build(arch, **FLAT)
-        by_yaml = build_model(OmegaConf.create({"_name": arch, **FLAT}), task)
-    assert shapes(by_yaml) == shapes(by_flags)
+        assert shapes(build_model(OmegaConf.create({"_name": arch, **FLAT}), task)) == shapes(build(arch, **FLAT))
 
 
 @pytest.mark.parametrize("options", list(NESTED.values()), ids=list(NESTED))
@@ -230,8 +222,7 @@ def test_a_hydra_config_builds_the_sizes_that_it_builds_of_fairseqs(task, option
     def built(arch):
         with torch.device("meta"):
             model = build_model(OmegaConf.create({"_name": arch, **options}), task)
-        hooked = [name for name, module in model.named_modules() if module._forward_pre_hooks]
-        return {name: tuple(w.shape) for name, w in model.state_dict().items()}, hooked
+        return shapes(model), [name for name, module in model.named_modules() if module._forward_pre_hooks]
 
     assert built(arch) == built(arch.replace("_rope", ""))
 
@@ -257,8 +248,7 @@ def test_a_hydra_config_builds_the_multilingual_model(options):
 
     def built(name):
         with torch.device("meta"):
-            model = build_model(OmegaConf.create({"_name": name, **options}), task)
-        return {name: tuple(w.shape) for name, w in model.state_dict().items()}
+            return shapes(build_model(OmegaConf.create({"_name": name, **options}), task))
 
     assert built("multilingual_transformer_rope") == built("multilingual_transformer")
 
