@@ -72,11 +72,9 @@ class FusedAttention(MultiheadAttention):
         """What to add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type."""
         mask: Optional[Tensor] = None
         if attn_mask is not None:
+            mask = attn_mask.to(q.dtype)
             if attn_mask.dtype == torch.bool:
-                mask = torch.zeros_like(attn_mask, dtype=q.dtype)
-                mask = mask.masked_fill(attn_mask, float("-inf"))
-            else:
-                mask = attn_mask.to(q.dtype)
+                mask = torch.zeros_like(mask).masked_fill(attn_mask, float("-inf"))
         if key_padding_mask is not None:
             pad_score = pad_scores(key_padding_mask, q)
             mask = pad_score if mask is None else mask + pad_score
@@ -156,7 +154,6 @@ class RotaryMultiheadAttention(FusedAttention):
             float32 (float64 if *query* is).
         """
         assert not static_kv, "rotary self-attention has no static keys"
-        bsz = query.size(1)
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         k = self._split_heads(self.k_proj(query))
         v = self._split_heads(self.v_proj(query))
@@ -164,9 +161,7 @@ class RotaryMultiheadAttention(FusedAttention):
         saved_state: Dict[str, Optional[Tensor]] = {}
         if incremental_state is not None:
             saved_state = self._get_input_buffer(incremental_state)
-        prev_key: Optional[Tensor] = None
-        if "prev_key" in saved_state:
-            prev_key = saved_state["prev_key"]
+        prev_key = saved_state["prev_key"] if "prev_key" in saved_state else None
 
         offset = 0 if prev_key is None else prev_key.size(2)
         q = self.rotary(q, offset)
@@ -178,15 +173,9 @@ class RotaryMultiheadAttention(FusedAttention):
                 assert prev_value is not None
                 k = torch.cat([prev_key, k], dim=2)  # (B, H, S, D)
                 v = torch.cat([prev_value, v], dim=2)
-            prev_key_padding_mask: Optional[Tensor] = None
-            if "prev_key_padding_mask" in saved_state:
-                prev_key_padding_mask = saved_state["prev_key_padding_mask"]
+            prev_mask = saved_state["prev_key_padding_mask"] if "prev_key_padding_mask" in saved_state else None
             key_padding_mask = self._append_prev_key_padding_mask(
-                key_padding_mask=key_padding_mask,
-                prev_key_padding_mask=prev_key_padding_mask,
-                batch_size=bsz,
-                src_len=k.size(2),
-                static_kv=False,
+                key_padding_mask, prev_mask, batch_size=query.size(1), src_len=k.size(2), static_kv=False
             )
             saved_state["prev_key"] = k
             saved_state["prev_value"] = v

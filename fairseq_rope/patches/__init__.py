@@ -165,12 +165,8 @@ def owners(target: str) -> List[Any]:
     """Return (module or class, attribute) for each place that *target* of a ``Patch`` names."""
     path, _, name = target.rpartition(".")
     if "*" in path:
-        loaded = list(sys.modules.items())
-        return [
-            (module, name)
-            for module_name, module in loaded
-            if fnmatch.fnmatch(module_name, path) and not module_name.startswith("fairseq.examples.")
-        ]
+        names = [module for module in list(sys.modules) if fnmatch.fnmatch(module, path)]
+        return [(sys.modules[module], name) for module in names if not module.startswith("fairseq.examples.")]
     try:
         return [(importlib.import_module(path), name)]
     except ModuleNotFoundError:  # a class in a module

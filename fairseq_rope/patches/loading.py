@@ -40,6 +40,10 @@ class CheckpointError(InputError):
     """A checkpoint cannot be used; the message names the file and says why."""
 
 
+def no_checkpoint(path: Any, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
+
+
 # -- reading a file ------------------------------------------------------------------------------------
 
 
@@ -112,10 +116,10 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
         reason = f"{what} that fairseq's checkpoints do not"
         raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise CheckpointError(f"{name} is not a fairseq checkpoint: it has no entry 'model' with weights")
+        raise no_checkpoint(name, "it has no entry 'model' with weights")
     for weight_name in state["model"]:
         if not isinstance(weight_name, str):
-            raise CheckpointError(f"{name} is not a fairseq checkpoint: it has a weight that is named {weight_name!r}")
+            raise no_checkpoint(name, f"it has a weight that is named {weight_name!r}")
     reading = _reading.get()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))
@@ -127,14 +131,13 @@ def _refuse_damage(file: Any, name: Any) -> None:
 
     Checkpoints of torch < 1.6 are no zip files and have no checksums.
     """
-    damaged = None
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
     if hasattr(file, "seek"):
         file.seek(0)
-    if damaged is not None:
-        raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
 
 
 def load_checkpoint(path: str) -> Dict[str, Any]:
@@ -175,6 +178,10 @@ def part_of(state: Mapping[str, Any], part: str) -> Any:
     """Return cfg.model or cfg.task of a checkpoint; for old checkpoints its args, which hold both."""
     cfg = state.get("cfg")
     return option(cfg, part) if cfg else state.get("args")
+
+
+def options_of(task: Any) -> Any:
+    return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 
 def languages_of(options: Any) -> Languages:
@@ -250,12 +257,10 @@ def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) 
     for name, value in rotation.items():
         trained_value = option(trained, name)
         if trained_value is not None and value is not None and trained_value != value:
-            flag = "--" + name.replace("_", "-")
-            convert = ""
-            if name == "rope_layout":
-                convert = ", or convert the checkpoint first: python -m fairseq_rope convert-layout"
+            convert = ", or convert the checkpoint first: python -m fairseq_rope convert-layout"
             raise CheckpointError(
-                f"{path} was trained with {flag} {trained_value}, not {value}; use the same value{convert}"
+                f"{path} was trained with --{name.replace('_', '-')} {trained_value}, not {value}; use the same value"
+                + (convert if name == "rope_layout" else "")
             )
 
 
@@ -295,10 +300,10 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
         state = _load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq upgrades another layout
         lacks = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
-        raise CheckpointError(f"{path} is not a fairseq checkpoint: {lacks}") from None
+        raise no_checkpoint(path, lacks) from None
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
-            raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no options of its {part}")
+            raise no_checkpoint(path, f"it has no options of its {part}")
     data, overrides = reading.languages, languages_of(arg_overrides or {})
     # Languages in --model-overrides, when the data have their own languages, are the user's decision.
     if data == UNKNOWN:  # fairseq-validate and from_pretrained give the languages of the data as overrides
@@ -310,24 +315,24 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
 
 @functools.wraps(_load_checkpoint)
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    languages = languages_of(getattr(trainer.task, "cfg", None) or getattr(trainer.task, "args", None))
+    languages = languages_of(options_of(trainer.task))
     if hasattr(trainer.cfg.task, "source_lang"):
         # Without --source-lang, the task read the languages from file names; the checkpoint must have them.
         trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
     last = path = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    if os.path.isdir(last):
-        raise InputError(f"--save-dir {cfg.save_dir}: checkpoint_last.pt is a folder, and must be a file")
     finetunes = cfg.finetune_from_model is not None and not os.path.exists(last)
+    places = {last: f"--save-dir {cfg.save_dir}: checkpoint_last.pt"}
     if cfg.restore_file != "checkpoint_last.pt":
         path = cfg.restore_file.replace(".pt", f"{trainer.checkpoint_suffix}.pt")
-        if os.path.isdir(path):
-            raise InputError(f"--restore-file {path}: is a folder, and must be a file")
+        places[path] = f"--restore-file {path}:"
         if not checkpoint_utils.PathManager.exists(path):
             logger.warning(f"--restore-file {path} does not exist: training starts from the beginning")
     elif finetunes:
         path = cfg.finetune_from_model
-        if os.path.isdir(path):
-            raise InputError(f"--finetune-from-model {path}: is a folder, and must be a file")
+        places[path] = f"--finetune-from-model {path}:"
+    for place, name in places.items():
+        if os.path.isdir(place):
+            raise InputError(f"{name} is a folder, and must be a file")
     # A model that starts a new training may learn the other direction, or another base.
     starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
     names = ROTATION[:1] if starts_anew else ROTATION
@@ -340,6 +345,6 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    data = languages_of(getattr(task, "cfg", None) or getattr(task, "args", None))
+    data = languages_of(options_of(task))
     with _reading_for(Reading(filenames, data, builds_model=True)):
         return _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)

@@ -29,21 +29,17 @@ FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step cos
 class Beams:
     """The state of one beam search.
 
-    Args:
-        sentences: N
+    Args and attributes:
+        sentences: N, as an attribute the number of those that have not ended
         beam: K
         steps: one function for each decoder layer (:func:`~fairseq_rope.search.step.bind`)
         source: keys and values of cross-attention by layer, each (N, H, S, D)
         source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
         packed: the packed weight of the projection onto the vocabulary; None if the module must be called
-        like: a tensor with the type and device of keys and values
-
-    Attributes:
-        sentences, beam, steps, packed: as above; N counts the sentences that have not ended
-        position: the position of the token of this step
-        mask: (N, 1, K, n * K), added to the scores of self-attention
-        source, source_mask: as above, for the sentences that have not ended
-        rows: (N * K), the cache's row of each row of the caller; None while both orders are the same
+        like (argument only): a tensor with the type and device of keys and values
+        position (attribute only): the position of the token of this step
+        mask (attribute only): (N, 1, K, n * K), added to the scores of self-attention
+        rows (attribute only): (N * K), the cache's row of each of the caller's; None while both orders are the same
     """
 
     def __init__(
@@ -124,8 +120,7 @@ class Beams:
 
     def of_rows(self, attention: Any) -> Dict[str, Optional[Tensor]]:
         """The entries of fairseq's incremental state for the self-*attention* of one layer."""
-        rows = torch.arange(self._scores.size(0), device=self._scores.device)
-        rows = rows if self.rows is None else self.rows
+        rows = torch.arange(self._scores.size(0), device=self._scores.device) if self.rows is None else self.rows
         steps = self.position + 1
         scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
         score, ancestor = scores.max(dim=2)  # the score of all others is minus infinity

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import random
@@ -132,63 +133,52 @@ def load(path):
     checkpoint_utils.load_model_ensemble_and_task([str(path)])
 
 
-def truncated(good, path):
-    path.write_bytes(good.read_bytes()[:-2000])
+def saved(state):
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
 
 
-def empty(good, path):
-    path.write_bytes(b"")
+def changed(good, **entries):
+    """A good checkpoint with other entries."""
+    return saved({**torch.load(good, weights_only=False), **entries})
 
 
-def foreign(good, path):
-    torch.save({"state_dict": {"weight": torch.ones(2)}}, path)
-
-
-def foreign_with_a_model(good, path):
-    torch.save({"model": {"weight": torch.ones(2)}, "epoch": 3}, path)
-
-
-def text_file(good, path):
-    path.write_text("This is no checkpoint.\n")
-
-
-def hostile(good, path):
-    torch.save({"model": {"weight": torch.ones(2)}, "cfg": RunsCode(path.with_name("was_run"))}, path)
-
-
-def damaged_in_the_middle(good, path):
+def damaged(good):
     data = bytearray(good.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 100] = bytes(byte ^ 255 for byte in data[middle : middle + 100])
-    path.write_bytes(data)
+    return data
 
 
-def changed(**entries):
-    """A good checkpoint with other entries."""
-
-    def change(good, path):
-        torch.save({**torch.load(good, weights_only=False), **entries}, path)
-
-    change.__name__ = "with_" + "_".join(f"{name}_{value}" for name, value in entries.items())
-    return change
-
-
-def folder_in_its_place(good, path):
-    path.mkdir()
-
-
+WEIGHTS = {"weight": torch.ones(2)}
+# What is in the place of a good checkpoint (None: a folder), and the reason that is given.
 BROKEN = {
-    truncated: r"is not a whole checkpoint: ",
-    empty: r"is not a whole checkpoint: ",
-    foreign: r"is not a fairseq checkpoint: it has no entry 'model' with weights",
-    foreign_with_a_model: r"is not a fairseq checkpoint: it has no entry '",
+    "truncated": (lambda good: good.read_bytes()[:-2000], r"is not a whole checkpoint: "),
+    "empty": (lambda good: b"", r"is not a whole checkpoint: "),
+    "damaged": (damaged, r"is not a whole checkpoint: its part \S+ is damaged"),
+    "foreign": (
+        lambda good: saved({"state_dict": WEIGHTS}),
+        r"is not a fairseq checkpoint: it has no entry 'model' with weights",
+    ),
+    "foreign with a model": (lambda good: saved({"model": WEIGHTS}), r"is not a fairseq checkpoint: it has no entry '"),
+    "no model": (lambda good: changed(good, model=[1]), r"is not a fairseq checkpoint: it has no entry 'model'"),
+    "a number in place of a name": (
+        lambda good: changed(good, model={3: torch.ones(2)}),
+        r"is not a fairseq checkpoint: it has a weight that is named 3",
+    ),
+    "no history": (lambda good: changed(good, optimizer_history=7), r"is not a fairseq checkpoint: "),
     # where no class can be refused, a text is a pickle that went wrong
-    text_file: r"was not loaded, and nothing in it was run: " if CAN_ALLOW_LIST else r"is not a whole",
-    hostile: r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
-    damaged_in_the_middle: r"is not a whole checkpoint: its part \S+ is damaged",
-    changed(optimizer_history=7): r"is not a fairseq checkpoint: ",
-    changed(model={3: torch.ones(2)}): r"is not a fairseq checkpoint: it has a weight that is named 3",
-    folder_in_its_place: r"(Is a directory|is a folder, and must be a file)",
+    "text": (
+        lambda good: b"This is no checkpoint.\n",
+        r"was not loaded, and nothing in it was run: " if CAN_ALLOW_LIST else r"is not a whole",
+    ),
+    "hostile": (
+        lambda good: saved({"model": WEIGHTS, "cfg": RunsCode("was_run")}),
+        r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
+    ),
+    "a folder": (lambda good: None, r"(Is a directory|is a folder, and must be a file)"),
 }
 
 
@@ -196,21 +186,24 @@ def generate(data, path, *more):
     return ["fairseq-generate", data, "--user-dir", PLUGIN, "--path", path, "--cpu", *more]
 
 
-@pytest.mark.parametrize("fault", list(BROKEN), ids=lambda fault: fault.__name__)
-def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault):
-    if fault is hostile and not CAN_ALLOW_LIST:
+@pytest.mark.parametrize("fault", list(BROKEN))
+def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault, monkeypatch):
+    if fault == "hostile" and not CAN_ALLOW_LIST:
         pytest.skip("torch < 2.6 cannot allow-list classes by name")
-    path = tmp_path / "checkpoint_last.pt"
-    fault(trained / "checkpoint_last.pt", path)
-    shutil.copy(trained / "checkpoint_last.pt", tmp_path / "checkpoint1.pt")
+    monkeypatch.chdir(tmp_path)
+    good, path = trained / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt"
+    in_its_place, reason = BROKEN[fault]
+    content = in_its_place(good)
+    path.mkdir() if content is None else path.write_bytes(content)
+    shutil.copy(good, tmp_path / "checkpoint1.pt")
     before = digests(tmp_path)
     commands = [(load, path), training(data_bin, tmp_path, "--max-epoch", 30)]
-    if fault in (truncated, hostile, folder_in_its_place):
+    if fault in ("truncated", "hostile", "a folder"):
         commands.append(training(data_bin, tmp_path / "new", "--finetune-from-model", path))
     for command in commands:
         sentence = refusal(*command)
         assert str(path.parent) in sentence and path.name in sentence, (command, sentence)
-        assert re.search(BROKEN[fault], sentence), (command, sentence)
+        assert re.search(reason, sentence), (command, sentence)
     assert digests(tmp_path) == before
     assert not (tmp_path / "was_run").exists()
 
@@ -218,7 +211,7 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, 
 @pytest.mark.parametrize("cfg", [None, {"a": 1}, [1]])
 def test_a_checkpoint_without_options_can_be_trained_on_and_cannot_be_translated_with(data_bin, trained, tmp_path, cfg):
     path = tmp_path / "checkpoint_last.pt"
-    changed(cfg=cfg)(trained / path.name, path)
+    path.write_bytes(changed(trained / path.name, cfg=cfg))
     assert f"{path} is not a fairseq checkpoint: " in refusal(load, path)
     if cfg != [1]:
         train(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-update", 1)
@@ -423,12 +416,11 @@ def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
 def test_reasons_are_read_out_of_torchs_message():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
     good = model.state_dict()
+    in_embedding = "has the shape [7, 2] in it and [5, 2] here; the dictionaries"
+    in_layer = "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes"
     cases = [
-        (
-            {**good, "embed_tokens.weight": torch.ones(7, 2)},
-            "has the shape [7, 2] in it and [5, 2] here; the dictionaries",
-        ),
-        ({**good, "fc1.bias": torch.ones(4)}, "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes"),
+        ({**good, "embed_tokens.weight": torch.ones(7, 2)}, in_embedding),
+        ({**good, "fc1.bias": torch.ones(4)}, in_layer),
         ({**good, "fc2.bias": torch.ones(4)}, "only it has fc2.bias; --arch or options"),
         ({name: good[name] for name in list(good)[:2]}, "it lacks fc1.bias; --arch or options"),
     ]

@@ -16,6 +16,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,44 +223,27 @@ def other_programs_keep_their_tracebacks(request, folder):
 
 def the_same_checkpoints_are_written(request, folder):
     """All combinations of flags; the difference is the checkpoint that fairseq leaves out."""
-    number = 0
-    for epoch, updates, ends in ((1, 10, True), (2, 20, True), (2, 15, False), (2, 17, True)):
-        for no_epoch in (False, True):
-            for interval, every in ((1, 0), (2, 0), (1, 5), (2, 5)):
-                written = []
-                for module in BOTH():
-                    number += 1
-                    cfg = checkpointing(folder / str(number), no_epoch, interval, every)
-                    iterator = mock.Mock(epoch=epoch, **{"end_of_epoch.return_value": ends})
-                    module.save_checkpoint(cfg, SavingTrainer(updates), iterator, None)
-                    written.append(set(os.listdir(cfg.save_dir)))
-                left_out = every and updates % every == 0 and ends and (no_epoch or epoch % interval)
-                extra = {f"checkpoint_{epoch}_{updates}.pt"} if left_out else set()
-                assert written[0] == written[1] | extra, (epoch, updates, ends, no_epoch, interval, every)
-
-
-def checkpointing(folder, no_epoch, interval, every):
-    return Namespace(
-        save_dir=str(folder), no_save=False, no_epoch_checkpoints=no_epoch, save_interval=interval,
-        save_interval_updates=every, keep_best_checkpoints=0, no_last_checkpoints=False,
-        maximize_best_checkpoint_metric=False, write_checkpoints_asynchronously=False,
-        keep_interval_updates=0, keep_last_epochs=0, keep_interval_updates_pattern=-1,
-    )  # fmt: skip
-
-
-class SavingTrainer:
-    data_parallel_rank, should_save_checkpoint_on_current_rank = 0, True
-    always_call_state_dict_during_save_checkpoint, checkpoint_suffix, task = False, "", None
-
-    def __init__(self, updates):
-        self.get_num_updates = lambda: updates
-
-    def consolidate_optimizer(self):
-        pass
-
-    def save_checkpoint(self, filename, extra_state):
-        Path(filename).write_bytes(b"checkpoint")
-        return filename
+    moments = ((1, 10, True), (2, 20, True), (2, 15, False), (2, 17, True))
+    intervals = ((1, 0), (2, 0), (1, 5), (2, 5))
+    for (epoch, updates, ends), no_epoch, (interval, every) in itertools.product(moments, (False, True), intervals):
+        written = []
+        for module in BOTH():
+            with tempfile.TemporaryDirectory(dir=folder) as save_dir:
+                cfg = Namespace(
+                    **dict.fromkeys(("keep_best_checkpoints", "keep_interval_updates", "keep_last_epochs"), 0),
+                    **dict.fromkeys(("no_save", "no_last_checkpoints", "maximize_best_checkpoint_metric"), False),
+                    save_dir=save_dir, no_epoch_checkpoints=no_epoch, save_interval=interval,
+                    save_interval_updates=every, write_checkpoints_asynchronously=False,
+                )  # fmt: skip
+                trainer = mock.Mock(data_parallel_rank=0, checkpoint_suffix="")
+                trainer.get_num_updates.return_value = updates
+                trainer.save_checkpoint = lambda name, extra_state: (Path(name).touch(), name)[1]
+                iterator = mock.Mock(epoch=epoch, **{"end_of_epoch.return_value": ends})
+                module.save_checkpoint(cfg, trainer, iterator, None)
+                written.append(set(os.listdir(save_dir)))
+        left_out = every and updates % every == 0 and ends and (no_epoch or epoch % interval)
+        extra = {f"checkpoint_{epoch}_{updates}.pt"} if left_out else set()
+        assert written[0] == written[1] | extra, (epoch, updates, ends, no_epoch, interval, every)
 
 
 def batches_are_the_same(request, folder):
