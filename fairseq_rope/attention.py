@@ -140,14 +140,12 @@ class RotaryMultiheadAttention(FusedAttention):
 
         Args:
             query: (T, B, C)
-            key, value: ignored, since self-attention reads *query*; there for fairseq's signature
+            key, value, static_kv: there for fairseq's signature; self-attention reads *query*
             key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero where a pad stands
             incremental_state: fairseq's cache of keys (rotated) and values
-            need_weights: also return the attention weights, averaged over heads
-            static_kv: must be false, as keys and values are never those of an encoder
+            need_weights, need_head_weights: also return the attention weights, averaged over heads or of each head
             attn_mask: (T, S), added to the scores (or boolean, true where attention is forbidden)
             before_softmax: return the masked scores (B * H, T, S) and the values (B * H, S, D)
-            need_head_weights: also return the weights of each head; implies *need_weights*
 
         Returns:
             The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with *need_head_weights*, in

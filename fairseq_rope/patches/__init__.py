@@ -19,21 +19,13 @@ from . import batches, ending, fasta, loading, options, saving
 
 
 class Patch(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        target: dotted name of what is replaced; "fairseq.*.NAME" is a global of each loaded module of fairseq
-        replacement: the object that takes its place
-        prevents: "code execution", "lost data", "wrong results" or "an unreadable error"
-        reason: what happens without the replacement
-        until: when the row can go
-    """
-
-    target: str
-    replacement: Any
-    prevents: str
-    reason: str
-    until: str
+    target: str  # dotted name of what is replaced; "fairseq.*.NAME" is a global of each loaded module of fairseq
+    replacement: Any  # the object that takes its place
+    prevents: str  # "code execution", "lost data", "wrong results" or "an unreadable error"
+    reason: str  # what happens without the replacement
+    until: str  # when the row can go
 
 
 PATCHES: List[Patch] = [

@@ -194,23 +194,14 @@ def languages_of(options: Any) -> Languages:
 
 @dataclasses.dataclass
 class Reading:
-    """What one call of fairseq reads, and what the checkpoints have to agree with.
+    """What one call of fairseq reads, and what the checkpoints have to agree with."""
 
-    Attributes:
-        files: the checkpoints that the call was given
-        languages: those of the data
-        rotation: the options of the rotation that the training uses
-        builds_model: whether the call builds the model that a checkpoint describes
-        path: the file that was read last
-        trained_languages: those that the file was trained with, before any override
-    """
-
-    files: Sequence[str]
-    languages: Languages = UNKNOWN
-    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    builds_model: bool = False
-    path: str = "the checkpoint"
-    trained_languages: Languages = UNKNOWN
+    files: Sequence[str]  # the checkpoints that the call was given
+    languages: Languages = UNKNOWN  # those of the data
+    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its options, as the training uses them
+    builds_model: bool = False  # whether the call builds the model that a checkpoint describes
+    path: str = "the checkpoint"  # the file that was read last
+    trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
 
     def is_given(self, path: str) -> bool:
         """Return whether *path* is one of ``files``, or a part of one that is divided (``-shard0.pt``)."""

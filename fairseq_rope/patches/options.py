@@ -40,11 +40,7 @@ def literal(x: str, *_: Any) -> Any:
 
 
 def _value(node: ast.AST) -> Any:
-    """Return the value of an expression.
-
-    Raises:
-        ValueError: it is neither a literal nor allowed arithmetic, or it is too large
-    """
+    """Return the value of an expression; a ValueError says that it is no allowed one, or too large."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Tuple):
@@ -85,12 +81,9 @@ def _option_being_read() -> str:
     ``eval_str_list`` give it the option.
     """
     frame = sys._getframe(2)
-    for _ in range(2):
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    for caller in filter(None, (frame, frame.f_back)):
+        line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
         name = re.search(r"eval\w*\(\s*(?:self\.)?(?:args|cfg|config)\.(\w+)", line)
         if name:
             return f"--{name.group(1).replace('_', '-')} "
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
     return ""

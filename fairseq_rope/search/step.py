@@ -103,13 +103,8 @@ def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
     """The steps of all *layers*; None unless all of them can be bound."""
     if autocasts():
         return None
-    steps = []
-    for layer in layers:
-        step = bind(layer)
-        if step is None:
-            return None
-        steps.append(step)
-    return steps
+    steps = [bind(layer) for layer in layers]
+    return None if None in steps else steps
 
 
 def _is_part(module: Any, cls: type) -> bool:

@@ -16,14 +16,9 @@ from .config import rope_architecture
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
     "transformer_rope": (
-        "transformer",
-        "transformer_tiny",
-        "transformer_iwslt_de_en",
-        "transformer_wmt_en_de",
-        "transformer_vaswani_wmt_en_de_big",
-        "transformer_vaswani_wmt_en_fr_big",
-        "transformer_wmt_en_de_big",
-        "transformer_wmt_en_de_big_t2t",
+        *("transformer", "transformer_tiny", "transformer_iwslt_de_en", "transformer_wmt_en_de"),
+        *("transformer_vaswani_wmt_en_de_big", "transformer_vaswani_wmt_en_fr_big"),
+        *("transformer_wmt_en_de_big", "transformer_wmt_en_de_big_t2t"),
     ),
     "transformer_rope_align": ("transformer_align", "transformer_wmt_en_de_big_align"),
     "multilingual_transformer_rope": ("multilingual_transformer", "multilingual_transformer_iwslt_de_en"),

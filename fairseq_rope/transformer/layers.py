@@ -20,21 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 def build_rotary_self_attention(cfg: TransformerConfig, side: Any) -> RotaryMultiheadAttention:
-    """Return the self-attention of one layer.
-
-    Args:
-        cfg: the model's configuration, with rope_base, rope_layout and rope_fraction
-        side: cfg.encoder or cfg.decoder
-    """
+    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), rotated as *cfg* says."""
+    rotary = RotaryEmbedding(
+        side.embed_dim // side.attention_heads, base=cfg.rope_base, layout=cfg.rope_layout, fraction=cfg.rope_fraction
+    )
     return RotaryMultiheadAttention(
         side.embed_dim,
         side.attention_heads,
-        rotary=RotaryEmbedding(
-            side.embed_dim // side.attention_heads,
-            base=cfg.rope_base,
-            layout=cfg.rope_layout,
-            fraction=cfg.rope_fraction,
-        ),
+        rotary,
         dropout=cfg.attention_dropout,
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
