@@ -3,6 +3,7 @@
 import math
 import random
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -452,25 +453,22 @@ def test_accumulated_gradients_are_those_of_the_big_batch(build):
 # -- other models and tasks --------------------------------------------------------------------------
 
 
+SIZES = {"layers": 1, "embed-dim": 32, "ffn-embed-dim": 64, "attention-heads": 2}
+SMALL = [f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in SIZES.items()]
+
+
 def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     folder = tmp_path / "text"
-    folder.mkdir()
+    shutil.copytree(data_bin.parent / "text", folder)
     for name in ("train", "valid"):
-        for lang in ("en", "de"):
-            (folder / f"{name}.{lang}").write_bytes((data_bin.parent / "text" / f"{name}.{lang}").read_bytes())
         lengths = [len(line.split()) for line in text(data_bin, f"{name}.en")]
         mirrored = [" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in lengths]
         (folder / f"{name}.align").write_text("".join(f"{line}\n" for line in mirrored))
     data, path = tmp_path / "bin", tmp_path / "model" / "checkpoint_last.pt"
     preprocess(data, folder / "train", folder / "valid", "--align-suffix", "align")
-    sizes = [
-        f"--{side}-{name}={value}"
-        for side in ("encoder", "decoder")
-        for name, value in {"layers": 2, "embed-dim": 64, "ffn-embed-dim": 64, "attention-heads": 2}.items()
-    ]
     supervised = ["--load-alignments", "--criterion", "label_smoothed_cross_entropy_with_alignment"]
-    of_layer = ["--alignment-layer", 1, "--full-context-alignment"]
-    log = train(data, path.parent, "--arch", "transformer_rope_align", *sizes, *supervised, *of_layer)
+    of_layer = ["--alignment-layer", 0, "--full-context-alignment"]
+    log = train(data, path.parent, "--arch", "transformer_rope_align", *SMALL, *supervised, *of_layer)
     assert '"valid_alignment_loss"' in log
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert isinstance(model, TransformerAlignModel)
@@ -488,9 +486,8 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
 
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     path, task = tmp_path / "checkpoint_last.pt", ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en"]
-    small = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32".split()
-    heads = "--encoder-attention-heads 2 --decoder-attention-heads 2 --share-encoders --rope-layout half".split()
-    log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *task, *small, *heads)
+    shared = ["--share-encoders", "--rope-layout", "half"]
+    log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *task, *SMALL, *shared)
     assert math.isfinite(float(valid_losses(log)[1]))
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     for name in ("en-de", "de-en"):
