@@ -66,10 +66,7 @@ def data_bin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     text = write_pairs(folder / "text", 200, seed=1)
     prefixes = [word for n in ("train", "valid", "test") for word in (f"--{n}pref", text / n)]
-    call(
-        "fairseq-preprocess", "-s", "en", "-t", "de", *prefixes,
-        "--joined-dictionary", "--destdir", folder / "bin",
-    )  # fmt: skip
+    call("fairseq-preprocess", "-s", "en", "-t", "de", *prefixes, "--joined-dictionary", "--destdir", folder / "bin")
     return folder / "bin"
 
 

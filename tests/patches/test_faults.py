@@ -252,51 +252,43 @@ def test_training_starts_from_the_beginning_and_says_so_if_the_restore_file_is_m
 
 
 def test_a_dictionary_that_does_not_fit_is_said(data_bin, trained, tmp_path, tmp_path_factory):
-    path, other = trained / "checkpoint_last.pt", tmp_path_factory.mktemp("other") / "bin"
+    path, other = tmp_path / "checkpoint_last.pt", tmp_path_factory.mktemp("other") / "bin"
     shutil.copytree(data_bin, other)
     for dictionary in other.glob("dict.*.txt"):
         dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:-8]))
-    before = digests(trained)
-    shutil.copy(path, tmp_path)
-    for command, name in (
-        (generate(other, path), path),
-        (training(other, tmp_path, "--max-epoch", 30), tmp_path / path.name),
-    ):
-        sentence = refusal(*command)
+    shutil.copy(trained / path.name, path)
+    before = digests(tmp_path)
+    for command in (generate(other, path), training(other, tmp_path, "--max-epoch", 30)):
         assert re.search(
-            rf"{name} does not fit: \S+embed_tokens.weight has the shape \[\d+, 64\] in it and \[\d+, 64\] here; "
+            rf"{path} does not fit: \S+embed_tokens.weight has the shape \[\d+, 64\] in it and \[\d+, 64\] here; "
             r"the dictionaries \(dict\.\*\.txt in the data folder\) are not those it was trained with",
-            sentence,
-        ), sentence
-    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+            refusal(*command),
+        )
+    assert digests(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "flags, reason",
-    [
-        (["--encoder-ffn-embed-dim", 96], r"fc1.weight has the shape \[64, 64\] in it and \[96, 64\] here; --arch or"),
-        (["--decoder-layers", 3], "it lacks decoder.layers.2.* are not those it was trained with"),
-    ],
-)
-def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path, flags, reason):
+def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path):
     shutil.copy(trained / "checkpoint_last.pt", tmp_path)
     before = digests(tmp_path)
-    sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, *flags))
-    assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit: .*{reason}", sentence), sentence
+    for flag, reason in (
+        ("--encoder-ffn-embed-dim", r"fc1.weight has the shape \[64, 64\] in it and \[3, 64\] here; --arch or"),
+        ("--decoder-layers", "it lacks decoder.layers.2.* are not those it was trained with"),
+    ):
+        sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, flag, 3))
+        assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit: .*{reason}", sentence), sentence
     assert digests(tmp_path) == before
 
 
 def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
-    path = trained / "checkpoint_last.pt"
-    before = digests(trained)
+    path = tmp_path / "checkpoint_last.pt"
+    shutil.copy(trained / path.name, path)
+    before = digests(tmp_path)
     swapped = ["--source-lang", "de", "--target-lang", "en"]
     reason = "was trained from en to de, and the data are from de to en"
     cure = "give data of its direction, or --source-lang en --target-lang de"
-    assert refusal(*generate(data_bin, path, *swapped)) == f"{path} {reason}: {cure}"
-    shutil.copy(path, tmp_path)
-    same_folder = training(data_bin, tmp_path, "--max-epoch", 30, *swapped)
-    assert refusal(*same_folder) == f"{tmp_path / path.name} {reason}: {cure}"
-    assert digests(trained) == before and digests(tmp_path) == {path.name: before[path.name]}
+    for command in (generate(data_bin, path), training(data_bin, tmp_path, "--max-epoch", 30)):
+        assert refusal(*command, *swapped) == f"{path} {reason}: {cure}"
+    assert digests(tmp_path) == before
     # To learn the other direction from what is known of this one is another matter.
     train(data_bin, tmp_path / "new", "--finetune-from-model", path, *swapped, "--max-update", 1)
     assert (tmp_path / "new" / "checkpoint_last.pt").exists()
@@ -321,27 +313,29 @@ def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
     call(*tuned, *half, "--rope-base", 500)  # a longer context can be learnt with another base
 
 
-def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path):
+@pytest.fixture
+def without_pause(monkeypatch):
+    monkeypatch.setattr("fairseq_rope.patches.saving.PAUSE", 0)
+
+
+def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path, without_pause):
     class Fails:
         def __reduce__(self):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    path = tmp_path / "checkpoint1.pt"
     with pytest.raises(RuntimeError, match="an illegal memory access"):
-        checkpoint_utils.torch_persistent_save({"model": Fails()}, str(path))
+        checkpoint_utils.torch_persistent_save({"model": Fails()}, str(tmp_path / "checkpoint1.pt"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, monkeypatch):
-    tries = []
+def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, monkeypatch, without_pause):
+    tries, path = [], tmp_path / "checkpoint1.pt"
 
     def save(obj, file):
         tries.append(file.write(b"the first half of it"))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", save)
-    monkeypatch.setattr("fairseq_rope.patches.saving.PAUSE", 0)
-    path = tmp_path / "checkpoint1.pt"
     with pytest.raises(OSError, match="could not be written whole .No space left on device") as refused:
         checkpoint_utils.torch_persistent_save({}, str(path))
     assert refused.value.filename == str(path) and len(tries) == 3
@@ -398,7 +392,7 @@ def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
 )
 def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags, reason):
     sentence = refusal(*training(data_bin, tmp_path / "new", *flags))
-    assert re.search(re.escape(reason).replace(r"\.\*", ".*"), sentence)
+    assert reason in sentence
     assert not (tmp_path / "new").exists() or digests(tmp_path / "new") == {}
 
 

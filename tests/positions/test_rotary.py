@@ -81,16 +81,6 @@ def test_the_bound_on_scores_decays_with_distance(head_dim):
     assert rings[-1] < 0.5 * rings[0]
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
-def test_16_bit_input_is_rotated_in_float32(dtype, tolerance):
-    # One rounding of the result to 16 bits is all that may be lost: half a unit in the last place.
-    x = torch.randn(300, 64, dtype=dtype)
-    out = RotaryEmbedding(64)(x, offset=700)
-    exact = rotate_by_the_paper(x, 700, 10000.0, "interleaved", 64)
-    assert out.dtype == dtype
-    assert bool(((out.double() - exact).abs() <= tolerance * exact.abs() + 1e-6).all())
-
-
 def test_float64_input_is_rotated_in_float64():
     x = torch.randn(4, 8, dtype=torch.float64)
     cos, sin = rotary_tables(4, 8, 10000.0, torch.device("cpu"))
@@ -209,8 +199,8 @@ def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
     exact = rotate_by_the_paper(first, offset, base, layout, 2 * rotating)
     assert torch.equal(out[..., 2 * rotating :], x[..., 2 * rotating :]), "the rest of the head passes through"
     error = (out.reshape(-1, steps, 2 * pairs)[0].double() - exact).abs()
-    # One rounding of the result, and tables and products in float32.
-    assert bool((error <= torch.finfo(dtype).eps * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all())
+    # One rounding of the result, by half a unit in the last place, and tables and products in float32.
+    assert bool((error <= torch.finfo(dtype).eps / 2 * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all())
     middle = steps // 2
     of_slice = rotary(x[..., middle:, :], offset + middle)
     close = 2 * torch.finfo(dtype).eps * x.abs().max().item()

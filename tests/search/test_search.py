@@ -208,55 +208,48 @@ class Doubling(torch.nn.Module):
         return 2 * x
 
 
-def overrides():
-    """By name: a function that changes what a decoder computes, from the decoder and a monkeypatch."""
-    of_decoder = ("extract_features_scriptable", "extract_features", "forward", "output_layer")
-    for name in of_decoder:
-        yield (
-            f"{name} of a subclass",
-            lambda decoder, _, name=name: of_its_own(decoder, **{name: scaled(getattr(type(decoder), name))}),
+OF_DECODER = ("extract_features_scriptable", "extract_features", "forward", "output_layer")
+OF_INSTANCES = [
+    *(("", name) for name in OF_DECODER),
+    *(("layers.1", "residual_connection"), ("layers.1.encoder_attn", "_attend")),
+    *((path, "forward") for path in ("layers.0.self_attn", "layers.0.self_attn.rotary", "layers.1.fc2")),
+    *((path, "forward") for path in ("layers.1.final_layer_norm", "layers.0.dropout_module")),
+    *((path, "forward") for path in ("dropout_module", "output_projection")),
+]
+OF_CLASSES = [
+    *((TransformerDecoderBase, "extract_features_scriptable"), (TransformerDecoderBase, "output_layer")),
+    *((ResidualInPlace, "residual_connection"), (RotaryMultiheadAttention, "_attend")),
+    *((cls, "forward") for cls in (TransformerDecoderLayerBase, Dropout, CrossAttention, RotaryEmbedding)),
+    *((cls, "forward") for cls in (torch.nn.LayerNorm, torch.nn.Linear, torch.nn.Embedding)),
+]
+HOOKED = ("dropout_module", "embed_tokens", "layer_norm", "output_projection", "layers.0.fc1")
+
+
+def replace(owner, name, patch):
+    patch.setattr(owner, name, scaled(getattr(owner, name)))
+
+
+# Functions of the decoder and a monkeypatch that change what the decoder computes.
+OVERRIDES = {
+    **{
+        f"{name} of a subclass": lambda d, _, name=name: of_its_own(d, **{name: scaled(getattr(type(d), name))})
+        for name in OF_DECODER
+    },
+    **{
+        f"{path} {name} of the instance": lambda d, patch, path=path, name=name: replace(
+            d.get_submodule(path), name, patch
         )
-    for path, name in (
-        *(("", name) for name in of_decoder),
-        ("layers.1", "residual_connection"),
-        ("layers.1.encoder_attn", "_attend"),
-        *((path, "forward") for path in ("layers.0.self_attn", "layers.0.self_attn.rotary", "layers.1.fc2")),
-        *((path, "forward") for path in ("layers.1.final_layer_norm", "layers.0.dropout_module")),
-        *((path, "forward") for path in ("dropout_module", "output_projection")),
-    ):
-
-        def of_instance(decoder, _, path=path, name=name):
-            module = decoder.get_submodule(path)
-            setattr(module, name, scaled(getattr(module, name)))
-
-        yield f"{path} {name} of the instance", of_instance
-    for cls, *names in (
-        (TransformerDecoderBase, "extract_features_scriptable", "output_layer"),
-        (ResidualInPlace, "residual_connection"),
-        (RotaryMultiheadAttention, "_attend"),
-        *((cls, "forward") for cls in (TransformerDecoderLayerBase, Dropout, CrossAttention, RotaryEmbedding)),
-        *((cls, "forward") for cls in (torch.nn.LayerNorm, torch.nn.Linear, torch.nn.Embedding)),
-    ):
-        for name in names:
-            yield (
-                f"{cls.__name__}.{name}",
-                lambda _, patch, cls=cls, name=name: patch.setattr(cls, name, scaled(getattr(cls, name))),
-            )
-    for path in ("dropout_module", "embed_tokens", "layer_norm", "output_projection", "layers.0.fc1"):
-
-        def hook(decoder, _, path=path):
-            decoder.get_submodule(path).register_forward_hook(lambda module, given, out: 2 * out)
-
-        yield f"hook of {path}", hook
-    for path in ("", "layers.0"):
-        yield (
-            f"dropout replaced {path}",
-            lambda decoder, _, path=path: setattr(decoder.get_submodule(path), "dropout_module", Doubling()),
-        )
-    yield "positions", lambda decoder, _: setattr(decoder, "embed_positions", PositionalEmbedding(1024, 64, 1))
-
-
-OVERRIDES = dict(overrides())
+        for path, name in OF_INSTANCES
+    },
+    **{f"{c.__name__}.{name}": lambda _, patch, c=c, name=name: replace(c, name, patch) for c, name in OF_CLASSES},
+    **{
+        f"hook of {path}": lambda d, _, path=path: d.get_submodule(path).register_forward_hook(lambda *x: 2 * x[-1])
+        for path in HOOKED
+    },
+    "dropout replaced": lambda d, _: setattr(d, "dropout_module", Doubling()),
+    "dropout of a layer replaced": lambda d, _: setattr(d.layers[0], "dropout_module", Doubling()),
+    "positions": lambda d, _: setattr(d, "embed_positions", PositionalEmbedding(1024, 64, 1)),
+}
 
 
 @pytest.fixture(scope="module")
