@@ -1,6 +1,8 @@
 """fairseq's commands: as programs, and called in this process."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
 import logging
@@ -16,6 +18,7 @@ from unittest import mock
 
 import torch
 from fairseq import checkpoint_utils
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
@@ -29,6 +32,9 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
 }
 torch.set_num_threads(1)
+# At each start, fairseq gives hydra the same 300 options. To parse them takes a quarter of a command: it is done once.
+_parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
+OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))
 # A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -139,12 +139,6 @@ def test_absolute_positions_of_a_checkpoint_are_dropped_aloud(build, caplog, pos
         assert f"dropped {side}.{positions}" in caplog.text
 
 
-def test_quantisation_noise_reaches_the_projections(build):
-    attention = build(quant_noise_pq=0.1).encoder.layers[0].self_attn
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
-        assert projection._forward_pre_hooks  # fairseq's quant_noise is a hook before the forward pass
-
-
 def test_layers_are_wrapped_for_fsdp_as_fairseqs_are(build, monkeypatch):
     def wrapped_sizes(arch, module, **options):
         sizes = []
