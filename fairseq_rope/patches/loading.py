@@ -41,6 +41,7 @@ class CheckpointError(InputError):
 
 
 def no_checkpoint(path: Any, reason: str) -> CheckpointError:
+    """Return the error for a file of other software, or one that lacks something."""
     return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
 
 
@@ -181,6 +182,7 @@ def part_of(state: Mapping[str, Any], part: str) -> Any:
 
 
 def options_of(task: Any) -> Any:
+    """Return the options of a task of fairseq's; fairseq 0.10 calls them ``args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 

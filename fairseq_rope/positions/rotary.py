@@ -181,11 +181,7 @@ class RotaryEmbedding(nn.Module):
         return rotary_tables(size, self.dim, self.base, device)
 
     def tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-        """The rows of the cos and sin tables for positions *offset* … *offset* + *length* - 1.
-
-        Returns:
-            Two float32 tensors (length, d_r / 2) on *device*.
-        """
+        """cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2)."""
         cos, sin = self._tables
         # TorchScript knows == between devices, not !=.
         if cos.size(0) < offset + length or not cos.device == device:
@@ -199,15 +195,10 @@ class RotaryEmbedding(nn.Module):
         return cos[offset : offset + length], sin[offset : offset + length]
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """Rotate *x* as positions *offset*, *offset* + 1, ….
+        """Rotate *x* (..., T, D), queries or keys, as positions *offset*, *offset* + 1, ….
 
-        Args:
-            x: (..., T, D), queries or keys
-            offset: the position of the first of the T; in step-by-step decoding the number of keys
-                already in the cache
-
-        Returns:
-            A new tensor of the shape and type of *x*.
+        In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
+        the shape and type of *x*.
         """
         cos, sin = self.tables(offset, x.size(-2), x.device)
         turning = x if self.dim == self.head_dim else x[..., : self.dim]

@@ -87,8 +87,7 @@ class Beams:
     def append(self, layer: Any, new: Tensor) -> Tuple[Tensor, ...]:
         """Write the keys and values of this step, *new* (2, N, H, K, D), into the cache of *layer*.
 
-        Returns:
-            keys and values of all steps so far, each (N, H, n * K, D)
+        Returns keys and values of all steps so far, each (N, H, n * K, D).
         """
         if layer not in self._cache:
             two, sentences, heads, _, dim = new.shape
@@ -101,8 +100,7 @@ class Beams:
     def reorder(self, new_order: Tensor) -> bool:
         """Let row i continue from row new_order[i] of the last step, both in the caller's order.
 
-        Returns:
-            Whether it was done. With K > 1 the rows must be K adjacent rows of each of some sentences.
+        Returns whether it was done. With K > 1 the rows must be K adjacent rows of each of some sentences.
         """
         if self.beam == 1:
             self._copy(new_order)
