@@ -421,8 +421,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("by", ["decoder", "modules", "copy"])
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("layout, by", [("half", "decoder"), ("interleaved", "modules"), ("half", "copy")])
 @pytest.mark.parametrize("name", list(ORDERS))
 def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, name, layout, by):
     """The truth is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
