@@ -1,12 +1,12 @@
 """How a training went: fairseq's own numbers, as stage 7 keeps them beside the checkpoints."""
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.pipeline.experiment import StageError
+from recipes.pipeline.history import logged
 
 
 @dataclass
@@ -14,13 +14,13 @@ class Training:
     """The curve of one training.
 
     Attributes:
-        updates, seconds, losses: of each validation how many updates and seconds it came after, and its loss,
-            label-smoothed, in bits a token. Seconds are those that fairseq-train ran, validation included;
-            of processes that were interrupted, up to their last whole epoch
+        updates, seconds, losses: of each validation the updates and seconds before it, and its loss, label-smoothed,
+            in bits a token. Seconds are those that fairseq-train ran, validation included; of processes that were
+            interrupted, up to their last whole epoch
         tokens_per_second: target tokens, the median over the epochs
-        last_epoch: the last one that there is a validation of
-        processes: what trained, in its order: commit, versions, hardware, batches, command. One that ended
-            before its first validation is left out
+        last_epoch: the last one with a validation
+        processes: commit, versions, hardware, batches and command of those that trained, in their order, without
+            those that ended before their first validation
     """
 
     updates: list[int]
@@ -32,12 +32,9 @@ class Training:
 
 
 def read_history(path: Path) -> Training:
-    """The training of which *path* has the history.
+    """The training whose history is in *path*; a StageError if that has no validation, or no whole epoch.
 
-    Of what was trained twice, since a run was interrupted, the later one counts.
-
-    Raises:
-        StageError: it tells of no validation, or of no whole epoch
+    Of epochs that were trained twice, since a run was interrupted, the later one counts.
     """
     validations: dict[int, tuple[float, int]] = {}  # updates: loss, epoch
     epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
@@ -45,12 +42,7 @@ def read_history(path: Path) -> Training:
     running: list[dict[str, Any]] = []  # the process that the lines below it are of, until there are some
     before = wall = 0.0  # what earlier processes took, and this one
     for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            told = json.loads(line)
-        except ValueError:  # cut off by a crash
-            continue
-        if not isinstance(told, dict):
-            continue
+        told = logged(line)  # {} for a line that a crash has cut off
         if "process" in told:
             running = [told["process"]]
             wall = float("inf")

@@ -10,20 +10,12 @@ def to_average(experiment: Experiment) -> list[tuple[int, Path]]:
     """The newest checkpoints, which stage 8 averages, in their order: epoch or update, and file."""
     by_update = experiment.settings.save_every_updates
     pattern = r"checkpoint_\d+_(\d+)\.pt" if by_update else r"checkpoint(\d+)\.pt"
-    numbered = []
-    for path in experiment.checkpoints.glob("checkpoint*.pt"):
-        match = re.fullmatch(pattern, path.name)
-        if match:
-            numbered.append((int(match.group(1)), path))
-    return sorted(numbered)[-experiment.settings.average_checkpoints :]
+    matches = [(re.fullmatch(pattern, path.name), path) for path in experiment.checkpoints.glob("checkpoint*.pt")]
+    return sorted((int(match[1]), path) for match, path in matches if match)[-experiment.settings.average_checkpoints :]
 
 
 def check_checkpoints(experiment: Experiment) -> None:
-    """Refuse to end with others to average than the last ones, one for each epoch or interval.
-
-    Raises:
-        StageError: one is missing; removed by hand, or trained with another save_every_updates
-    """
+    """Raise a StageError unless the last checkpoints are all there, one for each epoch or interval."""
     found = [number for number, _ in to_average(experiment)]
     by_update, count = experiment.settings.save_every_updates, experiment.settings.average_checkpoints
     every = by_update or 1

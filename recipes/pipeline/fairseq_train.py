@@ -18,11 +18,7 @@ def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tup
 
 
 def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
-    """How many GPUs train (0: the CPU), and in which precision.
-
-    Raises:
-        StageError: more GPUs were asked for than there are, or a precision that they do not have
-    """
+    """How many GPUs train (0: the CPU), and in which precision; a StageError if the machine does not have these."""
     import torch
 
     there = torch.cuda.device_count()
@@ -42,11 +38,7 @@ def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
 
 
 def check_devices(experiment: Experiment) -> None:
-    """Refuse GPUs, or a precision of theirs, that are not there, before the other stages run.
-
-    Raises:
-        StageError: see :func:`devices_and_precision`
-    """
+    """:func:`devices_and_precision` before the other stages run. Without GPUs, it loads no torch."""
     if experiment.gpus or experiment.settings.precision in ("fp16", "bf16"):
         devices_and_precision(experiment)
 
@@ -63,13 +55,10 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
     limits = "".join(
         f"--{flag} {limit} " for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates)) if limit
     )
+    saved = f"--keep-last-epochs {s.average_checkpoints}"
     if s.save_every_updates:
-        saved = (
-            f"--save-interval-updates {s.save_every_updates} "
-            f"--keep-interval-updates {s.average_checkpoints} --no-epoch-checkpoints"
-        )
-    else:
-        saved = f"--keep-last-epochs {s.average_checkpoints}"
+        saved = f"--save-interval-updates {s.save_every_updates} --keep-interval-updates {s.average_checkpoints}"
+        saved += " --no-epoch-checkpoints"
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
     return (
         f"fairseq-train {quoted(experiment.data_bin)} "

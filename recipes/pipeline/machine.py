@@ -1,7 +1,9 @@
 """What a recipe asks of the machine, checked before the start, and what there is to write down of it."""
 
+import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -57,32 +59,23 @@ def describe() -> dict[str, Any]:
     """Versions, commit and hardware, as a row of RESULTS.md names them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "commit": _commit(), "hardware": _hardware()}
-
-
-def _commit() -> str:
-    try:
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    commit = _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+    return {"versions": versions, "commit": commit, "hardware": _hardware()}
 
 
 def _hardware() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        if names:
-            found["cpu"] = names[0].partition(":")[2].strip()
+    model = re.search(r"^model name\s*:\s*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    cpu = model[1] if model else platform.processor() or platform.machine()
+    gpus = _printed("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    return {"cpu": cpu, "cores": os.cpu_count(), "gpus": gpus}
+
+
+def _printed(*command: str) -> str:
+    """What *command* prints, without blanks around it; empty if it fails or does not exist."""
     try:
-        list_gpus = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        gpus = subprocess.run(list_gpus, capture_output=True, text=True, check=True).stdout.split("\n")
-        found["gpus"] = [name for name in gpus if name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        found["gpus"] = []
-    return found
+        return ""

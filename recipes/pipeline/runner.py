@@ -36,11 +36,7 @@ class Runner:
         self.moves = Moves(experiment)
 
     def ensure(self, stage: Stage) -> bool:
-        """Run *stage* unless it is done. Returns whether it ran.
-
-        Raises:
-            StageError: an input is missing, a command failed, or an output did not appear
-        """
+        """Run *stage* unless it is done. Returns whether it ran; in a dry run, True."""
         title = f"stage {stage.number}: {stage.title}"
         if self.experiment.dry_run:
             self._print_commands(stage, title)
@@ -81,8 +77,7 @@ class Runner:
         for path in stage.outputs(self.experiment):
             if not path.exists():
                 raise StageError(f"{title} ended without writing {path}")
-        seconds = round(time.time() - begun, 1)
-        done = {"of": of, "made": self.stamps.made(stage), "seconds": seconds}
+        done = {"of": of, "made": self.stamps.made(stage), "seconds": round(time.time() - begun, 1)}
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
         partial.end()
 
@@ -91,16 +86,11 @@ class Runner:
         return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
 
     def refuse_stale_inputs(self, stage: Stage) -> None:
-        """Refuse to begin with *stage* if an earlier stage must run first.
+        """Raise a StageError if an earlier stage has not ended, or its settings or inputs have changed.
 
         An earlier stage whose inputs were deleted, to save space, is not checked.
-
-        Raises:
-            StageError: an earlier stage has not ended, or its settings or inputs have changed
         """
-        for earlier in self.stages:
-            if earlier.number >= stage.number:
-                return
+        for earlier in self.stages[: self.stages.index(stage)]:
             if not all(path.exists() for path in earlier.inputs(self.experiment)):
                 continue
             found = self.stamps.found(earlier)

@@ -21,13 +21,10 @@ from recipes.pipeline.stages import STAGES
 
 @contextlib.contextmanager
 def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner]]:
-    """Hold the work folder of *experiment*, and give what makes a Runner of any experiment there.
+    """Hold the work folder of *experiment*, and yield a function that makes the Runner of any experiment there.
 
-    What goes wrong, or a signal, ends the process with one sentence.
-
-    Args:
-        recipe: its name or folder
-        program: what was called, as a command from the project's root
+    An error or a signal ends the process with one sentence. *program* is the command that was called, from the
+    project's root.
     """
     recipe = str(Path("recipes") / recipe)
     ended = contextlib.ExitStack()
