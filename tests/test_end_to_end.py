@@ -12,12 +12,12 @@ import fairseq_rope.__main__
 from fairseq_rope.patches.loading import load_checkpoint
 from tests.commands import BIN, ENVIRONMENT, PLUGIN, call, outputs, run_program, train, training, valid_losses
 
-FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 10]
+FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 6]
 
 
 @pytest.fixture(scope="module")
 def kept(data_bin, tmp_path_factory):
-    """A folder with the checkpoints of 10 epochs and the average of the last 3, and the log."""
+    """A folder with the checkpoints of 6 epochs and the average of the last 3, and the log."""
     folder = tmp_path_factory.mktemp("kept")
     done = run_program(*training(data_bin, folder, *FLAGS))
     average = ["average", "--inputs", folder, "--num-epoch-checkpoints", 3, "--output", folder / "average.pt"]
@@ -28,10 +28,10 @@ def kept(data_bin, tmp_path_factory):
 def test_training_learns_and_the_average_is_the_mean_of_the_last_three(kept):
     folder, log = kept
     losses = valid_losses(log)
-    assert len(losses) == 10
-    assert float(losses[10]) < 0.8 * float(losses[1])
+    assert len(losses) == 6
+    assert float(losses[6]) < 0.8 * float(losses[1])
     average = load_checkpoint(str(folder / "average.pt"))
-    last = [load_checkpoint(str(folder / f"checkpoint{n}.pt"))["model"] for n in (8, 9, 10)]
+    last = [load_checkpoint(str(folder / f"checkpoint{n}.pt"))["model"] for n in (4, 5, 6)]
     for name, weight in average["model"].items():
         expected = torch.stack([model[name].double() for model in last]).mean(0).to(weight.dtype)
         assert torch.equal(weight, expected), name
@@ -76,13 +76,13 @@ def test_training_killed_in_the_middle_goes_on_where_it_was(kept, data_bin, tmp_
     output = resumed.stdout + resumed.stderr
     assert "Loaded checkpoint" in output
     losses = valid_losses(output)
-    assert 10 in losses and 1 not in losses
+    assert 6 in losses and 1 not in losses
     assert losses.items() <= valid_losses(undisturbed).items()
     states = [load_checkpoint(str(path / "checkpoint_last.pt")) for path in (tmp_path, folder)]
     resumed_updates, updates = (state["optimizer_history"][-1]["num_updates"] for state in states)
     assert resumed_updates == updates
     epochs = [path.stem for path in tmp_path.glob("checkpoint?*.pt") if path.stem[-1].isdigit()]
-    assert sorted(epochs) == ["checkpoint10", "checkpoint8", "checkpoint9"]
+    assert sorted(epochs) == ["checkpoint4", "checkpoint5", "checkpoint6"]
 
 
 @pytest.mark.parametrize("old", [False, True])
