@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from recipes.pipeline import commands, stage07_train, stamps
+from recipes.pipeline import commands, session, stage07_train, stamps
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, write_down
@@ -50,6 +50,7 @@ def work(tmp_path, monkeypatch):
     """A work folder with binary data, in which commands are :func:`fake_run`."""
     monkeypatch.setattr(commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command))
     monkeypatch.setattr(stage07_train, "describe", dict)
+    monkeypatch.setattr(session, "describe", dict)
     (tmp_path / "raw").mkdir()
     for lang in ("en", "de"):
         (tmp_path / "raw" / f"test.{lang}").write_text("a line\n")
