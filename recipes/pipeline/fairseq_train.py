@@ -52,9 +52,8 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
         for side in ("encoder", "decoder")
     )
     max_tokens, update_freq = batches(s.tokens_per_update, s.tokens_per_device, max(1, gpus))
-    limits = "".join(
-        f"--{flag} {limit} " for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates)) if limit
-    )
+    limits = f"--max-epoch {s.max_epochs} " if s.max_epochs else ""
+    limits += f"--max-update {s.max_updates} " if s.max_updates else ""
     saved = f"--keep-last-epochs {s.average_checkpoints}"
     if s.save_every_updates:
         saved = f"--save-interval-updates {s.save_every_updates} --keep-interval-updates {s.average_checkpoints}"

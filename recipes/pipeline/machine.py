@@ -11,31 +11,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline.experiment import ROOT, Experiment
+from recipes.pipeline.experiment import ROOT, Experiment, StageError
 
 PACKAGES = ("torch", "numpy", "fairseq-fixed", "fairseq", "subword-nmt", "sacremoses", "sentencepiece", "sacrebleu")
 PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
 
 
-class MachineError(RuntimeError):
-    """The machine lacks disk, memory or a program that the recipe needs; the message says which."""
-
-
 def check_machine(experiment: Experiment) -> None:
-    """Raise a MachineError unless there is room, memory and every program.
+    """Raise a StageError unless the machine has enough disk, enough memory and every program.
 
-    The settings ``disk_gb`` and ``memory_gb`` say what the recipe takes in all; what its work folder holds
-    already counts as room, without the folders of other models.
+    The settings ``disk_gb`` and ``memory_gb`` say what the whole recipe needs. What its work folder already holds
+    counts as free disk, except the folders of other models.
     """
     work, beside = experiment.work, str(Path(sys.executable).parent)
     programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
-            raise MachineError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
+            raise StageError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
     if memory < needed:
-        raise MachineError(
+        raise StageError(
             f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
             f"with --set memory_gb={int(memory)}"
         )
@@ -49,7 +45,7 @@ def check_machine(experiment: Experiment) -> None:
     )
     free, needed = shutil.disk_usage(folder).free / 1e9, experiment.settings.disk_gb
     if free + there / 1e9 < needed:
-        raise MachineError(
+        raise StageError(
             f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "
             f"choose another --work-dir, or try it all the same with --set disk_gb={int(free)}"
         )

@@ -39,7 +39,12 @@ class Runner:
         """Run *stage* unless it is done. Returns whether it ran; in a dry run, True."""
         title = f"stage {stage.number}: {stage.title}"
         if self.experiment.dry_run:
-            self._print_commands(stage, title)
+            print(title)
+            stage.prepare(self)
+            set_results_aside(self.experiment, stage, self.stamps, self.moves)
+            if not stage.per_model and not self.stamps.is_done(stage):
+                self.stamps.remade.update(stage.outputs(self.experiment))
+            stage.run(self.experiment, Shell(stage))
             return True
         missing = [path for path in stage.inputs(self.experiment) if not path.exists()]
         if missing:
@@ -54,14 +59,6 @@ class Runner:
         set_results_aside(self.experiment, stage, self.stamps, self.moves)
         self._run(stage, title)
         return True
-
-    def _print_commands(self, stage: Stage, title: str) -> None:
-        print(title)
-        stage.prepare(self)
-        set_results_aside(self.experiment, stage, self.stamps, self.moves)
-        if not stage.per_model and not self.stamps.is_done(stage):
-            self.stamps.remade.update(stage.outputs(self.experiment))
-        stage.run(self.experiment, Shell(stage))
 
     def _run(self, stage: Stage, title: str) -> None:
         of = self.stamps.of(stage)
@@ -104,7 +101,6 @@ class Runner:
 
     def _maker(self, path: Path) -> str:
         """Which stage makes *path*, as the end of a sentence."""
-        for stage in self.stages:
-            if path in stage.outputs(self.experiment):
-                return f"which stage {stage.number} ({stage.title}) makes: run with --stage {stage.number}"
-        return "which is not there"
+        makers = [s for s in self.stages if path in s.outputs(self.experiment)]
+        said = [f"which stage {s.number} ({s.title}) makes: run with --stage {s.number}" for s in makers]
+        return said[0] if said else "which does not exist"

@@ -14,7 +14,7 @@ import yaml
 from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lock import lock
-from recipes.pipeline.machine import MachineError, check_machine, describe
+from recipes.pipeline.machine import check_machine, describe
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import STAGES
 
@@ -40,7 +40,7 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
             signal.signal(getattr(signal, name), _stop)
         record = functools.partial(write_down, experiment, program)
         yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
-    except (StageError, MachineError) as error:
+    except StageError as error:
         sys.exit(f"{recipe}: {error}")
     except OSError as error:
         sys.exit(f"{recipe}: {error.filename or experiment.work}: {error.strerror or error}")

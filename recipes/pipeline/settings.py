@@ -31,6 +31,10 @@ def _learnt(description: str, least: float = -math.inf, most: float = math.inf, 
 
 
 _LANGUAGE = {"pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", "looks": "be a language's code, like en or pt-BR"}
+_SIDES = ("none", "source", "target", "both")
+_PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+_QUANTIZATIONS = ("float32", "int8", "int8_float32", "int16", "float16", "bfloat16")
+_PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
 
 @dataclass
@@ -39,16 +43,12 @@ class Settings:
 
     source_lang: str = _setting("code of the source language", **_LANGUAGE)
     target_lang: str = _setting("code of the target language", **_LANGUAGE)
-    train_files: str = _setting("FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
-    valid_files: str = _setting("the same; empty with holdout_every")
-    test_files: str = _setting("the same")
-    normalise_punctuation: str = _setting(
-        "the sides whose punctuation is normalised", choices=("none", "source", "target", "both"), names_model=True
-    )
+    train_files: str = _setting("training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
+    valid_files: str = _setting("validation set, written like train_files; empty with holdout_every")
+    test_files: str = _setting("test set, written like train_files")
+    normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("leave out training pairs with a longer side", 1, names_model=True)
-    max_length_ratio: float = _setting(
-        "leave out training pairs with one side so many times longer", 1, names_model=True
-    )
+    max_length_ratio: float = _setting("leave out pairs with one side so many times longer", 1, names_model=True)
     holdout_every: int = _setting("n: every n-th training pair validates, in place of valid_files", 0)
     vocab_size: int = _setting("subwords of both languages together", 1, names_model=True)
 
@@ -57,32 +57,25 @@ class Settings:
     ffn_width: int = _learnt("size inside the feed-forward networks", 1)
     heads: int = _learnt("heads of every attention", 1)
     dropout: float = _learnt("probability of dropout", 0, 1)
-    adam_betas: str = _learnt(
-        "Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="be a pair like (0.9, 0.98)"
-    )
+    adam_betas: str = _learnt("Adam's betas", pattern=_PAIR, looks="be a pair like (0.9, 0.98)")
     adam_eps: float = _learnt("Adam's epsilon", 0, 1)
     warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
-    learning_rate: float = _learnt("the highest, at the end of the warm-up", 0, 1)
+    learning_rate: float = _learnt("highest learning rate, at the end of the warm-up", 0, 1)
     label_smoothing: float = _learnt("probability that is spread over all words", 0, 1)
     warmup_updates: int = _learnt("updates with a growing learning rate", 0)
     tokens_per_update: int = _learnt("tokens of the longer side in an update, over all devices", 1)
-    max_updates: int = _setting("the last update; 0: no limit", 0)
-    max_epochs: int = _setting("the last epoch; 0: no limit", 0)
+    max_updates: int = _setting("number of the last update; 0: no limit", 0)
+    max_epochs: int = _setting("number of the last epoch; 0: no limit", 0)
 
     tokens_per_device: int = _setting("the largest batch of one device", 1)
-    precision: str = _setting(
-        "number format of the training; auto: the best of the GPU", choices=("auto", "fp32", "fp16", "bf16")
-    )
+    precision: str = _setting("number format of the training; auto: the best of the GPU", choices=_PRECISIONS)
     save_every_updates: int = _setting("updates between checkpoints; 0: one checkpoint an epoch", 0)
 
     average_checkpoints: int = _setting("number of last checkpoints, whose mean translates", 1)
     beam: int = _setting("hypotheses of the search", 1)
     length_penalty: float = _setting("exponent of the length by which scores are divided")
     max_len_b: int = _setting("outputs end at the length of their source plus this", 0)
-    export_quantization: str = _setting(
-        "number format of the model that stage 11 writes",
-        choices=("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
-    )
+    export_quantization: str = _setting("number format of the model that stage 11 writes", choices=_QUANTIZATIONS)
     fairseq_train_flags: str = _learnt("more flags for fairseq-train")
     fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
     disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)

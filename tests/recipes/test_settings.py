@@ -86,7 +86,7 @@ def test_help_describes_every_setting(capsys):
     assert re.findall(r"^  (\w+) \(\w+", printed, re.MULTILINE) == list(FIELDS)
     for line in (
         "target_lang (str, a language's code, like en or pt-BR): code of the target language",
-        "normalise_punctuation (str, one of none, source, target, both): the sides whose punctuation is normalised",
+        "normalise_punctuation (str, one of none, source, target, both): sides with normalised punctuation",
         "dropout (float, 0 to 1): probability of dropout",
         "beam (int, 1 or more): hypotheses of the search",
         "fairseq_train_flags (str): more flags for fairseq-train",

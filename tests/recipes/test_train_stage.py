@@ -207,14 +207,14 @@ def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkey
     def check(*overrides, **more):
         machine.check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
 
-    with pytest.raises(machine.MachineError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
+    with pytest.raises(StageError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
         check("disk_gb=1000000")
     memory = r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb="
-    with pytest.raises(machine.MachineError, match=memory):
+    with pytest.raises(StageError, match=memory):
         check("memory_gb=1000000")
     there = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw))
-    with pytest.raises(machine.MachineError, match="subword-nmt is not found, neither in "):
+    with pytest.raises(StageError, match="subword-nmt is not found, neither in "):
         check("disk_gb=0", "memory_gb=0")
     check("disk_gb=0", "memory_gb=0", bpe="sentencepiece")
 
