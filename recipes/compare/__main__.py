@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not experiment.dry_run:
             check_tokenize(experiment)
             check_flags(pairs[0], "--archs")
+        report_runner = runner_of(experiment)
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for system in pair:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 reported = _and_trained_before(pairs, done)
                 print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
                 report = Report(reported, args.recipe)
-                runner_of(experiment).ensure(report)
+                report_runner.ensure(report)
                 if not experiment.dry_run:
                     print(report.summary(experiment), flush=True)
 

@@ -67,18 +67,21 @@ class Report(Stage):
         """The folder of the report. Its name has the label of the models' folders."""
         return experiment.work / f"compare{experiment.label and '.'}{experiment.label}"
 
+    def prepare(self, runner: Runner) -> None:
+        if runner.experiment.dry_run:
+            self._set_aside(runner.experiment, _finite(self._identity(runner.experiment)), runner.moves)
+
     def run(self, experiment: Experiment, shell: Shell) -> None:
         if experiment.dry_run:
-            self._set_aside(experiment, _finite(self._identity(experiment)))
             return
         results = self.results(experiment)
         as_json = json.dumps(_finite(results), indent=1) + "\n"
         texts = {"results.json": as_json, "results.md": page.table(results), "report.html": page.html(results)}
-        self._set_aside(experiment, json.loads(as_json))
+        self._set_aside(experiment, json.loads(as_json), Moves(experiment))
         for name, text in texts.items():
             write_whole(self.folder(experiment) / name, text)
 
-    def _set_aside(self, experiment: Experiment, results: dict[str, Any]) -> None:
+    def _set_aside(self, experiment: Experiment, results: dict[str, Any], moves: Moves) -> None:
         """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it.
 
         In a dry run, *results* have no scores, and the signature that these would have is not known.
@@ -95,7 +98,7 @@ class Report(Stage):
         except (OSError, ValueError, KeyError, TypeError):
             differ = ["results.json, which cannot be read"]
         if differ:
-            target, moves = next_earlier(folder), Moves(experiment)
+            target = next_earlier(folder)
             for path in reports:
                 moves.move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
 

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.pipeline.experiment import ROOT, StageError
@@ -33,31 +34,30 @@ def say(line: str) -> None:
     print(f"  {line}", flush=True)
 
 
+@dataclass
 class Shell:
     """Runs the commands of one stage.
 
-    Args:
+    Attributes:
         stage: the one that runs
         script, log, partial: where its commands, their output, and what an interrupted run has made are kept;
             None in a dry run, which only prints
         locks: descriptors that every command inherits: the lock on the work folder lasts while one runs
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        script: Path | None = None,
-        log: Path | None = None,
-        partial: Partial | None = None,
-        locks: tuple[int, ...] = (),
-    ) -> None:
-        self._stage, self._script, self._log, self._partial, self._locks = stage, script, log, partial, locks
-        if script is not None:
-            script.parent.mkdir(parents=True, exist_ok=True)
-            path = f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"'
-            script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
+    stage: Stage
+    script: Path | None = None
+    log: Path | None = None
+    partial: Partial | None = None
+    locks: tuple[int, ...] = ()
 
-    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Iterable[Path] = ()) -> None:
+    def __post_init__(self) -> None:
+        if self.script is not None:
+            self.script.parent.mkdir(parents=True, exist_ok=True)
+            path = f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"'
+            self.script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
+
+    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()) -> None:
         """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
 
         Args:
@@ -66,21 +66,20 @@ class Shell:
             makes: the files that it writes. The command is not run if an interrupted run of the stage has
                 written them, and all that came before
         """
-        if self._script is None:
-            print(f"  $ {command}", flush=True)
+        if self.script is None:
+            say(f"$ {command}")
             return
-        with self._script.open("a") as script:
+        with self.script.open("a") as script:
             script.write(command + "\n")
-        makes = list(makes)
-        if makes and self._partial.has(makes):
+        if makes and self.partial.has(makes):
             say(f"made before the interruption: {', '.join(map(named, makes))}")
             return
-        print(f"  $ {command}", flush=True)
-        run_logged(self._stage, command, on_line, self._log, self._locks)
+        say(f"$ {command}")
+        run_logged(self.stage, command, on_line, self.log, self.locks)
         if makes:
-            self._partial.add(makes)
+            self.partial.add(makes)
 
-    def tool(self, command: str, makes: Iterable[Path] = ()) -> None:
+    def tool(self, command: str, makes: Sequence[Path] = ()) -> None:
         """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
         self.command(command, lambda line: say(f"  {line.rstrip()}") if line.strip() else None, makes)
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_rope.files import write_whole
@@ -13,6 +14,7 @@ from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Partial, Stamps, differences
 
 
+@dataclass
 class Runner:
     """Runs stages of *experiment*, each unless it is done.
 
@@ -21,19 +23,15 @@ class Runner:
         stages: all of them, in order
         locks: descriptors that every command inherits
         record: called before a stage runs, with the folder that its outputs belong to
-        stamps, moves: see the classes
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        stages: Sequence[Stage] = (),
-        locks: tuple[int, ...] = (),
-        record: Callable[[Path], None] | None = None,
-    ) -> None:
-        self.experiment, self.stages, self.locks, self.record = experiment, stages, locks, record
-        self.stamps = Stamps(experiment)
-        self.moves = Moves(experiment)
+    experiment: Experiment
+    stages: Sequence[Stage] = ()
+    locks: tuple[int, ...] = ()
+    record: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.stamps, self.moves = Stamps(self.experiment), Moves(self.experiment)
 
     def ensure(self, stage: Stage) -> bool:
         """Run *stage* unless it is done. Returns whether it ran; in a dry run, True."""
@@ -65,11 +63,10 @@ class Runner:
         stamp = self.stamps.path(stage)
         stamp.unlink(missing_ok=True)
         partial = Partial(self.stamps, stage, of)
-        script = self.stamps.folder(stage) / "commands" / f"{stage.file}.sh"
-        shell = Shell(stage, script, self.log(stage), partial, self.locks)
-        begun = time.time()
+        folder, begun = self.stamps.folder(stage), time.time()
+        shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
         if self.record is not None:
-            self.record(self.stamps.folder(stage))
+            self.record(folder)
         stage.run(self.experiment, shell)
         for path in stage.outputs(self.experiment):
             if not path.exists():

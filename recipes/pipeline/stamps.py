@@ -118,7 +118,7 @@ class Partial:
         self._before = before["made"] if before is not None and before["of"] == of else {}
         self._now: dict[str, Any] = {"of": of, "made": {}}
 
-    def has(self, paths: list[Path]) -> bool:
+    def has(self, paths: Iterable[Path]) -> bool:
         """Whether the interrupted run has made *paths*, and all that came before."""
         there = self._stamps.digests(paths)
         if not there.items() <= self._before.items():
@@ -126,7 +126,7 @@ class Partial:
         self._now["made"].update(there)
         return True
 
-    def add(self, paths: list[Path]) -> None:
+    def add(self, paths: Iterable[Path]) -> None:
         self._before = {}
         self._now["made"].update(self._stamps.digests(paths))
         write_whole(self._path, json.dumps(self._now) + "\n")

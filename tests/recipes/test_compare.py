@@ -146,7 +146,7 @@ def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_pa
     assert "moved" not in dry_run("--seeds", "1")
     for flags, differs in ((["--set", "beam=5"], "settings"), (["--tokenize", "char"], "signatures")):
         moved = f"results.json is another report (differs in {differs}): would be moved to {report}/earlier/1/results"
-        assert moved in dry_run("--seeds", "1", *flags)
+        assert dry_run("--seeds", "2", *flags).count(moved) == 1
     assert [path.name for path in report.iterdir()] == ["results.json"]
 
 

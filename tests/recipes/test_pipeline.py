@@ -447,13 +447,8 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
         settings.write_text(settings.read_text().replace("vocab_size: 3000", "vocab_size: 123"))
         (tmp_path / "recipes" / "pipeline").mkdir(parents=True)
         (tmp_path / "recipes" / "pipeline" / "__main__.py").write_text("raise SystemExit('the wrong one')")
-        done = subprocess.run(
-            ["bash", str(own / "run.sh"), "--dry-run", "--stop-stage", "5"],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            text=True,
-            capture_output=True,
-        )
+        command = ["bash", str(own / "run.sh"), "--dry-run", "--stop-stage", "5"]
+        done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         assert "--vocab-size 123" in done.stdout and f"recipes/{own.name}/work/" in done.stdout
         assert f"--data-dir recipes/{own.name}/corpus " in done.stdout, "its texts came along"
@@ -498,6 +493,9 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "layers=2026-01-01"], "--set layers=2026-01-01: must be of type int"),
         (["--data-dir", "nowhere"], "--data-dir nowhere: must be a folder that exists"),
         (["--clip-norm", "1.5"], "--clip-norm: no flag of this; flags for fairseq-train stand after a lone --"),
+        (["--gpus", "-1"], "--gpus -1: must be 0 or more"),
+        (["--name", "old-1"], "--name old-1: must be of letters, digits, _ and -, and not begin with old-"),
+        (["--work-dir", "a:b"], "a:b: must have no colon in it, at which fairseq divides paths"),
         (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
         (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
         (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
