@@ -21,8 +21,8 @@ def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: s
     bleu = BLEU(effective_order=True, tokenize=tokenize)
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        found = bleu.sentence_score(hypothesis, [reference])
-        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+        sentence = bleu.sentence_score(hypothesis, [reference])
+        rows.append([*sentence.counts, *sentence.totals, sentence.sys_len, sentence.ref_len])
     return np.array(rows)
 
 

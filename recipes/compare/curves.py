@@ -42,23 +42,23 @@ def read_history(path: Path) -> Training:
     running: list[dict[str, Any]] = []  # the process that the lines below it are of, until there are some
     before = wall = 0.0  # what earlier processes took, and this one
     for line in path.read_text(encoding="utf-8").splitlines():
-        told = logged(line)  # {} for a line that a crash has cut off
-        if "process" in told:
-            running = [told["process"]]
+        entry = logged(line)  # {} for a line that a crash has cut off
+        if "process" in entry:
+            running = [entry["process"]]
             wall = float("inf")
             continue
-        if "valid_loss" in told:
-            updates = int(told["valid_num_updates"])
+        if "valid_loss" in entry:
+            updates = int(entry["valid_num_updates"])
             _forget(validations, updates)
-            validations[updates] = float(told["valid_loss"]), int(told["epoch"])
-        elif "train_wall" in told:
-            updates = int(told["train_num_updates"])
+            validations[updates] = float(entry["valid_loss"]), int(entry["epoch"])
+        elif "train_wall" in entry:
+            updates = int(entry["train_num_updates"])
             _forget(epochs, updates)
             # fairseq counts from nought in every process.
-            if float(told["train_wall"]) < wall:
+            if float(entry["train_wall"]) < wall:
                 before = epochs[max(epochs)][0] if epochs else 0.0
-            wall = float(told["train_wall"])
-            epochs[updates] = before + wall, float(told["train_wps"])
+            wall = float(entry["train_wall"])
+            epochs[updates] = before + wall, float(entry["train_wps"])
         else:
             continue
         processes += running
@@ -76,10 +76,10 @@ def read_history(path: Path) -> Training:
     )
 
 
-def _forget(told: dict[int, Any], updates: int) -> None:
-    """Leave out of *told* what is not before so many *updates*."""
-    for later in [n for n in told if n >= updates]:
-        del told[later]
+def _forget(by_updates: dict[int, Any], updates: int) -> None:
+    """Remove from *by_updates* what is not before so many *updates*."""
+    for later in [n for n in by_updates if n >= updates]:
+        del by_updates[later]
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:

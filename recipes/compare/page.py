@@ -69,10 +69,10 @@ def verdict(results: Results) -> list[str]:
     baseline, *others = results["architectures"]
     first, *rest = scores(results)
     sentences = [
-        f"{arch} differs from {baseline} by {found['difference']:+.2f} sacreBLEU, {between_seeds(first, of_arch)}. "
+        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, of_arch)}. "
         f"When the test sentences are resampled, 95% of the differences between these trainings are from "
-        f"{found['low']:+.2f} to {found['high']:+.2f} (p {chance(results, found['p_value'])})."
-        for arch, of_arch, found in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
+        f"{against['low']:+.2f} to {against['high']:+.2f} (p {chance(results, against['p_value'])})."
+        for arch, of_arch, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
     ]
     return sentences + unlike(results)
 
@@ -167,8 +167,8 @@ def _score_rows(results: Results) -> list[list[str]]:
     baseline, *others = scores(results)
     joined = results["joined"][0]
 
-    def row(title: str, seeds: slice, found: Sequence[dict[str, float]]) -> list[str]:
-        compared = zip(others, found, strict=True)
+    def row(title: str, seeds: slice, bootstraps: Sequence[dict[str, float]]) -> list[str]:
+        compared = zip(others, bootstraps, strict=True)
         cells = [cell for values, one in compared for cell in (spread(values[seeds]), *_against(results, one))]
         return [title, spread(baseline[seeds]), *cells]
 
@@ -179,10 +179,10 @@ def _score_rows(results: Results) -> list[list[str]]:
     return rows if len(rows) == 1 else [*rows, row("all seeds", slice(None), joined["against_baseline"])]
 
 
-def _against(results: Results, found: dict[str, float]) -> list[str]:
+def _against(results: Results, against: dict[str, float]) -> list[str]:
     """Two cells of a bootstrap: the difference with its interval, and p."""
-    interval = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
-    return [interval, chance(results, found["p_value"])]
+    interval = f"{against['difference']:+.2f} ({against['low']:+.2f} to {against['high']:+.2f})"
+    return [interval, chance(results, against["p_value"])]
 
 
 def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
@@ -203,8 +203,8 @@ def _joined_rows(results: Results) -> list[list[str]]:
         ]
         row = [str(joined["times"]), str(joined["lines"]), f"{joined['subwords']:.0f}"]
         row += [str(joined["longer_than_in_training"]), first]
-        for cell, found in zip(others, joined["against_baseline"], strict=True):
-            row += [cell, *_against(results, found)]
+        for cell, against in zip(others, joined["against_baseline"], strict=True):
+            row += [cell, *_against(results, against)]
         rows.append(row)
     return rows
 

@@ -160,8 +160,8 @@ class Report(Stage):
                     "and run the comparison again"
                 )
         tokenize = _tokeniser(_score(self.pairs[0][0])["metrics"][0]["signature"])
-        found = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
-        of_each = list(zip(*found, strict=True))  # architecture, then seed
+        of_files = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
+        of_each = list(zip(*of_files, strict=True))  # architecture, then seed
         words = [len(line.split()) for line in lines(subwords)]
         return {
             "times": times,

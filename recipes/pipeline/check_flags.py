@@ -29,8 +29,12 @@ def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None
     if done.returncode or printed[-1:] != [PASSED]:
         known = {experiment.arch for experiment in experiments}
         arch = next((line for line in reversed(printed) if line in known), experiments[0].arch)
-        said = [line for line in done.stderr.splitlines() if line.strip()] if done.returncode else []
-        why = said[-1].strip() if said else f"fairseq ended with status {done.returncode} before it had read all flags"
+        errors = done.stderr.strip().splitlines() if done.returncode else []
+        why = (
+            errors[-1].strip()
+            if errors
+            else f"fairseq ended with status {done.returncode} before it had read all flags"
+        )
         raise StageError(f"{flag} {arch}: {why}")
 
 

@@ -16,13 +16,13 @@ def to_average(experiment: Experiment) -> list[tuple[int, Path]]:
 
 def check_checkpoints(experiment: Experiment) -> None:
     """Raise a StageError unless the last checkpoints are all there, one for each epoch or interval."""
-    found = [number for number, _ in to_average(experiment)]
+    numbers = [number for number, _ in to_average(experiment)]
     by_update, count = experiment.settings.save_every_updates, experiment.settings.average_checkpoints
     every = by_update or 1
-    wanted = [found[-1] - every * n for n in reversed(range(count))] if found else []
-    if found != wanted or not found:
+    wanted = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
+    if numbers != wanted or not numbers:
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} has {found or 'none'} of the "
+            f"stage 7 (train): {experiment.checkpoints} has {numbers or 'none'} of the "
             f"{'updates' if by_update else 'epochs'} to average, and not the last "
             f"{count}, one every {every}: train longer, or anew with --name NAME"
         )
@@ -30,12 +30,12 @@ def check_checkpoints(experiment: Experiment) -> None:
 
 def check_limit(experiment: Experiment) -> None:
     """Raise a StageError if there is a checkpoint of a longer training than the settings allow."""
-    found = [number for number, _ in to_average(experiment)]
+    numbers = [number for number, _ in to_average(experiment)]
     limit = "max_updates" if experiment.settings.save_every_updates else "max_epochs"
     allowed = getattr(experiment.settings, limit)
-    if allowed and found and found[-1] > allowed:
+    if allowed and numbers and numbers[-1] > allowed:
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} is of a training of {found[-1]} "
-            f"{limit[4:]} already, beyond {limit}={allowed}: set {limit}={found[-1]}, or train another "
+            f"stage 7 (train): {experiment.checkpoints} is of a training of {numbers[-1]} "
+            f"{limit[4:]} already, beyond {limit}={allowed}: set {limit}={numbers[-1]}, or train another "
             "model with --name NAME"
         )

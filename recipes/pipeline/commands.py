@@ -119,6 +119,7 @@ def run_logged(
             raise
         finally:
             bar.close()
+            process.stdout.close()
     if status != 0:
         failed = f"failed with status {status}: {last or 'it said nothing'} (all that it said: {log})"
         raise StageError(f"stage {stage.number} ({stage.title}) {failed}")

@@ -21,16 +21,16 @@ def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
     """How many GPUs train (0: the CPU), and in which precision; a StageError if the machine does not have these."""
     import torch
 
-    there = torch.cuda.device_count()
-    gpus = there if experiment.gpus is None else experiment.gpus
-    if gpus > there and not experiment.dry_run:
-        raise StageError(f"--gpus {gpus}: this machine has {there}")
+    available = torch.cuda.device_count()
+    gpus = available if experiment.gpus is None else experiment.gpus
+    if gpus > available and not experiment.dry_run:
+        raise StageError(f"--gpus {gpus}: this machine has {available}")
     asked = experiment.settings.precision
     if gpus == 0:
         if asked in ("fp16", "bf16"):
             raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
         return 0, "fp32"
-    generation = torch.cuda.get_device_capability() if there else (8, 0)
+    generation = torch.cuda.get_device_capability() if available else (8, 0)
     best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
     if asked == "bf16" and best != "bf16":
         raise StageError(f"--set precision=bf16: this GPU has none, {best} is the best for it")

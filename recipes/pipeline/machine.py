@@ -36,7 +36,7 @@ def check_machine(experiment: Experiment) -> None:
             f"with --set memory_gb={int(memory)}"
         )
     folder = next(path for path in (work, *work.parents) if path.exists())
-    there = sum(
+    used_bytes = sum(
         file.stat().st_size
         for path in work.glob("*")
         if ".seed" not in path.name or path == experiment.model
@@ -44,9 +44,9 @@ def check_machine(experiment: Experiment) -> None:
         if file.is_file()
     )
     free, needed = shutil.disk_usage(folder).free / 1e9, experiment.settings.disk_gb
-    if free + there / 1e9 < needed:
+    if free + used_bytes / 1e9 < needed:
         raise StageError(
-            f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "
+            f"{free:.1f} GB are free on the disk of {folder}, and {needed - used_bytes / 1e9:.1f} are needed; "
             f"choose another --work-dir, or try it all the same with --set disk_gb={int(free)}"
         )
 

@@ -79,16 +79,16 @@ def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves:
             aside = _aside(folder, of)
             trainings[aside] = of
             moves.move(old, aside / "checkpoints", "is of other settings or data")
-    here = trainings.pop(experiment.model, None)
-    if here == wanted:
+    current = trainings.pop(experiment.model, None)
+    if current == wanted:
         check_limit(experiment)
         return
-    found = next((folder for folder, of in trainings.items() if of == wanted), None)
+    earlier = next((folder for folder, of in trainings.items() if of == wanted), None)
     trained = any(experiment.checkpoints.glob("*.pt"))
-    if trained or found is not None and experiment.model.exists():
-        moves.move(experiment.model, _aside(experiment.model, here), "is of other settings or data")
-    if found is not None:
-        moves.move(found, experiment.model, "is of these settings and data")
+    if trained or earlier is not None and experiment.model.exists():
+        moves.move(experiment.model, _aside(experiment.model, current), "is of other settings or data")
+    if earlier is not None:
+        moves.move(earlier, experiment.model, "is of these settings and data")
         check_limit(experiment)
 
 
@@ -121,8 +121,8 @@ def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, move
     model = experiment.model
     if not stage.per_model or model in moves.planned:
         return
-    found = stamps.found(stage)
-    if found is not None and not differences(found["of"], stamps.of(stage)):
+    last = stamps.last(stage)
+    if last is not None and not differences(last["of"], stamps.of(stage)):
         return
     outdated = dict.fromkeys(stamps.name(path) for path in stage.outputs(experiment))
     outdated_stamps = []

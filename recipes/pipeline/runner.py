@@ -48,9 +48,9 @@ class Runner:
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
         stage.prepare(self)
-        found = self.stamps.found(stage)
-        changed = "" if found is None else self.stamps.changed(stage, found)
-        if found is not None and not changed:
+        stamp = self.stamps.last(stage)
+        changed = "" if stamp is None else self.stamps.changed(stage, stamp)
+        if stamp is not None and not changed:
             print(f"{title}: done before, skipped", flush=True)
             return False
         print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
@@ -87,9 +87,9 @@ class Runner:
         for earlier in self.stages[: self.stages.index(stage)]:
             if not all(path.exists() for path in earlier.inputs(self.experiment)):
                 continue
-            found = self.stamps.found(earlier)
-            changed = found and differences(found["of"], self.stamps.of(earlier))
-            if found is None or changed:
+            stamp = self.stamps.last(earlier)
+            changed = stamp and differences(stamp["of"], self.stamps.of(earlier))
+            if stamp is None or changed:
                 why = f"since {changed} changed" if changed else "which has not ended yet"
                 raise StageError(
                     f"stage {stage.number}: {stage.title} needs stage {earlier.number} ({earlier.title}) to "
@@ -98,6 +98,7 @@ class Runner:
 
     def _maker(self, path: Path) -> str:
         """Which stage makes *path*, as the end of a sentence."""
-        makers = [s for s in self.stages if path in s.outputs(self.experiment)]
-        said = [f"which stage {s.number} ({s.title}) makes: run with --stage {s.number}" for s in makers]
-        return said[0] if said else "which does not exist"
+        for stage in self.stages:
+            if path in stage.outputs(self.experiment):
+                return f"which stage {stage.number} ({stage.title}) makes: run with --stage {stage.number}"
+        return "which does not exist"

@@ -149,8 +149,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}{line}: is not YAML: {problem}") from None
     if not isinstance(settings, dict) or not settings:
         empty = settings is None or settings == {}
-        found = "is empty" if empty else "has no names of settings"
-        raise SettingsError(f"{path}: {found}, and must have lines of the form NAME: VALUE")
+        problem = "is empty" if empty else "has no names of settings"
+        raise SettingsError(f"{path}: {problem}, and must have lines of the form NAME: VALUE")
     return settings
 
 

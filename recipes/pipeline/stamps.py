@@ -70,7 +70,7 @@ class Stamps:
                 write_whole(self._hashes, json.dumps(known, indent=1) + "\n")
         return known[name][1]
 
-    def found(self, stage: Stage) -> dict[str, Any] | None:
+    def last(self, stage: Stage) -> dict[str, Any] | None:
         """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
         return self.read(self.path(stage))
 
@@ -100,12 +100,12 @@ class Stamps:
 
     def is_done(self, stage: Stage) -> bool:
         """Whether *stage* has run with these settings and the inputs and outputs that are there."""
-        found = self.found(stage)
-        return found is not None and not self.changed(stage, found)
+        stamp = self.last(stage)
+        return stamp is not None and not self.changed(stage, stamp)
 
-    def changed(self, stage: Stage, found: dict[str, Any]) -> str:
-        """What has changed since *stage* wrote the stamp *found*, as a list in words; "" if nothing."""
-        return differences(found["of"], self.of(stage)) or differences(found["made"], self.made(stage))
+    def changed(self, stage: Stage, stamp: dict[str, Any]) -> str:
+        """What has changed since *stage* wrote *stamp*, as a list in words; "" if nothing."""
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
 
 
 class Partial:
@@ -120,10 +120,10 @@ class Partial:
 
     def has(self, paths: Iterable[Path]) -> bool:
         """Whether the interrupted run has made *paths*, and all that came before."""
-        there = self._stamps.digests(paths)
-        if not there.items() <= self._before.items():
+        digests = self._stamps.digests(paths)
+        if not digests.items() <= self._before.items():
             return False
-        self._now["made"].update(there)
+        self._now["made"].update(digests)
         return True
 
     def add(self, paths: Iterable[Path]) -> None:
@@ -135,9 +135,9 @@ class Partial:
         self._path.unlink(missing_ok=True)
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The names under which two dictionaries differ, as a list in words; empty if they are the same."""
-    return ", ".join(sorted(n for n in {**found, **wanted} if found.get(n) != wanted.get(n)))
+    return ", ".join(sorted(name for name in {**old, **new} if old.get(name) != new.get(name)))
 
 
 def _size_and_date(path: Path) -> str:

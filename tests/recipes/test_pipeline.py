@@ -147,23 +147,22 @@ def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished, copie
 
 
 def test_stage_11_writes_what_translates_as_fairseq_did(copied, capsys, monkeypatch):
-    def tool(*words):
-        """What the tool prints, run in this process."""
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            fairseq_rope.__main__.main([*map(str, words)])
-        return printed.getvalue()
-
     def run_here(stage, command, on_line, *_):
-        for line in tool(*shlex.split(command)[3:]).splitlines():
+        """Run a tool in this process; it shows what it prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            fairseq_rope.__main__.main(shlex.split(command)[3:])
+        for line in printed.getvalue().splitlines():
             on_line(line)
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(commands, "run_logged", run_here)
     small(copied, "--stage", "11", "--set", "export_quantization=float32")
     printed = capsys.readouterr().out
-    model = copied / MODEL
+    model, translations = copied / MODEL, copied / "translations"
     assert "differ from the checkpoint's by" in printed and "stage 10" not in printed
-    lines = tool("translate", "--model", model / "ctranslate2", "--input", copied / "raw" / "test.en").splitlines()
+    files = ["--input", copied / "raw" / "test.en", "--output", translations]
+    fairseq_rope.__main__.main(["translate", "--model", str(model / "ctranslate2"), *map(str, files)])
+    lines = translations.read_text().splitlines()
     # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.
     sizes = [len(line.split()) for line in (copied / "bpe" / "test.en").read_text().splitlines()]
     expected = (model / "hypotheses.de").read_text().splitlines()
@@ -275,9 +274,7 @@ def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_
 # A run whose only stage waits, by a command that names the work folder.
 WAITING = """
 import sys
-from recipes.pipeline.__main__ import build_parser
-from recipes.pipeline.arguments import describe_experiment, parse
-from recipes.pipeline.session import at_work
+from recipes.pipeline import __main__ as run, session
 from recipes.pipeline.stage import Stage
 
 class Wait(Stage):
@@ -286,11 +283,8 @@ class Wait(Stage):
     def run(self, experiment, shell):
         shell.command(f"touch {experiment.work}/begun && tail -f {experiment.work}/begun | cat")
 
-parser = build_parser()
-args, _ = parse(parser, ["demo", "--work-dir", sys.argv[1]])
-experiment = describe_experiment(parser, args, "transformer", 1, "")
-with at_work(experiment, "demo", "waiting") as runner_of:
-    runner_of(experiment).ensure(Wait())
+run.STAGES = session.STAGES = [Wait()]
+run.main(["demo", "--work-dir", sys.argv[1], "--stop-stage", "1"])
 """
 
 

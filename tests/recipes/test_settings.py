@@ -124,6 +124,7 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said
         ("beam: 4", "beam: 2026-01-01", "beam is '2026-01-01', and must be of type int"),
         ("disk_gb: 0.3", "disk_gb: .nan", "--set disk_gb=nan: must be 0 or more"),
         ("memory_gb: 2.0", "memory_gb: -1", "--set memory_gb=-1.0: must be 0 or more"),
+        ('fairseq_train_flags: ""', "fairseq_train_flags:", "fairseq_train_flags is None, and must be of type str"),
         ("dropout: 0.1", "dropout: low", "dropout is 'low', and must be of type float"),
         ("target_lang: de", "target_lang: true", "target_lang is True, and must be of type str"),
         ("target_lang: de", "target_lang: de/x", "target_lang=de/x: must be a language's code, like en or"),

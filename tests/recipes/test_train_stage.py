@@ -15,7 +15,7 @@ from recipes.pipeline.checkpoints import check_checkpoints, check_limit
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
+from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage03_tokenise import Tokenise
 from recipes.pipeline.stages import TRAIN, TRANSLATE
 
@@ -93,17 +93,9 @@ def test_the_gpu_decides_the_precision(monkeypatch):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
-def test_every_recipe_has_the_settings_and_only_those(tmp_path, path):
+def test_every_recipe_has_the_settings_and_only_those(path):
     check_values(read_settings(path))
-    text = path.read_text()
-    assert re.findall(r"^(\w+):", text, re.MULTILINE) == list(FIELDS), "in the order of settings.py"
-    other = tmp_path / "settings.yaml"
-    other.write_text(re.sub("^beam: .*$", "", text, flags=re.MULTILINE))
-    with pytest.raises(SettingsError, match="settings.yaml has no beam, which every recipe has"):
-        read_settings(other)
-    other.write_text(re.sub("^fairseq_train_flags: .*$", "fairseq_train_flags:", text, flags=re.MULTILINE))
-    with pytest.raises(SettingsError, match="fairseq_train_flags is None, and must be of type str"):
-        read_settings(other)
+    assert re.findall(r"^(\w+):", path.read_text(), re.MULTILINE) == list(FIELDS), "in the order of settings.py"
 
 
 @pytest.mark.parametrize(
