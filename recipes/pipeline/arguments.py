@@ -61,23 +61,7 @@ def describe_experiment(
 def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) -> Experiment:
     folder = ROOT / "recipes" / args.recipe
     work = (args.work_dir or folder / "work").resolve()
-    for wrong, said in (
-        (args.gpus is not None and args.gpus < 0, f"--gpus {args.gpus}: must be 0 or more"),
-        (args.data_dir and not args.data_dir.is_dir(), f"--data-dir {args.data_dir}: must be a folder that exists"),
-        (seed < 0, f"--seed {seed}: must be 0 or more"),
-        (not re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
-        (
-            args.name is not None and not re.fullmatch(r"(?!old-)[\w-]+", args.name),
-            f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-",
-        ),
-        (":" in str(work), f"--work-dir {work}: must have no colon in it, at which fairseq divides paths"),
-        (
-            args.manifest not in (None, "none") and not Path(args.manifest).is_file(),
-            f"--manifest {args.manifest}: must be a file that exists, or none",
-        ),
-    ):
-        if wrong:
-            raise SettingsError(said)
+    _refuse_flags(args, arch, seed, work)
     own = read_settings(folder / "settings.yaml")
     settings = read_settings(folder / "settings.yaml", args.set)
     check_values(settings)
@@ -108,6 +92,24 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     if args.manifest is None and _fits(folder / "manifest.tsv", experiment):
         experiment.manifest = folder / "manifest.tsv"
     return experiment
+
+
+def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) -> None:
+    has_manifest = args.manifest in (None, "none") or Path(args.manifest).is_file()
+    for allowed, refusal in (
+        (args.gpus is None or args.gpus >= 0, f"--gpus {args.gpus}: must be 0 or more"),
+        (not args.data_dir or args.data_dir.is_dir(), f"--data-dir {args.data_dir}: must be a folder that exists"),
+        (seed >= 0, f"--seed {seed}: must be 0 or more"),
+        (re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
+        (
+            args.name is None or re.fullmatch(r"(?!old-)[\w-]+", args.name),
+            f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-",
+        ),
+        (":" not in str(work), f"--work-dir {work}: must have no colon in it, at which fairseq divides paths"),
+        (has_manifest, f"--manifest {args.manifest}: must be a file that exists, or none"),
+    ):
+        if not allowed:
+            raise SettingsError(refusal)
 
 
 def _usual_bpe(settings: Settings, asked: str | None) -> str:
