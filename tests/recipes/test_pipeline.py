@@ -267,7 +267,8 @@ def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_
     told = [json.loads(line) for line in (checkpoints / "history.jsonl").read_text().split("\n") if line]
     for what in ("valid_loss", "train_loss"):
         epochs = [line["epoch"] for line in told if what in line]
-        assert epochs[-3:] == [6, 7, 8] and sorted(set(epochs)) == [*range(1, 9)]
+        # The power cut can come between a checkpoint and the lines about its epoch.
+        assert epochs[-3:] == [6, 7, 8] and len({*range(1, 9)} - {*epochs}) <= 1
     assert len([line for line in told if "process" in line]) == 3
 
 
