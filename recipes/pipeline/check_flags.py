@@ -30,11 +30,8 @@ def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None
         known = {experiment.arch for experiment in experiments}
         arch = next((line for line in reversed(printed) if line in known), experiments[0].arch)
         errors = done.stderr.strip().splitlines() if done.returncode else []
-        why = (
-            errors[-1].strip()
-            if errors
-            else f"fairseq ended with status {done.returncode} before it had read all flags"
-        )
+        ended = f"fairseq ended with status {done.returncode} before it had read all flags"
+        why = errors[-1].strip() if errors else ended
         raise StageError(f"{flag} {arch}: {why}")
 
 
