@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASH = shutil.which("bash") or "/bin/bash"
 
 # A Python that answers install.sh's questions as a test needs it, and can do nothing else.
-FAKE_PYTHON = """#!{bash}
+FAKE_PYTHON = """
 case "$*" in
     *version_info*) echo {version} ;;
     *ensurepip*) exit {venv_status} ;;
@@ -41,10 +41,8 @@ def fake_python(tmp_path):
         headers.mkdir(exist_ok=True)
         if with_headers:
             (headers / "Python.h").touch()
-        path = tmp_path / "fake-python"
-        path.write_text(FAKE_PYTHON.format(bash=BASH, version=version, venv_status=venv_status, headers=headers))
-        path.chmod(0o755)
-        return str(path)
+        script = FAKE_PYTHON.format(version=version, venv_status=venv_status, headers=headers)
+        return write_program(tmp_path / "fake-python", script)
 
     return write
 
@@ -63,14 +61,9 @@ def refusal(checkout, tools, **settings):
     """Run install.sh, which has to refuse; return the one line that it writes to stderr."""
     before = sorted(path.name for path in checkout.iterdir())
     done = subprocess.run(
-        [BASH, "install.sh"],
-        cwd=checkout,
-        env={"PATH": str(tools), **settings},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+        [BASH, "install.sh"], cwd=checkout, env={"PATH": str(tools), **settings}, timeout=30,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("install.sh: ") and done.stderr.count("\n") == 1, done.stderr
@@ -78,50 +71,44 @@ def refusal(checkout, tools, **settings):
     return done.stderr
 
 
-def add_compiler(tools, name="c++"):
-    compiler = tools / name
-    compiler.write_text(f"#!{BASH}\n")
-    compiler.chmod(0o755)
+def write_program(path, script=""):
+    path.write_text(f"#!{BASH}\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_an_interpreter_that_does_not_run_is_named(checkout, tools, tmp_path):
     assert "python3.99" in refusal(checkout, tools, PYTHON="python3.99")
     said = refusal(checkout, tools)
     assert "python3" in said and "PYTHON=" in said
-    broken = tmp_path / "shim"
-    broken.write_text(f"#!{BASH}\necho 'shim: not installed' >&2\nexit 127\n")
-    broken.chmod(0o755)
-    assert str(broken) in refusal(checkout, tools, PYTHON=str(broken))
+    broken = write_program(tmp_path / "shim", "echo 'shim: not installed' >&2\nexit 127")
+    assert broken in refusal(checkout, tools, PYTHON=broken)
 
 
-@pytest.mark.parametrize("version", ["3.10.14", "3.8.0", "2.7.18"])
-def test_an_old_python_is_refused_with_both_versions_and_the_way_out(checkout, tools, fake_python, version):
-    said = refusal(checkout, tools, PYTHON=fake_python(version=version))
-    assert version in said and "3.11" in said and "--user-dir" in said
+NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
 
 
 @pytest.mark.parametrize(
-    "lacking, said",
-    [({"venv_status": 1}, "lacks the modules venv and ensurepip"), ({"with_headers": False}, "Python.h")],
+    "python, settings, compiler, said",
+    [
+        *(({"version": old}, {}, None, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
+        ({"venv_status": 1}, {}, None, ["lacks the modules venv and ensurepip"]),
+        ({"with_headers": False}, {}, None, ["Python.h"]),
+        ({}, {}, None, ["C++ compiler"]),
+        ({}, {"CXX": "icpx -O2"}, "c++", ["icpx"]),
+        *(
+            ({"version": version}, {**NO_ROOM, **compiler}, "c++", ["free", "900000000000 MB"])
+            for version in ("3.11.9", "3.13.0", "3.20.1")
+            for compiler in ({}, {"CXX": "c++ -O2"})
+        ),
+    ],
 )
-def test_a_python_without_all_that_is_needed_is_refused(checkout, tools, fake_python, lacking, said):
-    assert said in refusal(checkout, tools, PYTHON=fake_python(**lacking))
-
-
-def test_a_missing_compiler_is_refused_and_one_that_was_asked_for_is_named(checkout, tools, fake_python):
-    python = fake_python()
-    assert "C++ compiler" in refusal(checkout, tools, PYTHON=python)
-    add_compiler(tools)
-    assert "icpx" in refusal(checkout, tools, PYTHON=python, CXX="icpx -O2")
-
-
-@pytest.mark.parametrize("version", ["3.11.9", "3.13.0", "3.20.1"])
-@pytest.mark.parametrize("settings", [{}, {"CXX": "c++ -O2"}])
-def test_a_full_disk_is_refused_with_what_is_free_and_what_is_needed(checkout, tools, fake_python, settings, version):
-    add_compiler(tools)
-    needed = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
-    said = refusal(checkout, tools, PYTHON=fake_python(version=version), **needed, **settings)
-    assert "free" in said and "900000000000 MB" in said
+def test_what_is_missing_is_named_with_the_way_out(checkout, tools, fake_python, python, settings, compiler, said):
+    """An old Python, its modules or headers, a compiler, room on the disk."""
+    if compiler is not None:
+        write_program(tools / compiler)
+    refused = refusal(checkout, tools, PYTHON=fake_python(**python), **settings)
+    assert all(words in refused for words in said)
 
 
 def test_python_is_checked_as_it_really_is(checkout, tools):
@@ -148,7 +135,7 @@ case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torc
     for tool in ("rm", "mkdir", "cat", "chmod", "touch"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
-    add_compiler(tools, compiler)
+    write_program(tools / compiler)
     environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1"}
     environment |= {"CXX": os.environ["CXX"]} if "CXX" in os.environ else {}
     calls.write_text("")
@@ -192,22 +179,14 @@ def test_the_compiler_that_is_found_is_used_unless_another_is_named(checkout, to
     assert f"CXX={tools}/clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
 
 
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
 def planned(checkout, *settings):
     """What `make test` would run."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHON", "TORCH") and not name.startswith("MAKE")
-    }
-    return subprocess.run(
-        ["make", "-n", "test", *settings],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    ).stdout
+    names = [name for name in os.environ if name not in ("PYTHON", "TORCH") and not name.startswith("MAKE")]
+    command, environment = ["make", "-n", "test", *settings], {name: os.environ[name] for name in names}
+    return subprocess.check_output(command, cwd=checkout, env=environment, text=True, timeout=30)
 
 
 @pytest.fixture
@@ -216,50 +195,37 @@ def installed(checkout):
     (checkout / ".venv").mkdir()
     stamp = checkout / ".venv" / ".installed"
     stamp.write_text(f"folder {checkout}\npython python3\ntorch \n")
-    return stamp
-
-
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+    return checkout
 
 
 @needs_make
-def test_make_installs_where_nothing_is_installed(checkout):
+@pytest.mark.parametrize("half_made", [False, True])
+def test_make_installs_where_nothing_is_installed(checkout, half_made):
+    if half_made:
+        (checkout / ".venv" / "bin").mkdir(parents=True)
     plan = planned(checkout)
     assert plan.index("bash install.sh") < plan.index("pytest")
 
 
 @needs_make
-def test_make_does_not_take_a_half_made_venv_for_an_installation(checkout):
-    (checkout / ".venv" / "bin").mkdir(parents=True)
-    assert "install.sh" in planned(checkout)
-
-
-@needs_make
 @pytest.mark.parametrize("settings", [[], ["PYTHON=python3"]])
-def test_make_goes_straight_to_the_tests_once_installed(checkout, installed, settings):
-    plan = planned(checkout, *settings)
-    assert "pytest" in plan and "install" not in plan.replace(str(checkout), "")
-    assert "pip" not in plan.replace(str(checkout), "")
+def test_make_goes_straight_to_the_tests_once_installed(installed, settings):
+    plan = planned(installed, *settings).replace(str(installed), "")
+    assert "pytest" in plan and "install" not in plan and "pip" not in plan
 
 
 @needs_make
-@pytest.mark.parametrize("changed", ["install.sh", "setup.py"])
-def test_make_installs_again_when_the_pins_change(checkout, installed, changed):
-    later = installed.stat().st_mtime + 10
-    os.utime(checkout / changed, (later, later))
-    assert "install.sh" in planned(checkout)
-
-
-@needs_make
-@pytest.mark.parametrize("setting", ["PYTHON=python3.99", "TORCH=torch==2.13.0+cpu"])
-def test_make_installs_again_when_another_setting_is_asked_for(checkout, installed, setting):
-    assert "install.sh" in planned(checkout, setting)
-
-
-@needs_make
-def test_make_installs_again_in_a_folder_that_was_moved(checkout, installed):
-    moved = checkout.rename(checkout.with_name("moved"))
-    assert "install.sh" in planned(moved)
+@pytest.mark.parametrize(
+    "changed", ["install.sh", "setup.py", "PYTHON=python3.99", "TORCH=torch==2.13.0+cpu", "folder"]
+)
+def test_make_installs_again_when_pins_settings_or_the_folder_change(installed, changed):
+    settings = [changed] if "=" in changed else []
+    if changed == "folder":
+        installed = installed.rename(installed.with_name("moved"))
+    elif not settings:
+        later = (installed / ".venv" / ".installed").stat().st_mtime + 10
+        os.utime(installed / changed, (later, later))
+    assert "install.sh" in planned(installed, *settings)
 
 
 @needs_make

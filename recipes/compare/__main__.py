@@ -40,13 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="After a lone -- stand more flags for fairseq-train, for all architectures.",
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="1 to N at least; default: %(default)s")
-    parser.add_argument(
-        "--archs",
-        nargs="+",
-        default=["transformer", "transformer_rope"],
-        metavar="ARCH",
-        help="the first is the baseline; default: transformer transformer_rope",
-    )
+    archs, baseline_first = ["transformer", "transformer_rope"], "the first is the baseline; default: %(default)s"
+    parser.add_argument("--archs", nargs="+", default=archs, metavar="ARCH", help=baseline_first)
     add_flags(parser)
     return parser
 
@@ -69,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not experiment.dry_run:
             check_tokenize(experiment)
             check_flags(pairs[0], "--archs")
+        report_runner = runner_of(experiment)
         for done, pair in enumerate(pairs, start=1):
             ran = False
             for system in pair:
@@ -77,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for stage in ORDER:
                     ran |= runner.ensure(stage)
             if ran or done == args.seeds:
-                reported = pairs[:done] if experiment.dry_run else _and_trained_before(pairs, done)
+                reported = _and_trained_before(pairs, done)
                 print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
                 report = Report(reported, args.recipe)
-                runner_of(experiment).ensure(report)
+                report_runner.ensure(report)
                 if not experiment.dry_run:
                     print(report.summary(experiment), flush=True)
 

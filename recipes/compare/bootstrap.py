@@ -1,10 +1,9 @@
 """Paired bootstrap of two systems that were trained several times, from different seeds.
 
-Koehn 2004, "Statistical significance tests for machine translation evaluation": test sets of the same size
-are drawn from the one there is, with replacement, and both systems scored on each. Here a sentence that is
-drawn brings its translations by all seeds along, for these are no sentences more; the score of a system is
-the mean over its seeds of BLEU. What is found holds for these seeds: how others would do is what the spread
-between seeds says.
+Koehn 2004, "Statistical significance tests for machine translation evaluation": test sets of the same size are drawn
+from the test set, with replacement, and both systems are scored on each. Here a drawn sentence brings its translations
+by all seeds, and the score of a system is the mean of BLEU over its seeds. The result holds for these seeds: the spread
+between seeds says how others would do.
 """
 
 from collections.abc import Sequence
@@ -17,17 +16,13 @@ SEED = 12345
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> np.ndarray:
-    """What BLEU adds up over sentences (N, 10): 4 counts of n-grams that match, 4 of all, 2 lengths.
-
-    Args:
-        tokenize: the name of sacreBLEU's tokeniser
-    """
+    """What BLEU adds up over sentences (N, 10): 4 counts of n-grams that match, 4 of all, 2 lengths."""
     # effective_order changes the sentences' scores only, which are not used, and avoids a warning for each.
     bleu = BLEU(effective_order=True, tokenize=tokenize)
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
-        found = bleu.sentence_score(hypothesis, [reference])
-        rows.append([*found.counts, *found.totals, found.sys_len, found.ref_len])
+        sentence = bleu.sentence_score(hypothesis, [reference])
+        rows.append([*sentence.counts, *sentence.totals, sentence.sys_len, sentence.ref_len])
     return np.array(rows)
 
 
@@ -43,9 +38,9 @@ def paired_bootstrap(
     """Compare two systems, each a list of one :func:`statistics` a seed.
 
     Returns:
-        ``difference`` of the means over seeds, system - baseline; ``low`` and ``high``, the 95% interval of
-        what was drawn; ``p_value``: how often chance alone gives a difference as large as that, reckoned as
-        by sacrebleu, save that equal systems have p = 1
+        ``difference`` of the means over seeds, system - baseline; ``low`` and ``high``, the 95% interval of the
+        resampled differences; ``p_value``, the probability that chance alone gives so large a difference, computed
+        as in sacrebleu, except that equal systems have p = 1
     """
     sentences = len(baseline[0])
     drawn = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
@@ -59,9 +54,5 @@ def paired_bootstrap(
     differences = means(system, times) - means(baseline, times)
     as_large = np.abs(differences - differences.mean()) >= abs(difference)
     low, high = np.percentile(differences, [2.5, 97.5])
-    return {
-        "difference": difference,
-        "low": float(low),
-        "high": float(high),
-        "p_value": float((as_large.sum() + 1) / (resamples + 1)),
-    }
+    p_value = float((as_large.sum() + 1) / (resamples + 1))
+    return {"difference": difference, "low": float(low), "high": float(high), "p_value": p_value}

@@ -1,12 +1,12 @@
 """How a training went: fairseq's own numbers, as stage 7 keeps them beside the checkpoints."""
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.pipeline.experiment import StageError
+from recipes.pipeline.history import logged
 
 
 @dataclass
@@ -14,13 +14,13 @@ class Training:
     """The curve of one training.
 
     Attributes:
-        updates, seconds, losses: of each validation how many updates and seconds it came after, and its loss,
-            label-smoothed, in bits a token. Seconds are those that fairseq-train ran, validation included;
-            of processes that were interrupted, up to their last whole epoch
+        updates, seconds, losses: of each validation the updates and seconds before it, and its loss, label-smoothed,
+            in bits a token. Seconds are those that fairseq-train ran, validation included; of processes that were
+            interrupted, up to their last whole epoch
         tokens_per_second: target tokens, the median over the epochs
-        last_epoch: the last one that there is a validation of
-        processes: what trained, in its order: commit, versions, hardware, batches, command. One that ended
-            before its first validation is left out
+        last_epoch: the last one with a validation
+        processes: commit, versions, hardware, batches and command of those that trained, in their order, without
+            those that ended before their first validation
     """
 
     updates: list[int]
@@ -32,12 +32,9 @@ class Training:
 
 
 def read_history(path: Path) -> Training:
-    """The training of which *path* has the history.
+    """The training whose history is in *path*; a StageError if that has no validation, or no whole epoch.
 
-    Of what was trained twice, since a run was interrupted, the later one counts.
-
-    Raises:
-        StageError: it tells of no validation, or of no whole epoch
+    Of epochs that were trained twice, since a run was interrupted, the later one counts.
     """
     validations: dict[int, tuple[float, int]] = {}  # updates: loss, epoch
     epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
@@ -45,28 +42,23 @@ def read_history(path: Path) -> Training:
     running: list[dict[str, Any]] = []  # the process that the lines below it are of, until there are some
     before = wall = 0.0  # what earlier processes took, and this one
     for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            told = json.loads(line)
-        except ValueError:  # cut off by a crash
-            continue
-        if not isinstance(told, dict):
-            continue
-        if "process" in told:
-            running = [told["process"]]
+        entry = logged(line)  # {} for a line that a crash has cut off
+        if "process" in entry:
+            running = [entry["process"]]
             wall = float("inf")
             continue
-        if "valid_loss" in told:
-            updates = int(told["valid_num_updates"])
+        if "valid_loss" in entry:
+            updates = int(entry["valid_num_updates"])
             _forget(validations, updates)
-            validations[updates] = float(told["valid_loss"]), int(told["epoch"])
-        elif "train_wall" in told:
-            updates = int(told["train_num_updates"])
+            validations[updates] = float(entry["valid_loss"]), int(entry["epoch"])
+        elif "train_wall" in entry:
+            updates = int(entry["train_num_updates"])
             _forget(epochs, updates)
             # fairseq counts from nought in every process.
-            if float(told["train_wall"]) < wall:
+            if float(entry["train_wall"]) < wall:
                 before = epochs[max(epochs)][0] if epochs else 0.0
-            wall = float(told["train_wall"])
-            epochs[updates] = before + wall, float(told["train_wps"])
+            wall = float(entry["train_wall"])
+            epochs[updates] = before + wall, float(entry["train_wps"])
         else:
             continue
         processes += running
@@ -84,10 +76,10 @@ def read_history(path: Path) -> Training:
     )
 
 
-def _forget(told: dict[int, Any], updates: int) -> None:
-    """Leave out of *told* what is not before so many *updates*."""
-    for later in [n for n in told if n >= updates]:
-        del told[later]
+def _forget(by_updates: dict[int, Any], updates: int) -> None:
+    """Remove from *by_updates* what is not before so many *updates*."""
+    for later in [n for n in by_updates if n >= updates]:
+        del by_updates[later]
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:

@@ -32,10 +32,14 @@ TEMPLATES = jinja2.Environment(
 )
 
 
+def of_each(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
+    """*value* of every system: for each architecture a list over the seeds."""
+    return [[value(system) for system in systems] for systems in zip(*results["systems"], strict=True)]
+
+
 def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
     """The *metric* of every architecture: a list over the seeds each."""
-    by_seed = [[system["metrics"][metric]["score"] for system in pair] for pair in results["systems"]]
-    return [list(seeds) for seeds in zip(*by_seed, strict=True)]
+    return of_each(results, lambda system: system["metrics"][metric]["score"])
 
 
 def spread(values: Sequence[float]) -> str:
@@ -52,28 +56,24 @@ def chance(results: Results, p_value: float) -> str:
 
 
 def between_seeds(baseline: Sequence[float], system: Sequence[float]) -> str:
-    """The differences *system* - *baseline*, seed by seed, and their standard deviation."""
+    """The number of seeds, the differences *system* - *baseline* for each, and their standard deviation."""
+    if len(baseline) == 1:
+        return "from one seed: other seeds may differ"
     differences = [b - a for a, b in zip(baseline, system, strict=True)]
     each = ", ".join(f"{difference:+.2f}" for difference in differences)
-    return f"{each}; standard deviation {statistics.stdev(differences):.2f}" if len(differences) > 1 else each
+    return f"the mean over {len(baseline)} seeds ({each}; standard deviation {statistics.stdev(differences):.2f})"
 
 
 def verdict(results: Results) -> list[str]:
     """A sentence on each architecture but the baseline, and a warning if the trainings are not comparable."""
     baseline, *others = results["architectures"]
     first, *rest = scores(results)
-    sentences = []
-    for arch, of_arch, found in zip(others, rest, results["joined"][0]["against_baseline"], strict=True):
-        seeds = (
-            f"the mean over {len(first)} seeds ({between_seeds(first, of_arch)})"
-            if len(first) > 1
-            else "from one seed: other seeds may differ"
-        )
-        sentences.append(
-            f"{arch} differs from {baseline} by {found['difference']:+.2f} sacreBLEU, {seeds}. "
-            f"When the test sentences are resampled, 95% of the differences between these trainings are from "
-            f"{found['low']:+.2f} to {found['high']:+.2f} (p {chance(results, found['p_value'])})."
-        )
+    sentences = [
+        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, of_arch)}. "
+        f"When the test sentences are resampled, 95% of the differences between these trainings are from "
+        f"{against['low']:+.2f} to {against['high']:+.2f} (p {chance(results, against['p_value'])})."
+        for arch, of_arch, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
+    ]
     return sentences + unlike(results)
 
 
@@ -131,13 +131,13 @@ def _png(draw: Callable[..., None], count: int = 1) -> str:
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    for number, arch in enumerate(results["architectures"]):
-        for n, pair in enumerate(results["systems"]):
-            training, label = pair[number]["training"], arch if n == 0 else None
-            style = {"color": COLOURS[number], "label": label, "alpha": 0.8, "linewidth": 1.2}
+    trainings = of_each(results, lambda system: system["training"])
+    for arch, color, of_arch in zip(results["architectures"], COLOURS, trainings, strict=False):
+        for number, training in enumerate(of_arch):
+            style = {"color": color, "label": arch if number == 0 else None, "alpha": 0.8, "linewidth": 1.2}
             by_updates.plot(training["updates"], training["losses"], **style)
             by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **style)
-    all_losses = [loss for pair in results["systems"] for one in pair for loss in one["training"]["losses"]]
+    all_losses = [loss for of_arch in trainings for training in of_arch for loss in training["losses"]]
     lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
     for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
@@ -166,77 +166,59 @@ def _draw_scores(
 def _score_rows(results: Results) -> list[list[str]]:
     baseline, *others = scores(results)
     joined = results["joined"][0]
-    rows = []
-    for n, seed in enumerate(results["seeds"]):
-        row = [f"seed {seed}", f"{baseline[n]:.2f}"]
-        for values, found in zip(others, joined["by_seed"], strict=True):
-            row += [f"{values[n]:.2f}", *_against(results, found[n])]
-        rows.append(row)
-    if len(rows) > 1:
-        row = ["all seeds", spread(baseline)]
-        for values, found in zip(others, joined["against_baseline"], strict=True):
-            row += [spread(values), *_against(results, found)]
-        rows.append(row)
-    return rows
+
+    def row(title: str, seeds: slice, bootstraps: Sequence[dict[str, float]]) -> list[str]:
+        compared = zip(others, bootstraps, strict=True)
+        cells = [cell for values, one in compared for cell in (spread(values[seeds]), *_against(results, one))]
+        return [title, spread(baseline[seeds]), *cells]
+
+    rows = [
+        row(f"seed {seed}", slice(n, n + 1), [by_seed[n] for by_seed in joined["by_seed"]])
+        for n, seed in enumerate(results["seeds"])
+    ]
+    return rows if len(rows) == 1 else [*rows, row("all seeds", slice(None), joined["against_baseline"])]
 
 
-def _against(results: Results, found: dict[str, float]) -> list[str]:
+def _against(results: Results, against: dict[str, float]) -> list[str]:
     """Two cells of a bootstrap: the difference with its interval, and p."""
-    interval = f"{found['difference']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
-    return [interval, chance(results, found["p_value"])]
+    interval = f"{against['difference']:+.2f} ({against['low']:+.2f} to {against['high']:+.2f})"
+    return [interval, chance(results, against["p_value"])]
 
 
 def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
     """The words, sentences and scores (architecture, seed) of every bucket."""
-    first = results["systems"][0][0]["by_length"]
+    buckets = enumerate(results["systems"][0][0]["by_length"])
     return [
-        (
-            bucket["words"],
-            bucket["sentences"],
-            [
-                [pair[number]["by_length"][n]["score"] for pair in results["systems"]]
-                for number in range(len(results["architectures"]))
-            ],
-        )
-        for n, bucket in enumerate(first)
+        (bucket["words"], bucket["sentences"], of_each(results, lambda system, n=n: system["by_length"][n]["score"]))
+        for n, bucket in buckets
     ]
 
 
 def _joined_rows(results: Results) -> list[list[str]]:
     rows = []
     for joined in results["joined"]:
-        row = [str(joined["times"]), str(joined["lines"]), f"{joined['subwords']:.0f}"]
-        row.append(str(joined["longer_than_in_training"]))
-        of_each = [
+        first, *others = [
             f"{spread(values)} ({statistics.mean(lengths):.2f})"
             for values, lengths in zip(joined["scores"], joined["length_ratio"], strict=True)
         ]
-        row.append(of_each[0])
-        for cell, found in zip(of_each[1:], joined["against_baseline"], strict=True):
-            row += [cell, *_against(results, found)]
+        row = [str(joined["times"]), str(joined["lines"]), f"{joined['subwords']:.0f}"]
+        row += [str(joined["longer_than_in_training"]), first]
+        for cell, against in zip(others, joined["against_baseline"], strict=True):
+            row += [cell, *_against(results, against)]
         rows.append(row)
     return rows
 
 
 def _training_rows(results: Results) -> list[list[str]]:
     rows = []
-    for pair in results["systems"]:
-        for system in pair:
-            training = system["training"]
-            last = ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])
-            commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
-            gap = "" if system["curve_is_whole"] else " (the end of the curve is missing)"
-            rows.append(
-                [
-                    f"{system['architecture']}, seed {system['seed']}",
-                    _parameters(system),
-                    f"{training['updates'][-1]}{gap}",
-                    f"{training['seconds'][-1] / 60:.1f}",
-                    f"{training['tokens_per_second']:,.0f}",
-                    last,
-                    ", ".join(commits) or "not noted",
-                ]
-            )
+    for system in (system for pair in results["systems"] for system in pair):
+        training = system["training"]
+        commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
+        gap = "" if system["curve_is_whole"] else " (the end of the curve is missing)"
+        row = [f"{system['architecture']}, seed {system['seed']}", _parameters(system)]
+        row += [f"{training['updates'][-1]}{gap}", f"{training['seconds'][-1] / 60:.1f}"]
+        row += [f"{training['tokens_per_second']:,.0f}", ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])]
+        rows.append([*row, ", ".join(commits) or "not noted"])
     return rows
 
 
@@ -250,7 +232,6 @@ def _parameters(system: dict[str, Any]) -> str:
 def html(results: Results) -> str:
     """The report as one page."""
     last = [system["training"]["processes"][-1:] for system in results["systems"][0]]
-    metrics = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
     return TEMPLATES.get_template("report.html.j2").render(
         results,
         names=" and ".join(results["architectures"]),
@@ -258,9 +239,7 @@ def html(results: Results) -> str:
         compared=[cell for arch in results["architectures"][1:] for cell in (arch, "difference", "p")],
         verdict=verdict(results),
         score_rows=_score_rows(results),
-        metric_rows=[
-            [f"{name} ({results['signatures'][name]})", *map(spread, scores(results, name))] for name in metrics
-        ],
+        metric_rows=[[f"{name} ({results['signatures'][name]})", *cells] for name, *cells in _metric_rows(results)],
         training_rows=_training_rows(results),
         length_rows=[[words, count, *map(spread, of_each)] for words, count, of_each in _by_length(results)],
         joined_rows=_joined_rows(results),
@@ -288,12 +267,21 @@ def table(results: Results) -> str:
     )
 
 
+def _metric_rows(results: Results) -> list[list[str]]:
+    """A row for every metric but sacreBLEU."""
+    names = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
+    return [[name, *map(spread, scores(results, name))] for name in names]
+
+
 def _table_rows(results: Results) -> list[list[str]]:
     baseline, *others = results["architectures"]
 
-    def plain(title: str, cells: Sequence[str]) -> list[str]:
+    def plain(title: str, first: str, *cells: str) -> list[str]:
         """A row without differences."""
-        return [title, cells[0], *(word for cell in cells[1:] for word in (cell, "", ""))]
+        return [title, first, *(word for cell in cells for word in (cell, "", ""))]
+
+    def of_training(title: str, value: Callable[[dict[str, Any]], float]) -> list[str]:
+        return plain(title, *map(spread, of_each(results, lambda system: value(system["training"]))))
 
     head = ["", f"`{baseline}`"] + [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     joined = [
@@ -304,37 +292,26 @@ def _table_rows(results: Results) -> list[list[str]]:
         ]
         for times, lines, subwords, longer, *cells in _joined_rows(results)[1:]
     ]
-    metrics = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
-    trainings = [list(seeds) for seeds in zip(*_trainings(results), strict=True)]
+    first_seed = results["systems"][0]
     return [
         head,
         ["---"] * len(head),
         *_score_rows(results),
-        *(plain(name, [*map(spread, scores(results, name))]) for name in metrics),
-        *(
-            plain(f"sources of {words} words ({count})", [*map(spread, of_each)])
-            for words, count, of_each in _by_length(results)
-        ),
+        *(plain(*row) for row in _metric_rows(results)),
+        *(plain(f"sources of {words} words ({n})", *map(spread, scores)) for words, n, scores in _by_length(results)),
         *joined,
-        plain("updates", [f"{seeds[0]['updates'][-1]:,}" for seeds in trainings]),  # the same for all seeds
-        plain("validation loss at the end", [spread([one["losses"][-1] for one in s]) for s in trainings]),
-        plain("minutes of training", [spread([one["seconds"][-1] / 60 for one in s]) for s in trainings]),
-        plain("tokens a second", [spread([one["tokens_per_second"] for one in s]) for s in trainings]),
-        plain("parameters", [_parameters(system) for system in results["systems"][0]]),
+        plain("updates", *(f"{system['training']['updates'][-1]:,}" for system in first_seed)),  # the same for all
+        of_training("validation loss at the end", lambda training: training["losses"][-1]),
+        of_training("minutes of training", lambda training: training["seconds"][-1] / 60),
+        of_training("tokens a second", lambda training: training["tokens_per_second"]),
+        plain("parameters", *map(_parameters, first_seed)),
     ]
-
-
-def _trainings(results: Results) -> list[list[dict[str, Any]]]:
-    return [[system["training"] for system in pair] for pair in results["systems"]]
 
 
 def _without_places(command: str) -> str:
     """*command* without the flags that name folders of one machine."""
     words = shlex.split(command)
     places = {"--data-dir", "--work-dir", "--manifest"}
-    kept = [
-        word
-        for word, before in zip(words, ["", *words], strict=False)
-        if before not in places and word.partition("=")[0] not in places
-    ]
+    befores = ["", *words[:-1]]
+    kept = [w for w, before in zip(words, befores, strict=True) if not {before, w.partition("=")[0]} & places]
     return shlex.join(kept)

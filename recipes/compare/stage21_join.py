@@ -11,14 +11,14 @@ from recipes.pipeline.stage import Stage
 TIMES = (2, 4, 8)
 
 
-def texts(x: Experiment, times: int) -> list[Path]:
+def texts(experiment: Experiment, times: int) -> list[Path]:
     """Source and reference of *times* sentences a line, plain text."""
-    return [x.work / "joined" / f"{times}.{lang}" for lang in (x.source, x.target)]
+    return [experiment.work / "joined" / f"{times}.{lang}" for lang in (experiment.source, experiment.target)]
 
 
-def data(x: Experiment) -> Path:
+def data(experiment: Experiment) -> Path:
     """The binary data; the sets are named as :func:`subset` says."""
-    return x.work / "joined" / "data-bin"
+    return experiment.work / "joined" / "data-bin"
 
 
 def subset(times: int) -> str:
@@ -32,19 +32,15 @@ def lines(path: Path) -> list[str]:
     return split(decode(path.read_bytes(), str(path)))
 
 
-def check(x: Experiment) -> None:
-    """Refuse a test set whose joined sentences cannot be translated.
-
-    Raises:
-        StageError: it has too few lines, or joined lines are too long and no flag makes room for them
-    """
+def check(experiment: Experiment) -> None:
+    """Raise a StageError for a test set of too few lines, or whose joined lines are too long to translate."""
     most, where = max(TIMES), "stage 21 (join sentences of the test set): the test set"
-    for path in x.texts("bpe", ["test"]):
+    for path in experiment.texts("bpe", ["test"]):
         words = [len(line.split()) for line in lines(path)]
         if len(words) < most:
             raise StageError(f"{where} has {len(words)} lines, and {most} at least are needed")
         longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
-        if longest > LONGEST and not has_room(x):
+        if longest > LONGEST and not has_room(experiment):
             raise StageError(
                 f"{where} has {most} lines of {longest} tokens ({path}), more than the {LONGEST} that "
                 "fairseq takes: set --max-source-positions and --max-target-positions in "
@@ -58,26 +54,22 @@ class Join(Stage):
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
 
-    def inputs(self, x: Experiment) -> list[Path]:
-        return [*x.texts("raw", ["test"]), *x.texts("bpe", ["test"]), *x.binary_data]
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [*experiment.texts("raw", ["test"]), *experiment.texts("bpe", ["test"]), *experiment.binary_data]
 
-    def outputs(self, x: Experiment) -> list[Path]:
-        pair = f"{x.source}-{x.target}"
-        binary = [
-            data(x) / f"{subset(times)}.{pair}.{lang}.{end}"
-            for times in TIMES
-            for lang in (x.source, x.target)
-            for end in ("bin", "idx")
-        ]
-        return [*(path for times in TIMES for path in texts(x, times)), *binary]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        pair = f"{experiment.source}-{experiment.target}"
+        ends = [f"{pair}.{lang}.{end}" for lang in (experiment.source, experiment.target) for end in ("bin", "idx")]
+        binary = [data(experiment) / f"{subset(times)}.{end}" for times in TIMES for end in ends]
+        return [*(path for times in TIMES for path in texts(experiment, times)), *binary]
 
-    def run(self, x: Experiment, shell: Shell) -> None:
-        if not x.dry_run:
-            check(x)
-        folder = x.work / "joined"
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        if not experiment.dry_run:
+            check(experiment)
+        folder = experiment.work / "joined"
         shell.command(f"mkdir -p {quoted(folder)}")
         for name, kind in (("raw", ""), ("bpe", "bpe.")):
-            for path in x.texts(name, ["test"]):
+            for path in experiment.texts(name, ["test"]):
                 sentences = count_lines(str(path)) if path.exists() else 0  # not yet there in a dry run
                 for times in TIMES:
                     out = folder / f"{times}.{kind}{path.suffix[1:]}"
@@ -87,15 +79,15 @@ class Join(Stage):
                         f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * times}"
                         f"> {quoted(out)}.tmp && mv {quoted(out)}.tmp {quoted(out)}"
                     )
-        final, part = data(x), folder / "data-bin.tmp"
+        final, part = data(experiment), folder / "data-bin.tmp"
         prefixes = ",".join(quoted(folder / f"{times}.bpe") for times in TIMES)
         dictionaries = " ".join(
-            f"--{flag} {quoted(x.work / 'data-bin' / f'dict.{lang}.txt')}"
-            for flag, lang in (("srcdict", x.source), ("tgtdict", x.target))
+            f"--{flag} {quoted(experiment.work / 'data-bin' / f'dict.{lang}.txt')}"
+            for flag, lang in (("srcdict", experiment.source), ("tgtdict", experiment.target))
         )
         shell.command(f"rm -rf {quoted(part)}")
         shell.command(
-            f"fairseq-preprocess --source-lang {x.source} --target-lang {x.target} --testpref {prefixes} "
-            f"{dictionaries} --destdir {quoted(part)}"
+            f"fairseq-preprocess --source-lang {experiment.source} --target-lang {experiment.target} "
+            f"--testpref {prefixes} {dictionaries} --destdir {quoted(part)}"
         )
         shell.command(f"rm -rf {quoted(final)} && mv {quoted(part)} {quoted(final)}")

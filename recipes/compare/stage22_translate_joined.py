@@ -9,9 +9,9 @@ from recipes.pipeline.stage import Stage
 from recipes.pipeline.stage09_translate import SETTINGS, translate
 
 
-def hypotheses(x: Experiment, times: int) -> Path:
+def hypotheses(experiment: Experiment, times: int) -> Path:
     """The translations of *times* sentences a line, plain text."""
-    return x.model / "joined" / f"{times}.{x.target}"
+    return experiment.model / "joined" / f"{times}.{experiment.target}"
 
 
 class TranslateJoined(Stage):
@@ -20,21 +20,16 @@ class TranslateJoined(Stage):
     per_model = True
     settings = SETTINGS
 
-    def inputs(self, x: Experiment) -> list[Path]:
-        return [x.averaged, *stage21_join.Join().outputs(x)]
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.averaged, *stage21_join.Join().outputs(experiment)]
 
-    def outputs(self, x: Experiment) -> list[Path]:
-        return [hypotheses(x, times) for times in stage21_join.TIMES]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [hypotheses(experiment, times) for times in stage21_join.TIMES]
 
-    def run(self, x: Experiment, shell: Shell) -> None:
-        shell.command(f"mkdir -p {quoted(x.model / 'joined')}")
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        shell.command(f"mkdir -p {quoted(experiment.model / 'joined')}")
+        data = stage21_join.data(experiment)
         for times in stage21_join.TIMES:
-            translate(
-                x,
-                shell,
-                stage21_join.data(x),
-                stage21_join.subset(times),
-                stage21_join.texts(x, times)[0],
-                x.model / "joined" / f"{times}.generate.txt",
-                hypotheses(x, times),
-            )
+            source, generated = stage21_join.texts(experiment, times)[0], f"{times}.generate.txt"
+            outputs = experiment.model / "joined" / generated, hypotheses(experiment, times)
+            translate(experiment, shell, data, stage21_join.subset(times), source, *outputs)

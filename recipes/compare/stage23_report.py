@@ -1,7 +1,6 @@
 """Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
 
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -21,7 +20,7 @@ from recipes.compare.stage21_join import lines
 from recipes.pipeline.checkpoints import to_average
 from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.model_folder import Moves
+from recipes.pipeline.model_folder import Moves, next_earlier
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stages import SCORE, TRAIN
@@ -42,7 +41,7 @@ class Report(Stage):
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
 
-    def also(self, x: Experiment) -> dict[str, Any]:
+    def also(self, experiment: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: who is compared, in which order, and its code."""
         files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
         code = b"".join(path.read_bytes() for path in files)
@@ -50,107 +49,108 @@ class Report(Stage):
             "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
             "recipe": self.recipe,
             "recipes/compare": hashlib.sha256(code).hexdigest(),
-            **SCORE.also(x),
+            **SCORE.also(experiment),
         }
 
-    def inputs(self, x: Experiment) -> list[Path]:
-        paths = [x.work / "raw" / f"test.{lang}" for lang in (x.source, x.target)]
-        paths += [x.work / "bpe" / f"train.{x.source}", *stage21_join.Join().outputs(x)]
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        paths = [*experiment.texts("raw", ["test"]), experiment.text("bpe", "train", experiment.source)]
+        paths += stage21_join.Join().outputs(experiment)
         for system in (system for pair in self.pairs for system in pair):
             paths += [system.hypotheses, system.history, system.score]
             paths += [stage22_translate_joined.hypotheses(system, times) for times in stage21_join.TIMES]
         return paths
 
-    def outputs(self, x: Experiment) -> list[Path]:
-        return [self.folder(x) / name for name in ("report.html", "results.md", "results.json")]
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return [self.folder(experiment) / name for name in ("report.html", "results.md", "results.json")]
 
-    def folder(self, x: Experiment) -> Path:
+    def folder(self, experiment: Experiment) -> Path:
         """The folder of the report. Its name has the label of the models' folders."""
-        return x.work / f"compare{x.label and '.'}{x.label}"
+        return experiment.work / f"compare{experiment.label and '.'}{experiment.label}"
 
-    def run(self, x: Experiment, shell: Shell) -> None:
-        if x.dry_run:
+    def prepare(self, runner: Runner) -> None:
+        if runner.experiment.dry_run:
+            self._set_aside(runner.experiment, _finite(self._identity(runner.experiment)), runner.moves)
+
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        if experiment.dry_run:
             return
-        folder = self.folder(x)
-        results = self.results(x)
-        texts = {
-            "results.json": json.dumps(_finite(results), indent=1) + "\n",
-            "results.md": page.table(results),
-            "report.html": page.html(results),
-        }
-        self._set_aside(x, json.loads(texts["results.json"]))
+        results = self.results(experiment)
+        as_json = json.dumps(_finite(results), indent=1) + "\n"
+        texts = {"results.json": as_json, "results.md": page.table(results), "report.html": page.html(results)}
+        self._set_aside(experiment, json.loads(as_json), Moves(experiment))
         for name, text in texts.items():
-            write_whole(folder / name, text)
+            write_whole(self.folder(experiment) / name, text)
 
-    def _set_aside(self, x: Experiment, results: dict[str, Any]) -> None:
-        """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it."""
-        folder = self.folder(x)
-        reports = [path for path in self.outputs(x) if path.exists()]
+    def _set_aside(self, experiment: Experiment, results: dict[str, Any], moves: Moves) -> None:
+        """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it.
+
+        In a dry run, *results* have no scores, and the signature that these would have is not known.
+        """
+        folder = self.folder(experiment)
+        reports = [path for path in self.outputs(experiment) if path.exists()]
         try:
             earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-            differ = [name for name in SAME if earlier[name] != results[name]]
+            differ = [name for name in SAME if name in results and earlier[name] != results[name]]
+            if "signatures" not in results and _tokeniser(earlier["signatures"]["sacreBLEU"]) != experiment.tokenize:
+                differ.append("signatures")
             if not set(earlier["seeds"]) <= set(results["seeds"]):
                 differ.append("seeds")
         except (OSError, ValueError, KeyError, TypeError):
             differ = ["results.json, which cannot be read"]
         if differ:
-            numbered = (folder / "earlier" / str(number) for number in itertools.count(1))
-            target = next(path for path in numbered if not path.exists())
+            target = next_earlier(folder)
             for path in reports:
-                Moves(x).move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
+                moves.move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
 
-    def summary(self, x: Experiment) -> str:
+    def summary(self, experiment: Experiment) -> str:
         """What to print at the end."""
-        results = json.loads((self.folder(x) / "results.json").read_text())
-        said = [f"report:  {self.folder(x) / 'report.html'}", *page.verdict(results)]
-        return "\n".join(said)
+        results = json.loads((self.folder(experiment) / "results.json").read_text())
+        return "\n".join([f"report:  {self.folder(experiment) / 'report.html'}", *page.verdict(results)])
 
-    def results(self, x: Experiment) -> dict[str, Any]:
-        """All numbers of the report.
-
-        Raises:
-            StageError: the systems were trained for different lengths
-        """
-        _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
-        systems = [[_system(system) for system in pair] for pair in self.pairs]
-        signatures = {name: metric["signature"] for name, metric in systems[0][0]["metrics"].items()}
-        longest = max(len(line.split()) for line in self._subwords(x, "bpe", "train"))
+    def _identity(self, experiment: Experiment) -> dict[str, Any]:
+        """The results that are known before the trainings."""
         return {
             "recipe": self.recipe,
             "architectures": [system.arch for system in self.pairs[0]],
             "seeds": [pair[0].seed for pair in self.pairs],
-            "settings": asdict(x.settings),
-            "systems": systems,
-            "signatures": signatures,
-            "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
-            "joined": [self._joined(x, times, longest) for times in (1, *stage21_join.TIMES)],
-            "longest_in_training": longest,
-            "command": self._command(x),
+            "settings": asdict(experiment.settings),
         }
 
-    def _command(self, x: Experiment) -> str:
+    def results(self, experiment: Experiment) -> dict[str, Any]:
+        """All numbers of the report; a StageError if the systems were not trained for the same length."""
+        _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
+        systems = [[_system(system) for system in pair] for pair in self.pairs]
+        longest = max(len(line.split()) for line in lines(experiment.text("bpe", "train", experiment.source)))
+        return {
+            **self._identity(experiment),
+            "systems": systems,
+            "signatures": {name: metric["signature"] for name, metric in systems[0][0]["metrics"].items()},
+            "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
+            "joined": [self._joined(experiment, times, longest) for times in (1, *stage21_join.TIMES)],
+            "longest_in_training": longest,
+            "command": self._command(experiment),
+        }
+
+    def _command(self, experiment: Experiment) -> str:
         """The command of the last run, with as many seeds as the report has."""
-        command = yaml.safe_load((x.work / "run.yaml").read_text(encoding="utf-8"))["command"]
+        command = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
         seeds = len(self.pairs)
         if re.search("--seeds[ =]", command) or seeds == SEEDS:
             return re.sub(r"(--seeds[ =])\d+", rf"\g<1>{seeds}", command)
         return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
 
-    def _subwords(self, x: Experiment, folder: str, name: str) -> list[str]:
-        return lines(x.work / folder / f"{name}.{x.source}")
-
-    def _joined(self, x: Experiment, times: int, longest: int) -> dict[str, Any]:
+    def _joined(self, experiment: Experiment, times: int, longest: int) -> dict[str, Any]:
         """The test set, *times* sentences a line: how long its sources are, and how all systems do.
 
         Args:
             longest: subwords of the longest source in training
         """
         if times == 1:
-            reference, subwords = x.work / "raw" / f"test.{x.target}", self._subwords(x, "bpe", "test")
+            reference, subwords = experiment.test_reference, experiment.text("bpe", "test", experiment.source)
             files = [[system.hypotheses for system in pair] for pair in self.pairs]
         else:
-            reference = stage21_join.texts(x, times)[1]
-            subwords = self._subwords(x, "joined", f"{times}.bpe")
+            reference = stage21_join.texts(experiment, times)[1]
+            subwords = experiment.text("joined", f"{times}.bpe", experiment.source)
             files = [[stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs]
         references = lines(reference)
         for path in (path for pair in files for path in pair):
@@ -160,9 +160,9 @@ class Report(Stage):
                     "and run the comparison again"
                 )
         tokenize = _tokeniser(_score(self.pairs[0][0])["metrics"][0]["signature"])
-        found = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
-        of_each = list(zip(*found, strict=True))  # architecture, then seed
-        words = [len(line.split()) for line in subwords]
+        of_files = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
+        of_each = list(zip(*of_files, strict=True))  # architecture, then seed
+        words = [len(line.split()) for line in lines(subwords)]
         return {
             "times": times,
             "lines": len(references),
@@ -217,12 +217,11 @@ def _system(system: Experiment) -> dict[str, Any]:
     log = Runner(system).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
+    metrics = {one["name"]: {"score": one["score"], "signature": one["signature"]} for one in score["metrics"]}
     return {
         "architecture": system.arch,
         "seed": system.seed,
-        "metrics": {
-            metric["name"]: {"score": metric["score"], "signature": metric["signature"]} for metric in score["metrics"]
-        },
+        "metrics": metrics,
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
         "curve_is_whole": bool(system.settings.save_every_updates) or training.last_epoch == to_average(system)[-1][0],

@@ -8,6 +8,7 @@ from recipes.pipeline.arguments import add_flags, called, describe_experiment, p
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.fairseq_train import check_devices
 from recipes.pipeline.session import announce, at_work
+from recipes.pipeline.settings import describe_settings
 from recipes.pipeline.stage10_score import check_tokenize, report
 from recipes.pipeline.stages import SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
 
@@ -16,8 +17,10 @@ def build_parser() -> argparse.ArgumentParser:
     numbers = ", ".join(f"{stage.number} {stage.title}" for stage in STAGES)
     parser = argparse.ArgumentParser(
         prog="run.sh",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run a recipe from text to BLEU. What was done before is skipped.",
-        epilog=f"After a lone -- stand more flags for fairseq-train. Stages: {numbers}",
+        epilog=f"After a lone --, write more flags for fairseq-train.\n\nStages: {numbers}\n\n"
+        f"Settings, in settings.yaml or as --set KEY=VALUE:\n{describe_settings()}",
     )
     add = parser.add_argument
     add("--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s")

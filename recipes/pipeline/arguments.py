@@ -23,32 +23,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is run, in which folder and on what."""
     add = parser.add_argument
     add("recipe", type=_recipe, help="a folder with settings.yaml, or the name of one in recipes/")
-    add(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="a folder with files of the corpus, which is only read; what it lacks is downloaded; default: "
-        "the recipe's corpus/ if it has one",
-    )
-    add(
-        "--manifest",
-        metavar="FILE",
-        help="names, sizes, checksums and addresses of these files; default: the recipe's manifest.tsv; "
-        "none: take those in --data-dir as they are",
-    )
+    data_dir = "a folder with files of the corpus, which is only read; missing files are downloaded; default: the "
+    add("--data-dir", type=Path, metavar="DIR", help=data_dir + "recipe's corpus/ if it has one")
+    manifest = "names, sizes, checksums and addresses of these files; default: the recipe's manifest.tsv; none: take "
+    add("--manifest", metavar="FILE", help=manifest + "those in --data-dir without a check")
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
     add("--gpus", type=int, metavar="N", help="train on so many; 0: on the CPU; default: all that there are")
-    add(
-        "--name",
-        metavar="NAME",
-        help="the model's folder is ARCH.seedS.NAME; default: ARCH.seedS for the recipe's own settings, and "
-        "ARCH.seedS.HASH for others",
-    )
-    add(
-        "--bpe",
-        choices=("subword-nmt", "sentencepiece"),
-        help="default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not divide",
-    )
+    name = "the model's folder is ARCH.seedS.NAME; default: ARCH.seedS for the recipe's own settings, and "
+    add("--name", metavar="NAME", help=name + "ARCH.seedS.HASH for others")
+    bpe = "default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not divide"
+    add("--bpe", choices=("subword-nmt", "sentencepiece"), help=bpe)
     add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
     add("--dry-run", action="store_true", help="print every command, run none")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="another value for one of settings.yaml")
@@ -68,35 +52,28 @@ def describe_experiment(
     parser: argparse.ArgumentParser, args: argparse.Namespace, arch: str, seed: int, train_flags: str
 ) -> Experiment:
     """The experiment that *args*, of :func:`add_flags`, describe; *parser* ends the process at an error."""
-    if args.gpus is not None and args.gpus < 0:
-        parser.error(f"--gpus {args.gpus}: must be 0 or more")
-    if args.data_dir is not None and not args.data_dir.is_dir():
-        parser.error(f"--data-dir {args.data_dir}: must be a folder that exists")
-    if seed < 0:
-        parser.error(f"--seed {seed}: must be 0 or more")
-    if not re.fullmatch(r"\w+", arch):
-        parser.error(f"--arch {arch}: must be a name of letters, digits and _")
-    if args.name is not None and not re.fullmatch(r"(?!old-)[\w-]+", args.name):
-        parser.error(f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-")
+    try:
+        return _describe(args, arch, seed, train_flags)
+    except (SettingsError, fetch.FetchError) as error:
+        parser.error(str(error))
+
+
+def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) -> Experiment:
     folder = ROOT / "recipes" / args.recipe
     work = (args.work_dir or folder / "work").resolve()
-    if ":" in str(work):
-        parser.error(f"--work-dir {work}: must have no colon in it, at which fairseq divides paths")
-    manifest = _manifest(parser, args.manifest, folder)
-    try:
-        own = read_settings(folder / "settings.yaml")
-        settings = read_settings(folder / "settings.yaml", args.set)
-        check_values(settings)
-    except SettingsError as error:
-        parser.error(str(error))
+    _refuse_flags(args, arch, seed, work)
+    own = read_settings(folder / "settings.yaml")
+    settings = read_settings(folder / "settings.yaml", args.set)
+    check_values(settings)
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
-    _refuse_flags(parser, settings)
-    usual_bpe = _usual_bpe(parser, settings, args.bpe)
+    for word in shlex.split(settings.fairseq_train_flags):
+        if word.partition("=")[0] in OURS or word.startswith("-a"):
+            raise SettingsError(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
+    usual_bpe = _usual_bpe(settings, args.bpe)
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
         differs["--bpe"] = args.bpe
-    # A recipe may bring its texts along.
-    data_dir = args.data_dir or (folder / "corpus" if (folder / "corpus").is_dir() else None)
+    data_dir = args.data_dir or folder / "corpus"  # a recipe may bring its texts
     experiment = Experiment(
         settings,
         work,
@@ -107,64 +84,70 @@ def describe_experiment(
         bpe=args.bpe or usual_bpe,
         tokenize=args.tokenize or default_tokenize(settings.target_lang),
         gpus=args.gpus,
-        data_dir=data_dir and data_dir.resolve(),
-        manifest=manifest,
+        data_dir=data_dir.resolve() if data_dir.is_dir() else None,
+        manifest=None if args.manifest in (None, "none") else Path(args.manifest).resolve(),
         dry_run=args.dry_run,
     )
-    _refuse_to_write_over_data(parser, experiment)
-    if manifest is not None and args.manifest is None:
-        _check_own_manifest(parser, experiment)
+    _refuse_to_write_over_data(experiment)
+    if args.manifest is None and _fits(folder / "manifest.tsv", experiment):
+        experiment.manifest = folder / "manifest.tsv"
     return experiment
 
 
-def _refuse_flags(parser: argparse.ArgumentParser, settings: Settings) -> None:
-    for word in shlex.split(settings.fairseq_train_flags):
-        if word.partition("=")[0] in OURS or word.startswith("-a"):
-            parser.error(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
+def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) -> None:
+    has_manifest = args.manifest in (None, "none") or Path(args.manifest).is_file()
+    for allowed, refusal in (
+        (args.gpus is None or args.gpus >= 0, f"--gpus {args.gpus}: must be 0 or more"),
+        (not args.data_dir or args.data_dir.is_dir(), f"--data-dir {args.data_dir}: must be a folder that exists"),
+        (seed >= 0, f"--seed {seed}: must be 0 or more"),
+        (re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
+        (
+            args.name is None or re.fullmatch(r"(?!old-)[\w-]+", args.name),
+            f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-",
+        ),
+        (":" not in str(work), f"--work-dir {work}: must have no colon in it, at which fairseq divides paths"),
+        (has_manifest, f"--manifest {args.manifest}: must be a file that exists, or none"),
+    ):
+        if not allowed:
+            raise SettingsError(refusal)
 
 
-def _usual_bpe(parser: argparse.ArgumentParser, settings: Settings, asked: str | None) -> str:
-    """The choice of subwords for the languages; one that cannot divide them is refused."""
+def _usual_bpe(settings: Settings, asked: str | None) -> str:
+    """The choice of subwords for the languages; a choice that cannot divide them is refused."""
     languages = [language(code) for code in (settings.source_lang, settings.target_lang)]
     unspaced = [lang for lang in languages if lang in UNSPACED]
     if asked == "subword-nmt" and unspaced:
-        parser.error(
+        raise SettingsError(
             f"--bpe subword-nmt: divides words, and {unspaced[0]} is written without blanks between them; "
             "sentencepiece is for such languages"
         )
     return "sentencepiece" if unspaced or "ko" in languages else "subword-nmt"
 
 
-def _refuse_to_write_over_data(parser: argparse.ArgumentParser, experiment: Experiment) -> None:
+def _refuse_to_write_over_data(experiment: Experiment) -> None:
     folder, work = experiment.data_dir, experiment.work
-    if folder is None:
-        return
-    for path in (folder / file for file in experiment.files()):
+    for path in (folder / file for file in experiment.files() if folder):
         if work in path.parents and path.relative_to(work).parts[0] in (*WRITTEN, experiment.model.name):
-            parser.error(f"--data-dir {folder}: the recipe would write over {path}, or beside it")
+            raise SettingsError(f"--data-dir {folder}: the recipe would write over {path}, or beside it")
 
 
-def _check_own_manifest(parser: argparse.ArgumentParser, experiment: Experiment) -> None:
-    """Leave out the manifest beside the settings if it is of other files: the recipe's folder was copied."""
-    manifest, files = experiment.manifest, experiment.files()
-    try:
-        known = fetch.read_manifest(manifest)
-    except fetch.FetchError as error:
-        parser.error(str(error))
+def _fits(manifest: Path, experiment: Experiment) -> bool:
+    """Whether the recipe's *manifest* is of its files. It is not where the recipe's folder was copied."""
+    if not manifest.exists():
+        return False
+    known, files = fetch.read_manifest(manifest), experiment.files()
     unknown = [file for file in files if file not in known]
-    if not unknown:
-        return
-    if unknown != files:
-        parser.error(
+    if unknown and unknown != files:
+        raise SettingsError(
             f"{manifest}: has no {', '.join(unknown)}: write there where to fetch them, or take the files in "
             "--data-dir as they are with --manifest none"
         )
-    if experiment.data_dir is None:
-        parser.error(
+    if unknown and experiment.data_dir is None:
+        raise SettingsError(
             f"{manifest}: has none of the recipe's files, {', '.join(files)}: write there where to "
             "fetch them, or say with --data-dir where they are"
         )
-    experiment.manifest = None
+    return not unknown
 
 
 def _recipe(given: str) -> str:
@@ -176,17 +159,6 @@ def _recipe(given: str) -> str:
             return folder.name if folder.parent == recipes else str(folder)
     known = ", ".join(sorted(path.parent.name for path in recipes.glob("*/settings.yaml")))
     raise argparse.ArgumentTypeError(f"{given} is no folder with settings.yaml, and none of {known}")
-
-
-def _manifest(parser: argparse.ArgumentParser, given: str | None, folder: Path) -> Path | None:
-    if given == "none":
-        return None
-    if given is None:
-        own = folder / "manifest.tsv"
-        return own if own.exists() else None
-    if not Path(given).is_file():
-        parser.error(f"--manifest {given}: must be a file that exists, or none")
-    return Path(given).resolve()
 
 
 def called(recipe: str, words: Sequence[str]) -> str:

@@ -1,5 +1,12 @@
-"""Whether fairseq knows the architectures and all flags of a recipe, asked before its first stage."""
+"""Whether fairseq knows the architectures and all flags of a recipe, checked before its first stage.
 
+    python -m recipes.pipeline.check_flags ARCH TRAIN GENERATE [ARCH TRAIN GENERATE …]
+
+parses these commands as fairseq does. That is a process of its own, since fairseq's parsers exit at an error.
+"""
+
+import difflib
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,26 +15,11 @@ from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
 
 PASSED = "all flags are known"
-_PARSE = f"""
-import difflib, shlex, sys
-from fairseq import models, options
-for arch, train, generate in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
-    print(arch, flush=True)
-    sys.argv = shlex.split(train)  # where fairseq looks for --user-dir
-    parser = options.get_training_parser()
-    if arch not in models.ARCH_MODEL_REGISTRY:
-        near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)
-        sys.exit(f"fairseq has no such architecture; the nearest is {{near[0]}}")
-    options.parse_args_and_arch(parser)
-    sys.argv = shlex.split(generate)
-    options.parse_args_and_arch(options.get_generation_parser())
-print({PASSED!r})
-"""
 
 
 def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None:
     """Raise a StageError unless fairseq, in a process of its own, knows the architectures and all flags."""
-    words = [sys.executable, "-c", _PARSE]
+    words = [sys.executable, "-m", "recipes.pipeline.check_flags"]
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
         devices = fairseq_train.devices_and_precision(experiment)
@@ -37,6 +29,28 @@ def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None
     if done.returncode or printed[-1:] != [PASSED]:
         known = {experiment.arch for experiment in experiments}
         arch = next((line for line in reversed(printed) if line in known), experiments[0].arch)
-        said = [line for line in done.stderr.splitlines() if line.strip()] if done.returncode else []
-        why = said[-1].strip() if said else f"fairseq ended with status {done.returncode} before it had read all flags"
+        errors = done.stderr.strip().splitlines() if done.returncode else []
+        ended = f"fairseq ended with status {done.returncode} before it had read all flags"
+        why = errors[-1].strip() if errors else ended
         raise StageError(f"{flag} {arch}: {why}")
+
+
+def parse_commands(words: Sequence[str]) -> None:
+    """Print each architecture in *words*, then parse its commands; at an error, fairseq's parser exits."""
+    from fairseq import models, options
+
+    for arch, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
+        print(arch, flush=True)
+        sys.argv = shlex.split(train)  # where fairseq looks for --user-dir
+        parser = options.get_training_parser()
+        if arch not in models.ARCH_MODEL_REGISTRY:
+            near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)
+            sys.exit(f"fairseq has no such architecture; the nearest is {near[0]}")
+        options.parse_args_and_arch(parser)
+        sys.argv = shlex.split(generate)
+        options.parse_args_and_arch(options.get_generation_parser())
+    print(PASSED)
+
+
+if __name__ == "__main__":
+    parse_commands(sys.argv[1:])

@@ -10,27 +10,19 @@ def to_average(experiment: Experiment) -> list[tuple[int, Path]]:
     """The newest checkpoints, which stage 8 averages, in their order: epoch or update, and file."""
     by_update = experiment.settings.save_every_updates
     pattern = r"checkpoint_\d+_(\d+)\.pt" if by_update else r"checkpoint(\d+)\.pt"
-    numbered = []
-    for path in experiment.checkpoints.glob("checkpoint*.pt"):
-        match = re.fullmatch(pattern, path.name)
-        if match:
-            numbered.append((int(match.group(1)), path))
-    return sorted(numbered)[-experiment.settings.average_checkpoints :]
+    matches = [(re.fullmatch(pattern, path.name), path) for path in experiment.checkpoints.glob("checkpoint*.pt")]
+    return sorted((int(match[1]), path) for match, path in matches if match)[-experiment.settings.average_checkpoints :]
 
 
 def check_checkpoints(experiment: Experiment) -> None:
-    """Refuse to end with others to average than the last ones, one for each epoch or interval.
-
-    Raises:
-        StageError: one is missing; removed by hand, or trained with another save_every_updates
-    """
-    found = [number for number, _ in to_average(experiment)]
+    """Raise a StageError unless the last checkpoints are all there, one for each epoch or interval."""
+    numbers = [number for number, _ in to_average(experiment)]
     by_update, count = experiment.settings.save_every_updates, experiment.settings.average_checkpoints
     every = by_update or 1
-    wanted = [found[-1] - every * n for n in reversed(range(count))] if found else []
-    if found != wanted or not found:
+    wanted = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
+    if numbers != wanted or not numbers:
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} has {found or 'none'} of the "
+            f"stage 7 (train): {experiment.checkpoints} has {numbers or 'none'} of the "
             f"{'updates' if by_update else 'epochs'} to average, and not the last "
             f"{count}, one every {every}: train longer, or anew with --name NAME"
         )
@@ -38,12 +30,12 @@ def check_checkpoints(experiment: Experiment) -> None:
 
 def check_limit(experiment: Experiment) -> None:
     """Raise a StageError if there is a checkpoint of a longer training than the settings allow."""
-    found = [number for number, _ in to_average(experiment)]
+    numbers = [number for number, _ in to_average(experiment)]
     limit = "max_updates" if experiment.settings.save_every_updates else "max_epochs"
     allowed = getattr(experiment.settings, limit)
-    if allowed and found and found[-1] > allowed:
+    if allowed and numbers and numbers[-1] > allowed:
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} is of a training of {found[-1]} "
-            f"{limit[4:]} already, beyond {limit}={allowed}: set {limit}={found[-1]}, or train another "
+            f"stage 7 (train): {experiment.checkpoints} is of a training of {numbers[-1]} "
+            f"{limit[4:]} already, beyond {limit}={allowed}: set {limit}={numbers[-1]}, or train another "
             "model with --name NAME"
         )

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.pipeline.experiment import ROOT, StageError
@@ -33,72 +34,60 @@ def say(line: str) -> None:
     print(f"  {line}", flush=True)
 
 
+@dataclass
 class Shell:
     """Runs the commands of one stage.
 
-    Args:
+    Attributes:
         stage: the one that runs
-        script, log: where its commands and their output are kept; None in a dry run, which only prints
-        partial: the outputs that an interrupted run has made
+        script, log, partial: where its commands, their output, and what an interrupted run has made are kept;
+            None in a dry run, which only prints
         locks: descriptors that every command inherits: the lock on the work folder lasts while one runs
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        script: Path | None = None,
-        log: Path | None = None,
-        partial: Partial | None = None,
-        locks: tuple[int, ...] = (),
-    ) -> None:
-        self._stage, self._script, self._log, self._partial, self._locks = stage, script, log, partial, locks
-        if script is not None:
-            script.parent.mkdir(parents=True, exist_ok=True)
+    stage: Stage
+    script: Path | None = None
+    log: Path | None = None
+    partial: Partial | None = None
+    locks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.script is not None:
+            self.script.parent.mkdir(parents=True, exist_ok=True)
             path = f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"'
-            script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
+            self.script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
 
-    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Iterable[Path] = ()) -> None:
+    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()) -> None:
         """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
-
-        A bar that the command draws with tqdm is drawn here; what else it prints goes to the log.
 
         Args:
             command: one shell command; a pipeline fails if any part of it does
             on_line: called with every line of its output
-            makes: the files that it writes. If an earlier run of the stage, which was interrupted, has
-                written them, and all that came before, the command is not run
-
-        Raises:
-            StageError: the command failed; the message has the last line that it printed
+            makes: the files that it writes. The command is not run if an interrupted run of the stage has
+                written them, and all that came before
         """
-        if self._script is None:
-            print(f"  $ {command}", flush=True)
+        if self.script is None:
+            say(f"$ {command}")
             return
-        with self._script.open("a") as script:
+        with self.script.open("a") as script:
             script.write(command + "\n")
-        makes = list(makes)
-        if makes and self._partial is not None and self._partial.has(makes):
+        if makes and self.partial.has(makes):
             say(f"made before the interruption: {', '.join(map(named, makes))}")
             return
-        print(f"  $ {command}", flush=True)
-        run_logged(self._stage, command, on_line, self._log, self._locks)
-        if makes and self._partial is not None:
-            self._partial.add(makes)
+        say(f"$ {command}")
+        run_logged(self.stage, command, on_line, self.log, self.locks)
+        if makes:
+            self.partial.add(makes)
 
-    def tool(self, command: str, makes: Iterable[Path] = ()) -> None:
+    def tool(self, command: str, makes: Sequence[Path] = ()) -> None:
         """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
-
-        def show(line: str) -> None:
-            if line.strip():
-                say(f"  {line.rstrip()}")
-
-        self.command(command, show, makes)
+        self.command(command, lambda line: say(f"  {line.rstrip()}") if line.strip() else None, makes)
 
 
 def run_logged(
     stage: Stage, command: str, on_line: Callable[[str], None] | None, log: Path, locks: tuple[int, ...]
 ) -> None:
-    """Run *command*; see :meth:`Shell.command`."""
+    """Run *command*; a StageError if it fails. Its tqdm bars are drawn here; what else it prints goes to *log*."""
     environment = dict(os.environ, PATH=f"{PROGRAMS}:{os.environ.get('PATH', '')}")
     environment.setdefault("TQDM_MININTERVAL", "0.5")
     # For the tools of recipes/; where fairseq loads the plugin, its folder is enough.
@@ -108,17 +97,10 @@ def run_logged(
     bar = _Bar()
     with log.open("a") as file:
         process = subprocess.Popen(
-            ["bash", "-c", f"set -euo pipefail; {command}"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            ["bash", "-c", f"set -euo pipefail; {command}"], cwd=ROOT, env=environment, pass_fds=locks,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             start_new_session=True,  # so that all of a pipeline can be ended together
-            pass_fds=locks,
-        )
+        )  # fmt: skip
         assert process.stdout is not None
         try:
             for lock in locks:
@@ -137,9 +119,9 @@ def run_logged(
             raise
         finally:
             bar.close()
+            process.stdout.close()
     if status != 0:
-        said = last or "it said nothing"
-        failed = f"failed with status {status}: {said} (all that it said: {log})"
+        failed = f"failed with status {status}: {last or 'it said nothing'} (all that it said: {log})"
         raise StageError(f"stage {stage.number} ({stage.title}) {failed}")
 
 

@@ -48,13 +48,8 @@ class Experiment:
     manifest: Path | None = None
     dry_run: bool = False
 
-    @property
-    def source(self) -> str:
-        return self.settings.source_lang
-
-    @property
-    def target(self) -> str:
-        return self.settings.target_lang
+    source = property(lambda self: self.settings.source_lang)
+    target = property(lambda self: self.settings.target_lang)
 
     # -- texts and binary data ---------------------------------------------------------------------
 
@@ -90,22 +85,14 @@ class Experiment:
         """The sets that have files of their own; without valid_files, stage 4 holds training pairs out."""
         return [name for name in SETS if self.settings.templates(name)]
 
-    @property
-    def test_source(self) -> Path:
-        return self.text("raw", "test", self.source)
-
-    @property
-    def test_reference(self) -> Path:
-        return self.text("raw", "test", self.target)
+    test_source = property(lambda self: self.text("raw", "test", self.source))
+    test_reference = property(lambda self: self.text("raw", "test", self.target))
+    data_bin = property(lambda self: self.work / "data-bin")
 
     @property
     def subwords(self) -> str:
         """The name of the file of subwords, in ``bpe/`` and beside the dictionaries."""
         return "bpecodes" if self.bpe == "subword-nmt" else "sentencepiece.bpe.model"
-
-    @property
-    def data_bin(self) -> Path:
-        return self.work / "data-bin"
 
     @property
     def binary_data(self) -> list[Path]:
@@ -124,51 +111,16 @@ class Experiment:
             return self.name
         return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
 
-    @property
-    def unlabelled(self) -> str:
-        """The name of the model's folder for the recipe's own settings."""
-        return f"{self.arch}.seed{self.seed}"
-
-    @property
-    def model(self) -> Path:
-        return self.work / ".".join(filter(None, (self.unlabelled, self.label)))
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.model / "checkpoints"
-
-    @property
-    def last_checkpoint(self) -> Path:
-        return self.checkpoints / "checkpoint_last.pt"
-
-    @property
-    def history(self) -> Path:
-        """fairseq's lines of JSON about whole epochs, beside the checkpoints that they tell of.
-
-        Before those of every process that trained stands one about it: commit, versions, hardware, batches,
-        command.
-        """
-        return self.checkpoints / "history.jsonl"
-
-    @property
-    def averaged(self) -> Path:
-        return self.model / "averaged.pt"
-
-    @property
-    def generated(self) -> Path:
-        """The output of fairseq-generate."""
-        return self.model / "generate.txt"
-
-    @property
-    def hypotheses(self) -> Path:
-        """The translations of the test set in its order, plain text."""
-        return self.model / f"hypotheses.{self.target}"
-
-    @property
-    def score(self) -> Path:
-        return self.model / "score.json"
-
-    @property
-    def exported(self) -> Path:
-        """The folder of the CTranslate2 model."""
-        return self.model / "ctranslate2"
+    # The name of the model's folder for the recipe's own settings.
+    unlabelled = property(lambda self: f"{self.arch}.seed{self.seed}")
+    model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
+    checkpoints = property(lambda self: self.model / "checkpoints")
+    last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
+    # fairseq's lines of JSON about whole epochs. Before those of each process that trained comes one line about the
+    # process: commit, versions, hardware, batches, command.
+    history = property(lambda self: self.checkpoints / "history.jsonl")
+    averaged = property(lambda self: self.model / "averaged.pt")
+    generated = property(lambda self: self.model / "generate.txt")  # the output of fairseq-generate
+    hypotheses = property(lambda self: self.model / f"hypotheses.{self.target}")  # plain text, in the test set's order
+    score = property(lambda self: self.model / "score.json")
+    exported = property(lambda self: self.model / "ctranslate2")  # a folder

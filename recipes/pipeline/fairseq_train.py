@@ -18,23 +18,19 @@ def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tup
 
 
 def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
-    """How many GPUs train (0: the CPU), and in which precision.
-
-    Raises:
-        StageError: more GPUs were asked for than there are, or a precision that they do not have
-    """
+    """How many GPUs train (0: the CPU), and in which precision; a StageError if the machine does not have these."""
     import torch
 
-    there = torch.cuda.device_count()
-    gpus = there if experiment.gpus is None else experiment.gpus
-    if gpus > there and not experiment.dry_run:
-        raise StageError(f"--gpus {gpus}: this machine has {there}")
+    available = torch.cuda.device_count()
+    gpus = available if experiment.gpus is None else experiment.gpus
+    if gpus > available and not experiment.dry_run:
+        raise StageError(f"--gpus {gpus}: this machine has {available}")
     asked = experiment.settings.precision
     if gpus == 0:
         if asked in ("fp16", "bf16"):
             raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
         return 0, "fp32"
-    generation = torch.cuda.get_device_capability() if there else (8, 0)
+    generation = torch.cuda.get_device_capability() if available else (8, 0)
     best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
     if asked == "bf16" and best != "bf16":
         raise StageError(f"--set precision=bf16: this GPU has none, {best} is the best for it")
@@ -42,11 +38,7 @@ def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
 
 
 def check_devices(experiment: Experiment) -> None:
-    """Refuse GPUs, or a precision of theirs, that are not there, before the other stages run.
-
-    Raises:
-        StageError: see :func:`devices_and_precision`
-    """
+    """:func:`devices_and_precision` before the other stages run. Without GPUs, it loads no torch."""
     if experiment.gpus or experiment.settings.precision in ("fp16", "bf16"):
         devices_and_precision(experiment)
 
@@ -60,16 +52,12 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
         for side in ("encoder", "decoder")
     )
     max_tokens, update_freq = batches(s.tokens_per_update, s.tokens_per_device, max(1, gpus))
-    limits = "".join(
-        f"--{flag} {limit} " for flag, limit in (("max-epoch", s.max_epochs), ("max-update", s.max_updates)) if limit
-    )
+    limits = f"--max-epoch {s.max_epochs} " if s.max_epochs else ""
+    limits += f"--max-update {s.max_updates} " if s.max_updates else ""
+    saved = f"--keep-last-epochs {s.average_checkpoints}"
     if s.save_every_updates:
-        saved = (
-            f"--save-interval-updates {s.save_every_updates} "
-            f"--keep-interval-updates {s.average_checkpoints} --no-epoch-checkpoints"
-        )
-    else:
-        saved = f"--keep-last-epochs {s.average_checkpoints}"
+        saved = f"--save-interval-updates {s.save_every_updates} --keep-interval-updates {s.average_checkpoints}"
+        saved += " --no-epoch-checkpoints"
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
     return (
         f"fairseq-train {quoted(experiment.data_bin)} "

@@ -58,8 +58,7 @@ def follow(bar: tqdm, line: str) -> None:
 def keep_history(lines: Iterable[bytes], path: Path) -> None:
     """Copy *lines* to standard output, and what they say of whole epochs to *path*.
 
-    A training outlives the recipe that started it when that is killed. Then nobody reads the output, and
-    *path* gets its epochs all the same.
+    If the recipe is killed, fairseq-train goes on. Nobody reads the output then, but *path* still gets the epochs.
     """
     for line in lines:
         entry = logged(line.decode("utf-8", "replace"))

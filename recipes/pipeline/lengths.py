@@ -12,19 +12,13 @@ def has_room(experiment: Experiment) -> bool:
 
 
 def check_lengths(experiment: Experiment, max_tokens: int) -> None:
-    """Refuse a sentence too long for a batch, or to validate or translate.
+    """Raise a StageError for a sentence that a batch of *max_tokens*, the model or the search has no room for.
 
-    In the training set, fairseq leaves sentences over LONGEST out and says so.
-
-    Args:
-        max_tokens: what a batch holds in training and validation
-
-    Raises:
-        StageError: there is one, and no flag makes room for it
+    In the training set, fairseq leaves sentences over LONGEST out and reports them.
     """
     room_to_train = "-positions" in experiment.settings.fairseq_train_flags
     for path in experiment.texts("bpe"):
-        if not path.exists():  # removed for its room, once there was binary data
+        if not path.exists():  # removed to save space, once there was binary data
             continue
         roomy = has_room(experiment) if path.stem == "test" else room_to_train
         with path.open("rb") as file:

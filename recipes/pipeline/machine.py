@@ -1,7 +1,9 @@
 """What a recipe asks of the machine, checked before the start, and what there is to write down of it."""
 
+import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -9,36 +11,32 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline.experiment import ROOT, Experiment
+from recipes.pipeline.experiment import ROOT, Experiment, StageError
 
 PACKAGES = ("torch", "numpy", "fairseq-fixed", "fairseq", "subword-nmt", "sacremoses", "sentencepiece", "sacrebleu")
 PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
 
 
-class MachineError(RuntimeError):
-    """The machine lacks disk, memory or a program that the recipe needs; the message says which."""
-
-
 def check_machine(experiment: Experiment) -> None:
-    """Raise a MachineError unless there is room, memory and every program.
+    """Raise a StageError unless the machine has enough disk, enough memory and every program.
 
-    The settings ``disk_gb`` and ``memory_gb`` say what the recipe takes in all; what its work folder holds
-    already counts as room, without the folders of other models.
+    The settings ``disk_gb`` and ``memory_gb`` say what the whole recipe needs. What its work folder already holds
+    counts as free disk, except the folders of other models.
     """
     work, beside = experiment.work, str(Path(sys.executable).parent)
     programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
-            raise MachineError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
+            raise StageError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
     if memory < needed:
-        raise MachineError(
+        raise StageError(
             f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
             f"with --set memory_gb={int(memory)}"
         )
     folder = next(path for path in (work, *work.parents) if path.exists())
-    there = sum(
+    used_bytes = sum(
         file.stat().st_size
         for path in work.glob("*")
         if ".seed" not in path.name or path == experiment.model
@@ -46,9 +44,9 @@ def check_machine(experiment: Experiment) -> None:
         if file.is_file()
     )
     free, needed = shutil.disk_usage(folder).free / 1e9, experiment.settings.disk_gb
-    if free + there / 1e9 < needed:
-        raise MachineError(
-            f"{free:.1f} GB are free on the disk of {folder}, and {needed - there / 1e9:.1f} are needed; "
+    if free + used_bytes / 1e9 < needed:
+        raise StageError(
+            f"{free:.1f} GB are free on the disk of {folder}, and {needed - used_bytes / 1e9:.1f} are needed; "
             f"choose another --work-dir, or try it all the same with --set disk_gb={int(free)}"
         )
 
@@ -57,32 +55,23 @@ def describe() -> dict[str, Any]:
     """Versions, commit and hardware, as a row of RESULTS.md names them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "commit": _commit(), "hardware": _hardware()}
-
-
-def _commit() -> str:
-    try:
-        git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    commit = _printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+    return {"versions": versions, "commit": commit, "hardware": _hardware()}
 
 
 def _hardware() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        if names:
-            found["cpu"] = names[0].partition(":")[2].strip()
+    model = re.search(r"^model name\s*:\s*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    cpu = model[1] if model else platform.processor() or platform.machine()
+    gpus = _printed("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    return {"cpu": cpu, "cores": os.cpu_count(), "gpus": gpus}
+
+
+def _printed(*command: str) -> str:
+    """What *command* prints, without blanks around it; empty if it fails or does not exist."""
     try:
-        list_gpus = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        gpus = subprocess.run(list_gpus, capture_output=True, text=True, check=True).stdout.split("\n")
-        found["gpus"] = [name for name in gpus if name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        found["gpus"] = []
-    return found
+        return ""

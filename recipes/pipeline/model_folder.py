@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,7 @@ class Moves:
 
 
 def learnt_from(stage: Stage, stamps: Stamps) -> dict[str, Any]:
-    """What a training is identified by: settings, and what stands for the contents of the data.
-
-    Args:
-        stage: the one that trains; of its settings, those that are not learnt from can change between two
-            runs of one training
-    """
+    """What identifies a training by *stage*: the data, and the settings that cannot change before it goes on."""
     can_change = {*stage.settings} - {*LEARNT_FROM}
     return {name: value for name, value in stamps.of(stage).items() if name not in can_change}
 
@@ -63,11 +59,7 @@ def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
 def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
     """Let the model's folder be that of the training which the settings and data describe, or of none.
 
-    One that holds checkpoints of another training is moved to a name of its own, and the wanted one back to
-    its place.
-
-    Raises:
-        StageError: see :func:`check_limit`
+    A folder with checkpoints of another training moves to another name, and the wanted one back to its place.
     """
     if not all(path.exists() or path in stamps.remade for path in stage.inputs(experiment)):
         return  # in a dry run
@@ -87,16 +79,16 @@ def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves:
             aside = _aside(folder, of)
             trainings[aside] = of
             moves.move(old, aside / "checkpoints", "is of other settings or data")
-    here = trainings.pop(experiment.model, None)
-    if here == wanted:
+    current = trainings.pop(experiment.model, None)
+    if current == wanted:
         check_limit(experiment)
         return
-    found = next((folder for folder, of in trainings.items() if of == wanted), None)
+    earlier = next((folder for folder, of in trainings.items() if of == wanted), None)
     trained = any(experiment.checkpoints.glob("*.pt"))
-    if trained or found is not None and experiment.model.exists():
-        moves.move(experiment.model, _aside(experiment.model, here), "is of other settings or data")
-    if found is not None:
-        moves.move(found, experiment.model, "is of these settings and data")
+    if trained or earlier is not None and experiment.model.exists():
+        moves.move(experiment.model, _aside(experiment.model, current), "is of other settings or data")
+    if earlier is not None:
+        moves.move(earlier, experiment.model, "is of these settings and data")
         check_limit(experiment)
 
 
@@ -104,8 +96,16 @@ def _aside(folder: Path, of: dict[str, Any] | None) -> Path:
     """A name that is not taken, for *folder* while another training takes its place."""
     digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{folder.name.partition('.old-')[0]}.old-{digest}"
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for path in map(folder.with_name, names) if not path.exists())
+    return _first_unused(folder.with_name(name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+
+
+def next_earlier(folder: Path) -> Path:
+    """The first of ``earlier/1``, ``earlier/2``, … in *folder* that does not exist."""
+    return _first_unused(folder / "earlier" / str(number) for number in itertools.count(1))
+
+
+def _first_unused(paths: Iterable[Path]) -> Path:
+    return next(path for path in paths if not path.exists())
 
 
 # -- results -----------------------------------------------------------------------------------------
@@ -114,16 +114,15 @@ def _aside(folder: Path, of: dict[str, Any] | None) -> Path:
 def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
     """Move results beside the model that would not fit its ``settings.yaml`` once *stage* has begun.
 
-    These are the results of *stage*, if its settings or inputs have changed, what was made from them, and
-    what was made later with other settings than now. They go to ``earlier/1``, ``2``, …, with the
-    ``settings.yaml`` and ``run.yaml`` that describe them. Checkpoints stay, since a training goes on from
-    them.
+    These are the results of *stage*, if its settings or inputs have changed, what was made from them, and what was
+    made later with other settings. They move to ``earlier/``, with the ``settings.yaml`` and ``run.yaml`` that
+    describe them. Checkpoints stay, since a training goes on from them.
     """
     model = experiment.model
     if not stage.per_model or model in moves.planned:
         return
-    found = stamps.found(stage)
-    if found is not None and not differences(found["of"], stamps.of(stage)):
+    last = stamps.last(stage)
+    if last is not None and not differences(last["of"], stamps.of(stage)):
         return
     outdated = dict.fromkeys(stamps.name(path) for path in stage.outputs(experiment))
     outdated_stamps = []
@@ -139,8 +138,7 @@ def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, move
     results_there = [path for path in results if path.exists() and path != experiment.checkpoints]
     if not results_there:
         return
-    folders = (model / "earlier" / str(number) for number in itertools.count(1))
-    folder = next(path for path in folders if not path.exists())
+    folder = next_earlier(model)
     if not experiment.dry_run:
         folder.mkdir(parents=True)
         for name in ("settings.yaml", "run.yaml"):

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_rope.files import write_whole
@@ -13,6 +14,7 @@ from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Partial, Stamps, differences
 
 
+@dataclass
 class Runner:
     """Runs stages of *experiment*, each unless it is done.
 
@@ -21,37 +23,34 @@ class Runner:
         stages: all of them, in order
         locks: descriptors that every command inherits
         record: called before a stage runs, with the folder that its outputs belong to
-        stamps, moves: see the classes
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        stages: Sequence[Stage] = (),
-        locks: tuple[int, ...] = (),
-        record: Callable[[Path], None] | None = None,
-    ) -> None:
-        self.experiment, self.stages, self.locks, self.record = experiment, stages, locks, record
-        self.stamps = Stamps(experiment)
-        self.moves = Moves(experiment)
+    experiment: Experiment
+    stages: Sequence[Stage] = ()
+    locks: tuple[int, ...] = ()
+    record: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.stamps, self.moves = Stamps(self.experiment), Moves(self.experiment)
 
     def ensure(self, stage: Stage) -> bool:
-        """Run *stage* unless it is done. Returns whether it ran.
-
-        Raises:
-            StageError: an input is missing, a command failed, or an output did not appear
-        """
+        """Run *stage* unless it is done. Returns whether it ran; in a dry run, True."""
         title = f"stage {stage.number}: {stage.title}"
         if self.experiment.dry_run:
-            self._print_commands(stage, title)
+            print(title)
+            stage.prepare(self)
+            set_results_aside(self.experiment, stage, self.stamps, self.moves)
+            if not stage.per_model and not self.stamps.is_done(stage):
+                self.stamps.remade.update(stage.outputs(self.experiment))
+            stage.run(self.experiment, Shell(stage))
             return True
         missing = [path for path in stage.inputs(self.experiment) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
         stage.prepare(self)
-        found = self.stamps.found(stage)
-        changed = "" if found is None else self.stamps.changed(stage, found)
-        if found is not None and not changed:
+        stamp = self.stamps.last(stage)
+        changed = "" if stamp is None else self.stamps.changed(stage, stamp)
+        if stamp is not None and not changed:
             print(f"{title}: done before, skipped", flush=True)
             return False
         print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
@@ -59,30 +58,20 @@ class Runner:
         self._run(stage, title)
         return True
 
-    def _print_commands(self, stage: Stage, title: str) -> None:
-        print(title)
-        stage.prepare(self)
-        set_results_aside(self.experiment, stage, self.stamps, self.moves)
-        if not stage.per_model and not self.stamps.is_done(stage):
-            self.stamps.remade.update(stage.outputs(self.experiment))
-        stage.run(self.experiment, Shell(stage))
-
     def _run(self, stage: Stage, title: str) -> None:
         of = self.stamps.of(stage)
         stamp = self.stamps.path(stage)
         stamp.unlink(missing_ok=True)
         partial = Partial(self.stamps, stage, of)
-        script = self.stamps.folder(stage) / "commands" / f"{stage.file}.sh"
-        shell = Shell(stage, script, self.log(stage), partial, self.locks)
-        begun = time.time()
+        folder, begun = self.stamps.folder(stage), time.time()
+        shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
         if self.record is not None:
-            self.record(self.stamps.folder(stage))
+            self.record(folder)
         stage.run(self.experiment, shell)
         for path in stage.outputs(self.experiment):
             if not path.exists():
                 raise StageError(f"{title} ended without writing {path}")
-        seconds = round(time.time() - begun, 1)
-        done = {"of": of, "made": self.stamps.made(stage), "seconds": seconds}
+        done = {"of": of, "made": self.stamps.made(stage), "seconds": round(time.time() - begun, 1)}
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
         partial.end()
 
@@ -91,21 +80,16 @@ class Runner:
         return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
 
     def refuse_stale_inputs(self, stage: Stage) -> None:
-        """Refuse to begin with *stage* if an earlier stage must run first.
+        """Raise a StageError if an earlier stage has not ended, or its settings or inputs have changed.
 
         An earlier stage whose inputs were deleted, to save space, is not checked.
-
-        Raises:
-            StageError: an earlier stage has not ended, or its settings or inputs have changed
         """
-        for earlier in self.stages:
-            if earlier.number >= stage.number:
-                return
+        for earlier in self.stages[: self.stages.index(stage)]:
             if not all(path.exists() for path in earlier.inputs(self.experiment)):
                 continue
-            found = self.stamps.found(earlier)
-            changed = found and differences(found["of"], self.stamps.of(earlier))
-            if found is None or changed:
+            stamp = self.stamps.last(earlier)
+            changed = stamp and differences(stamp["of"], self.stamps.of(earlier))
+            if stamp is None or changed:
                 why = f"since {changed} changed" if changed else "which has not ended yet"
                 raise StageError(
                     f"stage {stage.number}: {stage.title} needs stage {earlier.number} ({earlier.title}) to "
@@ -117,4 +101,4 @@ class Runner:
         for stage in self.stages:
             if path in stage.outputs(self.experiment):
                 return f"which stage {stage.number} ({stage.title}) makes: run with --stage {stage.number}"
-        return "which is not there"
+        return "which does not exist"

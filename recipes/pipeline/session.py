@@ -14,20 +14,17 @@ import yaml
 from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lock import lock
-from recipes.pipeline.machine import MachineError, check_machine, describe
+from recipes.pipeline.machine import check_machine, describe
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import STAGES
 
 
 @contextlib.contextmanager
 def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner]]:
-    """Hold the work folder of *experiment*, and give what makes a Runner of any experiment there.
+    """Hold the work folder of *experiment*, and yield a function that makes the Runner of any experiment there.
 
-    What goes wrong, or a signal, ends the process with one sentence.
-
-    Args:
-        recipe: its name or folder
-        program: what was called, as a command from the project's root
+    An error or a signal ends the process with one sentence. *program* is the command that was called, from the
+    project's root.
     """
     recipe = str(Path("recipes") / recipe)
     ended = contextlib.ExitStack()
@@ -43,7 +40,7 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
             signal.signal(getattr(signal, name), _stop)
         record = functools.partial(write_down, experiment, program)
         yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
-    except (StageError, MachineError) as error:
+    except StageError as error:
         sys.exit(f"{recipe}: {error}")
     except OSError as error:
         sys.exit(f"{recipe}: {error.filename or experiment.work}: {error.strerror or error}")

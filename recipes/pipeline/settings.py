@@ -3,6 +3,7 @@
 :class:`Settings` has every setting with its type, its range or choices, and its description.
 """
 
+import contextlib
 import difflib
 import math
 import re
@@ -30,6 +31,10 @@ def _learnt(description: str, least: float = -math.inf, most: float = math.inf, 
 
 
 _LANGUAGE = {"pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", "looks": "be a language's code, like en or pt-BR"}
+_SIDES = ("none", "source", "target", "both")
+_PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+_QUANTIZATIONS = ("float32", "int8", "int8_float32", "int16", "float16", "bfloat16")
+_PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
 
 @dataclass
@@ -38,16 +43,12 @@ class Settings:
 
     source_lang: str = _setting("code of the source language", **_LANGUAGE)
     target_lang: str = _setting("code of the target language", **_LANGUAGE)
-    train_files: str = _setting("FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
-    valid_files: str = _setting("the same; empty with holdout_every")
-    test_files: str = _setting("the same")
-    normalise_punctuation: str = _setting(
-        "the sides whose punctuation is normalised", choices=("none", "source", "target", "both"), names_model=True
-    )
+    train_files: str = _setting("training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
+    valid_files: str = _setting("validation set, written like train_files; empty with holdout_every")
+    test_files: str = _setting("test set, written like train_files")
+    normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("leave out training pairs with a longer side", 1, names_model=True)
-    max_length_ratio: float = _setting(
-        "leave out training pairs with one side so many times longer", 1, names_model=True
-    )
+    max_length_ratio: float = _setting("leave out pairs with one side so many times longer", 1, names_model=True)
     holdout_every: int = _setting("n: every n-th training pair validates, in place of valid_files", 0)
     vocab_size: int = _setting("subwords of both languages together", 1, names_model=True)
 
@@ -56,30 +57,25 @@ class Settings:
     ffn_width: int = _learnt("size inside the feed-forward networks", 1)
     heads: int = _learnt("heads of every attention", 1)
     dropout: float = _learnt("probability of dropout", 0, 1)
-    adam_betas: str = _learnt("Adam's betas", pattern=r"\( *0?\.\d+ *, *0?\.\d+ *\)", looks="look like (0.9, 0.98)")
+    adam_betas: str = _learnt("Adam's betas", pattern=_PAIR, looks="be a pair like (0.9, 0.98)")
     adam_eps: float = _learnt("Adam's epsilon", 0, 1)
     warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
-    learning_rate: float = _learnt("the highest, at the end of the warm-up", 0, 1)
+    learning_rate: float = _learnt("highest learning rate, at the end of the warm-up", 0, 1)
     label_smoothing: float = _learnt("probability that is spread over all words", 0, 1)
     warmup_updates: int = _learnt("updates with a growing learning rate", 0)
     tokens_per_update: int = _learnt("tokens of the longer side in an update, over all devices", 1)
-    max_updates: int = _setting("the last update; 0: no limit", 0)
-    max_epochs: int = _setting("the last epoch; 0: no limit", 0)
+    max_updates: int = _setting("number of the last update; 0: no limit", 0)
+    max_epochs: int = _setting("number of the last epoch; 0: no limit", 0)
 
     tokens_per_device: int = _setting("the largest batch of one device", 1)
-    precision: str = _setting(
-        "number format of the training; auto: the best of the GPU", choices=("auto", "fp32", "fp16", "bf16")
-    )
+    precision: str = _setting("number format of the training; auto: the best of the GPU", choices=_PRECISIONS)
     save_every_updates: int = _setting("updates between checkpoints; 0: one checkpoint an epoch", 0)
 
     average_checkpoints: int = _setting("number of last checkpoints, whose mean translates", 1)
     beam: int = _setting("hypotheses of the search", 1)
     length_penalty: float = _setting("exponent of the length by which scores are divided")
     max_len_b: int = _setting("outputs end at the length of their source plus this", 0)
-    export_quantization: str = _setting(
-        "number format of the model that stage 11 writes",
-        choices=("float32", "int8", "int8_float32", "int16", "float16", "bfloat16"),
-    )
+    export_quantization: str = _setting("number format of the model that stage 11 writes", choices=_QUANTIZATIONS)
     fairseq_train_flags: str = _learnt("more flags for fairseq-train")
     fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
     disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)
@@ -117,11 +113,7 @@ _Loader.add_implicit_resolver(
 def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
     """The settings in *path*, replaced by *overrides* of the form KEY=VALUE, of the right types.
 
-    Values of an override are read as YAML; a text is taken as it is. An integer will do for a float.
-
-    Raises:
-        SettingsError: *path* cannot be read, has not exactly the settings that every recipe has, an
-            override names another one, or a value is of another type
+    Values of an override are read as YAML; a text is taken as it is. An integer is accepted as a float.
     """
     values = _read(path)
     for name in FIELDS:
@@ -145,11 +137,7 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The names and values in the YAML file *path*.
-
-    Raises:
-        SettingsError: it is empty, no YAML, or something else than names and values
-    """
+    """The names and values in the YAML file *path*; a SettingsError if it holds anything else."""
     try:
         settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except UnicodeDecodeError as error:
@@ -161,8 +149,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}{line}: is not YAML: {problem}") from None
     if not isinstance(settings, dict) or not settings:
         empty = settings is None or settings == {}
-        found = "is empty" if empty else "has no names of settings"
-        raise SettingsError(f"{path}: {found}, and must have lines of the form NAME: VALUE")
+        problem = "is empty" if empty else "has no names of settings"
+        raise SettingsError(f"{path}: {problem}, and must have lines of the form NAME: VALUE")
     return settings
 
 
@@ -182,11 +170,9 @@ def _overriding(setting: Field, text: str, own: Any) -> Any:
         value = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, TypeError):
         value = text
-    if setting.type is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
+    if setting.type is float and type(value) in (int, str):
+        with contextlib.suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
     if type(value) is not setting.type:
         wanted = f"must be of type {setting.type.__name__}, like the recipe's own {own!r}"
         raise SettingsError(f"--set {setting.name}={text}: {wanted}")
@@ -197,13 +183,11 @@ def _overriding(setting: Field, text: str, own: Any) -> Any:
 
 
 def check_values(settings: Settings) -> None:
-    """Refuse values that would fail in a late stage, after the work of the early ones.
-
-    Raises:
-        SettingsError: the message names the setting, its value and what is allowed
-    """
+    """Raise a SettingsError for a value that would fail in a late stage, after the work of the early ones."""
     for name, setting in FIELDS.items():
-        _check_value(setting, getattr(settings, name))
+        value = getattr(settings, name)
+        if not _is_allowed(setting, value):
+            raise SettingsError(f"--set {name}={value}: must {_allowed(setting)}")
     if settings.source_lang == settings.target_lang:
         raise SettingsError(f"--set target_lang={settings.target_lang}: must not be source_lang too")
     if settings.holdout_every == 1:
@@ -221,16 +205,32 @@ def check_values(settings: Settings) -> None:
     _check_training(settings)
 
 
-def _check_value(setting: Field, value: Any) -> None:
-    allowed = setting.metadata
-    said = f"--set {setting.name}={value}: must"
-    if setting.type is not str and not allowed["least"] <= value <= allowed["most"]:
-        up_to = "or more" if allowed["most"] == math.inf else f"to {allowed['most']}"
-        raise SettingsError(f"{said} be {allowed['least']} {up_to}")
-    if "choices" in allowed and value not in allowed["choices"]:
-        raise SettingsError(f"{said} be one of {', '.join(allowed['choices'])}")
-    if "pattern" in allowed and not re.fullmatch(allowed["pattern"], value):
-        raise SettingsError(f"{said} {allowed['looks']}")
+def _is_allowed(setting: Field, value: Any) -> bool:
+    limits = setting.metadata
+    if setting.type is str:
+        return value in limits.get("choices", [value]) and bool(re.fullmatch(limits.get("pattern", "(?s:.*)"), value))
+    return limits["least"] <= value <= limits["most"]
+
+
+def _allowed(setting: Field) -> str:
+    """What a value of *setting* must be or look like; empty for any text."""
+    limits = setting.metadata
+    if setting.type is str:
+        return f"be one of {', '.join(limits['choices'])}" if "choices" in limits else limits.get("looks", "")
+    if limits["least"] == -math.inf:
+        return "be a number"
+    return (
+        f"be {limits['least']} or more" if limits["most"] == math.inf else f"be {limits['least']} to {limits['most']}"
+    )
+
+
+def describe_settings() -> str:
+    """A line for each setting: its name, its type, what is allowed, and what it means."""
+    lines = []
+    for name, setting in FIELDS.items():
+        kinds = [setting.type.__name__, *filter(None, [_allowed(setting).removeprefix("be ")])]
+        lines.append(f"  {name} ({', '.join(kinds)}): {setting.metadata['description']}")
+    return "\n".join(lines)
 
 
 def _check_training(settings: Settings) -> None:

@@ -37,19 +37,14 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, experiment: Experiment, shell: "Shell") -> None:
-        """Write the outputs, by commands that *shell* runs.
-
-        Raises:
-            StageError: a command failed, or what it wrote cannot be right
-        """
+        """Write the outputs by commands that *shell* runs; a StageError if one fails or its output is wrong."""
 
     def also(self, experiment: Experiment) -> dict[str, Any]:
         """What changes the outputs besides settings and inputs."""
         return {}
 
-    def prepare(self, runner: "Runner") -> None:
+    def prepare(self, runner: "Runner") -> None:  # noqa: B027  most stages have nothing to prepare
         """Called before it is decided whether the stage runs."""
-        return
 
     @property
     def file(self) -> str:

@@ -40,20 +40,16 @@ class Train(Stage):
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
         gpus, precision = fairseq_train.devices_and_precision(experiment)
-        max_tokens, update_freq = fairseq_train.batches(
-            settings.tokens_per_update, settings.tokens_per_device, max(1, gpus)
-        )
+        tokens = settings.tokens_per_update, settings.tokens_per_device
+        max_tokens, update_freq = fairseq_train.batches(*tokens, max(1, gpus))
         device = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
-        say(
-            f"on {device} in {precision}: {max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an "
-            f"update ({settings.tokens_per_update} were asked for)"
-        )
+        an_update = f"{max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update"
+        say(f"on {device} in {precision}: {an_update} ({settings.tokens_per_update} were asked for)")
         command = fairseq_train.command(experiment, gpus, precision)
         if not experiment.dry_run:
             check_lengths(experiment, max_tokens)
             self._begin_or_go_on(experiment)
-            batches = {"device": device, "precision": precision}
-            batches |= {"max_tokens": max_tokens, "update_freq": update_freq}
+            batches = {"device": device, "precision": precision, "max_tokens": max_tokens, "update_freq": update_freq}
             process = {**describe(), "batches": batches, "command": command}
             with experiment.history.open("a") as file:  # a crash may have left half a line
                 file.write("\n" + json.dumps({"process": process}) + "\n")

@@ -52,16 +52,13 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
 def translate(
     experiment: Experiment, shell: Shell, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
 ) -> None:
-    """Translate a set of binary data by the averaged model, as the settings say.
+    """Translate a set of binary data by the averaged model; a StageError if a sentence has no translation.
 
     Args:
         data, subset: the folder that fairseq-preprocess wrote, and the name of the set in it
         source: a text of as many lines as there are sentences
         generated: where to put the output of fairseq-generate
         hypotheses: where to put the translations, plain text in the order of *source*
-
-    Raises:
-        StageError: a command failed, or a sentence has no translation
     """
     dry_run = experiment.dry_run
     part = generated.with_name(generated.name + ".tmp")

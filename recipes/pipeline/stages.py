@@ -12,9 +12,7 @@ from recipes.pipeline.stage09_translate import Translate
 from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
 
-STAGES = (
-    *(Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise()),
-    *(Train(), Average(), Translate(), Score(), Export()),
-)
-TO_SCORE = STAGES[:10]  # what runs unless more is asked for
-FETCH, EXTRACT, TOKENISE, CLEAN, BPE, BINARISE, TRAIN, AVERAGE, TRANSLATE, SCORE, EXPORT = STAGES
+TRAIN, TRANSLATE, SCORE = Train(), Translate(), Score()
+# What runs unless more is asked for.
+TO_SCORE = (Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise(), TRAIN, Average(), TRANSLATE, SCORE)
+STAGES = (*TO_SCORE, Export())

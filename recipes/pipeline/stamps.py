@@ -1,6 +1,5 @@
 """The stamps of stages: with which settings, inputs and outputs each has run last."""
 
-import contextlib
 import hashlib
 import json
 import re
@@ -38,8 +37,7 @@ class Stamps:
         depends: dict[str, Any] = {name: getattr(self._experiment.settings, name) for name in stage.settings}
         if stage.depends_on_bpe:
             depends["--bpe"] = self._experiment.bpe
-        also = stage.also(self._experiment)
-        return {**depends, **also, **self.digests(stage.inputs(self._experiment))}
+        return depends | stage.also(self._experiment) | self.digests(stage.inputs(self._experiment))
 
     def made(self, stage: Stage) -> dict[str, str]:
         """What stands for the contents of the outputs of *stage*."""
@@ -56,27 +54,23 @@ class Stamps:
     def _digest(self, path: Path) -> str:
         if path in self.remade:
             return "will be written again"
-        try:
-            status = path.stat()
-        except FileNotFoundError:
+        if not path.exists():
             return "none"
-        if status.st_size <= LARGE:
+        if path.stat().st_size <= LARGE:
             return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-        identity = f"{status.st_size} bytes of {status.st_mtime_ns}"
+        name, size_and_date = self.name(path), _size_and_date(path)
         try:
             known = json.loads(self._hashes.read_text())
         except (OSError, ValueError):
             known = {}
-        if known.get(self.name(path), [""])[0] != identity:
+        if known.get(name, [""])[0] != size_and_date:
             with path.open("rb") as file:
-                known[self.name(path)] = [identity, "sha256:" + _sha256(file)]
+                known[name] = [size_and_date, "sha256:" + _sha256(file)]
             if not self._experiment.dry_run:
                 write_whole(self._hashes, json.dumps(known, indent=1) + "\n")
-        return known[self.name(path)][1]
+        return known[name][1]
 
-    # -- stamps ------------------------------------------------------------------------------------
-
-    def found(self, stage: Stage) -> dict[str, Any] | None:
+    def last(self, stage: Stage) -> dict[str, Any] | None:
         """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
         return self.read(self.path(stage))
 
@@ -99,25 +93,23 @@ class Stamps:
             if slash and re.fullmatch(rf"{self._experiment.unlabelled}(\..*)?", first):
                 name = f"{self._experiment.model.name}/{rest}"
             path = self._experiment.work / name
-            if re.fullmatch(r"\d+ bytes of \d+", str(value)) and path.exists():
-                status = path.stat()
-                if value == f"{status.st_size} bytes of {status.st_mtime_ns}":
-                    value = self._digest(path)
+            if re.fullmatch(r"\d+ bytes of \d+", str(value)) and path.exists() and value == _size_and_date(path):
+                value = self._digest(path)
             current[name] = value
         return current
 
     def is_done(self, stage: Stage) -> bool:
         """Whether *stage* has run with these settings and the inputs and outputs that are there."""
-        found = self.found(stage)
-        return found is not None and not self.changed(stage, found)
+        stamp = self.last(stage)
+        return stamp is not None and not self.changed(stage, stamp)
 
-    def changed(self, stage: Stage, found: dict[str, Any]) -> str:
-        """What has changed since *stage* wrote the stamp *found*, as a list in words; "" if nothing."""
-        return differences(found["of"], self.of(stage)) or differences(found["made"], self.made(stage))
+    def changed(self, stage: Stage, stamp: dict[str, Any]) -> str:
+        """What has changed since *stage* wrote *stamp*, as a list in words; "" if nothing."""
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
 
 
 class Partial:
-    """Of a stage that runs: the outputs made so far, in a file that remains if it is interrupted."""
+    """The outputs that a running stage has made so far, in a file that remains if it is interrupted."""
 
     def __init__(self, stamps: Stamps, stage: Stage, of: dict[str, Any]) -> None:
         self._stamps = stamps
@@ -126,27 +118,31 @@ class Partial:
         self._before = before["made"] if before is not None and before["of"] == of else {}
         self._now: dict[str, Any] = {"of": of, "made": {}}
 
-    def has(self, paths: list[Path]) -> bool:
+    def has(self, paths: Iterable[Path]) -> bool:
         """Whether the interrupted run has made *paths*, and all that came before."""
-        there = self._stamps.digests(paths)
-        if not there.items() <= self._before.items():
+        digests = self._stamps.digests(paths)
+        if not digests.items() <= self._before.items():
             return False
-        self._now["made"].update(there)
+        self._now["made"].update(digests)
         return True
 
-    def add(self, paths: list[Path]) -> None:
+    def add(self, paths: Iterable[Path]) -> None:
         self._before = {}
         self._now["made"].update(self._stamps.digests(paths))
         write_whole(self._path, json.dumps(self._now) + "\n")
 
     def end(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The names under which two dictionaries differ, as a list in words; empty if they are the same."""
-    return ", ".join(sorted(n for n in {**found, **wanted} if found.get(n) != wanted.get(n)))
+    return ", ".join(sorted(name for name in {**old, **new} if old.get(name) != new.get(name)))
+
+
+def _size_and_date(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} bytes of {status.st_mtime_ns}"
 
 
 def _sha256(file: Any) -> str:

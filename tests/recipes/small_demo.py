@@ -1,12 +1,19 @@
 """The demo's recipe on a few pairs of its corpus, with a model that trains in seconds."""
 
 import atexit
+import contextlib
 import functools
 import gzip
+import io
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from recipes.pipeline import check_flags
 from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
 from tests.commands import ROOT
@@ -32,10 +39,41 @@ def small_corpus(train=200, heldout=12):
 def describe(recipe, *flags):
     """The experiment that these flags of a recipe describe."""
     parser = build_parser()
-    args, train_flags = parse(parser, [recipe, *flags])
+    args, train_flags = parse(parser, [recipe, *map(str, flags)])
     return describe_experiment(parser, args, args.arch, args.seed, train_flags)
+
+
+def setting_flags(*settings):
+    """The flags of a recipe that give *settings*, each KEY=VALUE."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def label(recipe, settings):
     """What these settings add to the name of a model's folder."""
-    return describe(recipe, *(word for setting in settings for word in ("--set", setting))).label
+    return describe(recipe, *setting_flags(*settings)).label
+
+
+def usage_error(capsys, function, *words):
+    """The last line on stderr of *function*, called with *words*, which has to exit with status 2."""
+    with pytest.raises(SystemExit, match="^2$"):
+        function(*words)
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def check_flags_here(monkeypatch):
+    """Let fairseq's parsers check the flags of a recipe in this process, which is faster than one of its own."""
+
+    def run(words, **_):
+        status = 0
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                check_flags.parse_commands(words[3:])
+            except SystemExit as stopped:
+                status = stopped.code
+                if isinstance(status, str):  # as Python itself ends
+                    print(status, file=err)
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(check_flags.subprocess, "run", run)

@@ -15,34 +15,34 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from recipes.pipeline import commands, stage07_train, stamps
+from recipes.pipeline import commands, session, stage07_train, stamps
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, write_down
 from recipes.pipeline.stages import STAGES, TRAIN
-from tests.recipes.small_demo import describe
+from tests.recipes.small_demo import describe, setting_flags
 
 FROM_TRAINING = STAGES[6:10]
 
 
-def fake_run(x, stage, command):
+def fake_run(experiment, stage, command):
     """Write what *command* would write beside the model."""
     if stage.number == 7:
-        folder = x.model / "checkpoints"
-        for epoch in range(1, x.settings.max_epochs + 1):
+        folder = experiment.checkpoints
+        for epoch in range(1, experiment.settings.max_epochs + 1):
             if not (folder / f"checkpoint{epoch}.pt").exists():
                 (folder / f"checkpoint{epoch}.pt").write_text(uuid.uuid4().hex)
-        last = (folder / f"checkpoint{x.settings.max_epochs}.pt").read_text()
+        last = (folder / f"checkpoint{experiment.settings.max_epochs}.pt").read_text()
         (folder / "checkpoint_last.pt").write_text(last)
     if stage.number == 8:
-        (x.model / "averaged.pt").write_text(uuid.uuid4().hex)
+        (experiment.model / "averaged.pt").write_text(uuid.uuid4().hex)
     if stage.number == 9 and "--fail" in command:
         raise StageError("stage 9 (translate the test set) failed with status 1: no memory")
     if stage.number == 9:
-        (x.model / "generate.txt").write_text("")
-        (x.model / "hypotheses.de").write_text(f"beam {x.settings.beam}\n")
+        (experiment.model / "generate.txt").write_text("")
+        (experiment.model / "hypotheses.de").write_text(f"beam {experiment.settings.beam}\n")
     if stage.number == 10:
-        (x.model / "score.json").write_text((x.model / "hypotheses.de").read_text())
+        (experiment.model / "score.json").write_text((experiment.model / "hypotheses.de").read_text())
 
 
 @pytest.fixture
@@ -50,12 +50,13 @@ def work(tmp_path, monkeypatch):
     """A work folder with binary data, in which commands are :func:`fake_run`."""
     monkeypatch.setattr(commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command))
     monkeypatch.setattr(stage07_train, "describe", dict)
+    monkeypatch.setattr(session, "describe", dict)
     (tmp_path / "raw").mkdir()
     for lang in ("en", "de"):
         (tmp_path / "raw" / f"test.{lang}").write_text("a line\n")
     (tmp_path / "data-bin").mkdir()
-    for x in (described(tmp_path), described(tmp_path, "--bpe", "sentencepiece")):
-        for path in x.binary_data:
+    for experiment in (described(tmp_path), described(tmp_path, "--bpe sentencepiece")):
+        for path in experiment.binary_data:
             path.write_text("data A")
     return tmp_path
 
@@ -64,22 +65,23 @@ RUNNING = []  # the experiments of this test, the one that runs last
 
 
 def described(work, *flags):
-    """The experiment that these flags of the demo describe, with as few epochs as can be."""
-    words = ["--work-dir", str(work), "--gpus", "0", "--set", "average_checkpoints=1", "--set", "max_epochs=1"]
-    return describe("demo", *words, *flags)
+    """The experiment that these flags of the demo describe, with as few epochs as can be; KEY=VALUE is a setting."""
+    words = [word for flag in flags for word in (["--set", flag] if "=" in flag else flag.split())]
+    few = setting_flags("average_checkpoints=1", "max_epochs=1")
+    return describe("demo", "--work-dir", work, "--gpus", "0", *few, *words)
 
 
-def ensure(x, *stages):
-    """Run *stages* of *x*; returns the numbers of those that were not skipped."""
-    RUNNING.append(x)
-    runner = Runner(x, STAGES, record=lambda folder: write_down(x, "command", folder))
+def ensure(experiment, *stages):
+    """Run *stages* of *experiment*; returns the numbers of those that were not skipped."""
+    RUNNING.append(experiment)
+    runner = Runner(experiment, STAGES, record=lambda folder: write_down(experiment, "command", folder))
     return [stage.number for stage in stages if runner.ensure(stage)]
 
 
 def run(work, *flags):
-    """Run the stages from training to score; returns the numbers of those that were not skipped, and x."""
-    x = described(work, *flags)
-    return SimpleNamespace(ran=ensure(x, *FROM_TRAINING), x=x)
+    """Run the stages from training to score; returns the numbers of those that ran, and the experiment."""
+    experiment = described(work, *flags)
+    return SimpleNamespace(ran=ensure(experiment, *FROM_TRAINING), experiment=experiment)
 
 
 def of_other_data(work, contents):
@@ -96,25 +98,16 @@ def tree(folder):
 
 
 SWEEP = [
-    ["--set", "learning_rate=1e-3"],
-    ["--set", "learning_rate=2e-3"],
-    ["--set", "dropout=0.3"],
-    ["--set", "vocab_size=500"],
-    ["--set", "max_words=249"],
-    ["--bpe", "sentencepiece"],
-    ["--", "--clip-norm", "1"],
-    ["--seed", "2"],
-    ["--seed", "2", "--set", "learning_rate=1e-3"],
-    ["--arch", "transformer"],
-    ["--name", "baseline"],
-    ["--name", "other", "--set", "learning_rate=3e-3"],
+    *(["learning_rate=1e-3"], ["learning_rate=2e-3"], ["dropout=0.3"], ["vocab_size=500"], ["max_words=249"]),
+    *(["--bpe sentencepiece"], ["-- --clip-norm 1"], ["--seed 2"], ["--seed 2", "learning_rate=1e-3"]),
+    *(["--arch transformer"], ["--name baseline"], ["--name other", "learning_rate=3e-3"]),
 ]
 
 
 def test_every_setting_has_a_folder_and_going_back_finds_the_first_model(work):
     run(work)
     first = (work / "transformer_rope.seed1" / "averaged.pt").read_text()
-    folders = {run(work, *flags).x.model.name for flags in SWEEP}
+    folders = {run(work, *flags).experiment.model.name for flags in SWEEP}
     assert len(folders) == len(SWEEP) and "transformer_rope.seed1" not in folders
     assert {"transformer.seed1", "transformer_rope.seed2", "transformer_rope.seed1.baseline"} <= folders
     kept = checkpoints(work)
@@ -125,16 +118,14 @@ def test_every_setting_has_a_folder_and_going_back_finds_the_first_model(work):
 
 
 def test_a_folders_name_stands_for_the_values_and_not_for_how_they_were_written(work):
-    names = [
-        described(work, *flags).model.name
-        for flags in (
-            ["--set", "learning_rate=1e-3", "--set", "dropout=0"],
-            ["--set", "dropout=0.0", "--set", "learning_rate=0.001"],
-            ["--set", "learning_rate=1e-3", "--set", "dropout=0", "--set", "max_epochs=9", "--set", "beam=2"],
-        )
-    ]
-    assert len(set(names)) == 1 and re.fullmatch(r"transformer_rope\.seed1\.[0-9a-f]{8}", names[0])
-    assert described(work, "--set", "learning_rate=5e-3").model.name == "transformer_rope.seed1"
+    written = (
+        ["learning_rate=1e-3", "dropout=0"],
+        ["dropout=0.0", "learning_rate=0.001"],
+        ["learning_rate=1e-3", "dropout=0", "max_epochs=9", "beam=2"],
+    )
+    (name,) = {described(work, *settings).model.name for settings in written}
+    assert re.fullmatch(r"transformer_rope\.seed1\.[0-9a-f]{8}", name)
+    assert described(work, "learning_rate=5e-3").model.name == "transformer_rope.seed1"
 
 
 def test_other_data_leave_the_model_under_another_name_and_take_it_back(work, capsys):
@@ -148,6 +139,12 @@ def test_other_data_leave_the_model_under_another_name_and_take_it_back(work, ca
         path.relative_to(work / "transformer_rope.seed1"): contents for path, contents in first.items()
     }
     assert f"is of other settings or data: moved to {aside}\n" in capsys.readouterr().out
+    scripts = [script.read_text().split() for script in work.glob("transformer*/commands/*.sh")]
+    assert len(scripts) == 2 * 4
+    for words in scripts:  # none moves or removes anything but files that it writes
+        assert not {"rm", "cp", "-delete"} & {*words}
+        # What is moved was written by the command before it, under a temporary name.
+        assert all(words[n + 1].endswith(".tmp") for n, word in enumerate(words) if word == "mv")
     of_other_data(work, "data A")
     assert run(work).ran == []
     assert tree(work / "transformer_rope.seed1") == first
@@ -157,11 +154,11 @@ def test_other_data_leave_the_model_under_another_name_and_take_it_back(work, ca
 
 
 def test_a_name_that_was_given_to_another_setting_does_not_cost_its_model(work):
-    run(work, "--name", "mine")
+    run(work, "--name mine")
     kept = checkpoints(work)
-    run(work, "--name", "mine", "--set", "learning_rate=1e-3")
+    run(work, "--name mine", "learning_rate=1e-3")
     assert kept.keys() < checkpoints(work).keys()
-    assert run(work, "--name", "mine").ran == []
+    assert run(work, "--name mine").ran == []
     assert {text: checkpoints(work)[text] for text in kept} == kept
 
 
@@ -170,38 +167,25 @@ def test_a_dry_run_shows_what_would_be_moved_and_moves_nothing(work, capsys):
     of_other_data(work, "data B")
     before = tree(work)
     capsys.readouterr()
-    x = described(work, "--dry-run")
-    ensure(x, *FROM_TRAINING)
+    run(work, "--dry-run")
     said = capsys.readouterr().out
     (aside,) = re.findall(r"transformer_rope.seed1 is of other .*: would be moved to (\S+)", said)
     assert tree(work) == before
     run(work)
     assert (work / aside).exists()
     capsys.readouterr()
-    x = described(work, "--dry-run", "--set", "beam=1")
-    ensure(x, *FROM_TRAINING)
+    run(work, "--dry-run", "beam=1")
     would = re.findall(r"/(\S+) is of another run: would be moved to (\S+)", capsys.readouterr().out)
     assert [name.rpartition("/")[2] for name, _ in would] == ["generate.txt", "hypotheses.de", "score.json"]
-    run(work, "--set", "beam=1")
+    run(work, "beam=1")
     assert all((work / new).exists() for _, new in would)
-
-
-def test_no_kept_script_of_a_model_moves_or_removes_anything_but_files_it_writes(work):
-    x = run(work).x
-    of_other_data(work, "data B")
-    run(work)
-    for script in (x.model / "commands").glob("*.sh"):
-        words = script.read_text().split()
-        assert not {"rm", "cp", "-delete"} & {*words}
-        # What is moved was written by the command before it, under a temporary name.
-        assert all(words[n + 1].endswith(".tmp") for n, word in enumerate(words) if word == "mv")
 
 
 def test_what_earlier_versions_left_is_found_and_nothing_of_it_is_lost(work):
     """There ``checkpoints`` were those of the last settings, and ``checkpoints.old`` those before."""
-    rates = [["--set", f"learning_rate={rate}"] for rate in ("1e-3", "2e-3")]
+    rates = [[f"learning_rate={rate}"] for rate in ("1e-3", "2e-3")]
     plain = work / "transformer_rope.seed1"
-    of_1, of_2 = (run(work, *rate).x.model for rate in rates)
+    of_1, of_2 = (run(work, *rate).experiment.model for rate in rates)
     of_2.rename(plain)
     (of_1 / "checkpoints").rename(plain / "checkpoints.old")
     shutil.rmtree(of_1)
@@ -219,8 +203,8 @@ def test_no_sequence_of_runs_loses_a_checkpoint(work):
     ever = {}
     for _ in range(40):
         of_other_data(work, draw.choice(["data A", "data B", "data C"]))
-        flags = draw.choice([[], *SWEEP[:2], SWEEP[-1], ["--name", "other"]])
-        more = ["--set", f"max_epochs={draw.choice([1, 2, 3])}", "--set", f"beam={draw.choice([1, 2])}"]
+        flags = draw.choice([[], *SWEEP[:2], SWEEP[-1], ["--name other"]])
+        more = [f"max_epochs={draw.choice([1, 2, 3])}", f"beam={draw.choice([1, 2])}"]
         try:
             run(work, *more, *flags)
         except StageError as error:
@@ -242,19 +226,22 @@ def beside(folder):
 
 
 def test_results_of_other_settings_are_not_left_beside_new_settings(work, capsys):
-    model = run(work).x.model
+    model = run(work).experiment.model
     averaged = (model / "averaged.pt").read_text()
-    fail = ["--set", "fairseq_generate_flags=--fail"]
+    (model / "hypotheses.de").unlink()
+    assert run(work).ran == [9]
+    assert not (model / "earlier").exists(), "what is made again with the same settings is not kept twice"
+    fail = ["fairseq_generate_flags=--fail"]
     capsys.readouterr()
     with pytest.raises(StageError, match="no memory"):
-        run(work, "--set", "beam=1", *fail)
+        run(work, "beam=1", *fail)
     printed = capsys.readouterr().out
     assert "stage 8: average the last checkpoints: done before, skipped" in printed
     assert "stage 9: translate the test set (again, since beam, fairseq_generate_flags changed)" in printed
     assert beside(model) == {"settings": 1}
     assert beside(model / "earlier" / "1") == {"hypotheses.de": 4, "score.json": 4, "settings": 4}
     assert (model / "averaged.pt").read_text() == averaged, "it is not of a beam"
-    assert run(work, "--set", "beam=1").ran == [9, 10]
+    assert run(work, "beam=1").ran == [9, 10]
     assert beside(model) == {"hypotheses.de": 1, "score.json": 1, "settings": 1}
     run(work)
     assert beside(model) == {"hypotheses.de": 4, "score.json": 4, "settings": 4}
@@ -262,10 +249,9 @@ def test_results_of_other_settings_are_not_left_beside_new_settings(work, capsys
 
 
 def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
-    model = run(work).x.model
+    model = run(work).experiment.model
     short = (model / "averaged.pt").read_text()
-    x = described(work, "--set", "max_epochs=2")
-    ensure(x, TRAIN)
+    ensure(described(work, "max_epochs=2"), TRAIN)
     assert not (model / "averaged.pt").exists(), "until the longer training has one"
     assert (model / "earlier" / "1" / "averaged.pt").read_text() == short
     assert yaml.safe_load((model / "earlier" / "1" / "settings.yaml").read_text())["max_epochs"] == 1
@@ -275,18 +261,18 @@ def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
 
 
 def test_fewer_checkpoints_to_average_do_not_train_anew(work, capsys):
-    run(work, "--set", "max_epochs=3", "--set", "average_checkpoints=3")
+    run(work, "max_epochs=3", "average_checkpoints=3")
     kept = {path: text for path, text in tree(work).items() if path.parent.name == "checkpoints"}
-    assert run(work, "--set", "max_epochs=3", "--set", "average_checkpoints=2").ran == [7, 8, 9, 10]
+    assert run(work, "max_epochs=3", "average_checkpoints=2").ran == [7, 8, 9, 10]
     assert "stage 7: train (again, since average_checkpoints changed)" in capsys.readouterr().out
     now = tree(work)
     assert all(now[path] == text for path, text in kept.items() if path.suffix == ".pt")
 
 
 def test_a_checkpoint_that_is_gone_is_told_with_what_to_do(work, capsys, monkeypatch):
-    flags = ["--set", "max_epochs=3", "--set", "average_checkpoints=3"]
-    x = run(work, *flags).x
-    (x.checkpoints / "checkpoint2.pt").unlink()
+    flags = ["max_epochs=3", "average_checkpoints=3"]
+    experiment = run(work, *flags).experiment
+    (experiment.checkpoints / "checkpoint2.pt").unlink()
     monkeypatch.setattr(commands, "run_logged", lambda *_: None)  # as fairseq-train, which has no epoch left
     with pytest.raises(StageError) as refused:
         run(work, *flags)
@@ -317,11 +303,11 @@ def test_large_data_are_known_by_their_contents(work, monkeypatch):
 
 def test_digests_of_large_files_of_earlier_versions_are_understood(work, monkeypatch):
     """They had the size and the date in place of the hash."""
-    x = run(work).x
+    experiment = run(work).experiment
     path = work / "data-bin" / "train.en-de.en.bin"
     status = path.stat()
     size_and_date = f"{status.st_size} bytes of {status.st_mtime_ns}"
-    written_by = [x.checkpoints / "begun.json", *(x.model / "stamps").glob("*.json")]
+    written_by = [experiment.checkpoints / "begun.json", *(experiment.model / "stamps").glob("*.json")]
     for file in written_by:
         of = json.loads(file.read_text())
         for names in (of, of.get("of", {})):
@@ -332,24 +318,17 @@ def test_digests_of_large_files_of_earlier_versions_are_understood(work, monkeyp
 
 
 def test_the_reason_of_a_folders_name_is_not_told_of_a_name_that_was_given(work, capsys):
-    announce(described(work, "--set", "learning_rate=1e-3"))
+    announce(described(work, "learning_rate=1e-3"))
     said = r"model folder: transformer_rope\.seed1\.\w+, since learning_rate differs from the recipe's own"
     assert re.search(said, capsys.readouterr().out)
-    announce(described(work, "--set", "learning_rate=1e-3", "--name", "mine"))
+    announce(described(work, "learning_rate=1e-3", "--name mine"))
     assert "model folder" not in capsys.readouterr().out
 
 
-def test_what_is_made_again_with_the_same_settings_is_not_kept_twice(work):
-    model = run(work).x.model
-    (model / "hypotheses.de").unlink()
-    assert run(work).ran == [9]
-    assert not (model / "earlier").exists()
-
-
 def test_a_training_that_ended_before_its_first_checkpoint_leaves_no_curve_to_another(work):
-    x = described(work)
-    (x.model / "checkpoints").mkdir(parents=True)
-    (x.model / "checkpoints" / "begun.json").write_text(json.dumps({"width": 1}))
-    x.history.write_text('{"valid_loss": "1"}\n')
+    experiment = described(work)
+    experiment.checkpoints.mkdir(parents=True)
+    (experiment.checkpoints / "begun.json").write_text(json.dumps({"width": 1}))
+    experiment.history.write_text('{"valid_loss": "1"}\n')
     run(work)
-    assert "valid_loss" not in x.history.read_text()
+    assert "valid_loss" not in experiment.history.read_text()

@@ -1,5 +1,8 @@
 """recipes/pipeline: the stages, run on a few pairs of the demo's corpus."""
 
+import contextlib
+import fcntl
+import io
 import json
 import os
 import re
@@ -13,50 +16,40 @@ import time
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import yaml
 
+import fairseq_rope.__main__
+from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
 from recipes.pipeline import commands
-from recipes.pipeline.__main__ import main
-from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS
-from recipes.pipeline.stages import BINARISE, STAGES, TRANSLATE
+from recipes.pipeline.stage06_binarise import Binarise
+from recipes.pipeline.stages import STAGES, TRAIN, TRANSLATE
 from tests.commands import ENVIRONMENT, ROOT
-from tests.recipes.small_demo import SMALL, describe, label, small_corpus
+from tests.recipes.small_demo import SMALL, check_flags_here, describe, label, setting_flags, small_corpus, usage_error
 
 MODEL = f"transformer_rope.seed1.{label('demo', SMALL)}"
 
 
 def words(work, *flags):
     """The words of the small demo in the folder *work*."""
-    settings = [word for setting in SMALL for word in ("--set", setting)]
-    return ["--data-dir", str(small_corpus()), "--work-dir", str(work), *settings, *flags]
+    return ["--data-dir", str(small_corpus()), "--work-dir", str(work), *setting_flags(*SMALL), *flags]
 
 
 def small(work, *flags):
     """Run the small demo in this process."""
-    main(["demo", *words(work, *flags)])
+    pipeline.main(["demo", *words(work, *flags)])
 
 
-def recipe(work, *flags, check=True, wait=True, before=None):
-    """Run recipes/demo/run.sh in the folder *work*; returns the finished process.
-
-    *before*, a function, is called in the process before it becomes the recipe.
-    """
-    command = ["bash", "recipes/demo/run.sh", *words(work, *flags)]
-    process = subprocess.Popen(
+def start(*command, **kwargs):
+    """Start *command* from the project's root, in a session of its own."""
+    return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=before,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
     )  # fmt: skip
-    if not wait:
-        return process
-    out, err = process.communicate()
-    done = subprocess.CompletedProcess(command, process.returncode, out, err)
-    if check:
-        assert done.returncode == 0, out + err
-    return done
 
 
 def kill_all_of(work, process):
@@ -64,6 +57,8 @@ def kill_all_of(work, process):
     for pid in running(work):
         os.kill(int(pid), signal.SIGKILL)
     process.communicate()
+    with (work / ".lock").open() as lock:  # free once they are all gone
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def running(work):
@@ -72,34 +67,28 @@ def running(work):
     return found.stdout.split()
 
 
-def wait_for(path, process):
+def wait_for(path, process=None):
+    """Wait until *path* exists, while *process* runs."""
     deadline = time.time() + 180
     while not path.exists():
-        assert process.poll() is None and time.time() < deadline, process.communicate()
+        assert time.time() < deadline and (process is None or process.poll() is None), path
         time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A work folder in which all is done, and the process that did it; not to be written to."""
+    """A work folder in which recipes/demo/run.sh has run all stages, and what it printed; not to be written to."""
     work = tmp_path_factory.mktemp("demo")
-    return work, recipe(work)
+    process = start("bash", "recipes/demo/run.sh", *words(work))
+    printed, errors = process.communicate()
+    assert process.returncode == 0, printed + errors
+    return work, printed
 
 
 @pytest.fixture
 def copied(finished, tmp_path):
     """A copy of the work folder of :func:`finished`."""
-    work = tmp_path / "work"
-    shutil.copytree(finished[0], work)
-    return work
-
-
-@pytest.fixture
-def binarised(finished, tmp_path):
-    """A work folder whose stages 1 to 6 are done."""
-    work = tmp_path / "work"
-    shutil.copytree(finished[0], work, ignore=shutil.ignore_patterns("transformer*"))
-    return work
+    return shutil.copytree(finished[0], tmp_path / "work")
 
 
 @pytest.fixture
@@ -119,45 +108,35 @@ def refused(capsys):
 
 
 def test_it_goes_from_text_to_bleu(finished):
-    work, done = finished
+    work, printed = finished
     model = work / MODEL
-    lines = done.stdout.strip().splitlines()
-    score = json.loads((model / "score.json").read_text())
-    (system,) = score["systems"]
+    lines = printed.strip().splitlines()
+    (system,) = json.loads((model / "score.json").read_text())["systems"]
     bleu = system["metrics"][0]
     assert lines[-1] == f"sacreBLEU {bleu['score']:.2f}"
-    assert bleu["signature"].startswith("nrefs:1|case:mixed") and bleu["signature"] in done.stdout
-    hypotheses = (model / "hypotheses.de").read_text().splitlines()
-    assert len(hypotheses) == 12
-    shown = [line.split(maxsplit=1) for line in lines if line.startswith(("     source", "  reference"))]
-    assert len(shown) == 10
-    references = (work / "raw" / "test.de").read_text().splitlines()
-    assert [text for label, text in shown if label == "reference"] == [references[n] for n in range(0, 10, 2)]
-    assert str(work) in done.stdout
-    for stage in ("1: fetch", "3: normalise and tokenise", "5: BPE", "7: train", "10: score"):
-        assert f"stage {stage}\n" in done.stdout
-
-
-def test_score_is_that_of_hypotheses_in_the_order_of_the_test_set(finished):
-    import sacrebleu
-
-    work, _ = finished
-    model = work / MODEL
+    assert bleu["signature"].startswith("nrefs:1|case:mixed") and bleu["signature"] in printed
     generated = (model / "generate.txt").read_text()
     numbered = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
     hypotheses = [numbered[n] for n in range(12)]
-    assert (model / "hypotheses.de").read_text().splitlines() == hypotheses
+    assert (model / "hypotheses.de").read_text().splitlines() == hypotheses, "in the order of the test set"
     references = (work / "raw" / "test.de").read_text().splitlines()
-    expected = sacrebleu.corpus_bleu(hypotheses, [references]).score
-    (system,) = json.loads((model / "score.json").read_text())["systems"]
-    assert system["metrics"][0]["score"] == pytest.approx(expected, abs=1e-9)
+    assert bleu["score"] == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score, abs=1e-9)
+    shown = [line.split(maxsplit=1) for line in lines if line.startswith(("     source", "  reference"))]
+    assert len(shown) == 10
+    assert [text for label, text in shown if label == "reference"] == [references[n] for n in range(0, 10, 2)]
+    assert str(work) in printed
+    for stage in ("1: fetch", "3: normalise and tokenise", "5: BPE", "7: train", "10: score"):
+        assert f"stage {stage}\n" in printed
+    kept = yaml.safe_load((model / "settings.yaml").read_text())
+    assert kept["width"] == 32 and kept["label_smoothing"] == 0.1
+    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith("bash recipes/demo/run.sh --data-dir")
 
 
 def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished, copied):
-    work, done = finished
+    work, printed = finished
     scripts = sorted((work / "commands").glob("*.sh")) + sorted(work.glob(f"{MODEL}/commands/*.sh"))
     kept = [line for script in scripts for line in script.read_text().splitlines()[3:]]
-    assert kept == re.findall(r"^  \$ (.*)$", done.stdout, re.MULTILINE)
+    assert kept == re.findall(r"^  \$ (.*)$", printed, re.MULTILINE)
     assert len(kept) > 20
     before = (copied / MODEL / "score.json").read_text()
     (copied / MODEL / "score.json").unlink()
@@ -167,24 +146,26 @@ def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished, copie
     assert (copied / MODEL / "score.json").read_text() == before.replace(str(work), str(copied))
 
 
-def test_what_is_kept_beside_a_score_is_of_the_run_that_made_it(finished):
-    model = finished[0] / MODEL
-    kept = yaml.safe_load((model / "settings.yaml").read_text())
-    assert kept["width"] == 32 and kept["label_smoothing"] == 0.1
-    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith("bash recipes/demo/run.sh --data-dir")
+def test_stage_11_writes_what_translates_as_fairseq_did(copied, capsys, monkeypatch):
+    def run_here(stage, command, on_line, *_):
+        """Run a tool in this process; it shows what it prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            fairseq_rope.__main__.main(shlex.split(command)[3:])
+        for line in printed.getvalue().splitlines():
+            on_line(line)
 
-
-def test_stage_11_writes_what_translates_as_fairseq_did(copied):
-    work = copied
-    done = recipe(work, "--stage", "11", "--set", "export_quantization=float32")
-    model = work / MODEL
-    assert "differ from the checkpoint's by" in done.stdout and "stage 10" not in done.stdout
-    translate = [sys.executable, "-m", "fairseq_rope", "translate", "--model", model / "ctranslate2"]
-    given = (work / "raw" / "test.en").read_text()
-    found = subprocess.run(translate, cwd=ROOT, input=given, capture_output=True, text=True, check=True)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(commands, "run_logged", run_here)
+    small(copied, "--stage", "11", "--set", "export_quantization=float32")
+    printed = capsys.readouterr().out
+    model, translations = copied / MODEL, copied / "translations"
+    assert "differ from the checkpoint's by" in printed and "stage 10" not in printed
+    files = ["--input", copied / "raw" / "test.en", "--output", translations]
+    fairseq_rope.__main__.main(["translate", "--model", str(model / "ctranslate2"), *map(str, files)])
+    lines = translations.read_text().splitlines()
     # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.
-    sizes = [len(line.split()) for line in (work / "bpe" / "test.en").read_text().splitlines()]
-    lines, expected = found.stdout.splitlines(), (model / "hypotheses.de").read_text().splitlines()
+    sizes = [len(line.split()) for line in (copied / "bpe" / "test.en").read_text().splitlines()]
+    expected = (model / "hypotheses.de").read_text().splitlines()
     assert len(lines) == len(expected) == len(sizes)
     longest = [n for n, size in enumerate(sizes) if size == max(sizes)]
     assert [lines[n] for n in longest] == [expected[n] for n in longest]
@@ -205,41 +186,26 @@ def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
 # -- what runs again ---------------------------------------------------------------------------------
 
 
-def test_a_second_run_in_a_moved_folder_skips_all_and_gives_the_same_score(finished, copied):
+def test_a_second_run_in_a_moved_folder_repeats_only_what_is_damaged(finished, copied, capsys):
     kept = (copied / MODEL / "run.yaml").read_text()
     (copied / "raw" / "train.en").touch()  # of the same contents
-    again = recipe(copied)
-    assert again.stdout.count("done before, skipped") == 10
-    assert "$ " not in again.stdout
-    assert again.stdout.splitlines()[-1] == finished[1].stdout.splitlines()[-1]
+    small(copied)
+    again = capsys.readouterr().out
+    assert again.count("done before, skipped") == 10
+    assert "$ " not in again
+    assert again.splitlines()[-1] == finished[1].splitlines()[-1]
     assert (copied / MODEL / "run.yaml").read_text() == kept
-
-
-def test_an_output_that_changed_and_a_stamp_that_cannot_be_read_are_made_again(finished, copied):
-    damaged = copied / "data-bin" / "test.en-de.en.bin"
+    damaged = copied / "clean" / "test.en"
     whole = damaged.read_bytes()
     damaged.write_bytes(bytes(len(whole)))
-    (copied / "stamps" / "04.json").write_text("")
-    again = recipe(copied)
-    assert "stage 4: clean and split\n" in again.stdout
-    assert "stage 6: binarise (again, since data-bin/test.en-de.en.bin changed)" in again.stdout
-    assert again.stdout.count("done before, skipped") == 8
+    (copied / "stamps" / "01.json").write_text("")
+    small(copied)
+    again = capsys.readouterr().out
+    assert "stage 1: fetch\n" in again, "its stamp cannot be read"
+    assert "stage 4: clean and split (again, since clean/test.en changed)" in again
+    assert again.count("done before, skipped") == 8
     assert damaged.read_bytes() == whole
-    assert again.stdout.splitlines()[-1] == finished[1].stdout.splitlines()[-1]
-
-
-def test_changed_data_are_trained_on_anew(copied):
-    averaged = copied / MODEL / "averaged.pt"
-    before = averaged.read_bytes()
-    # Another order of the same sentences: the dictionary stays, and the old checkpoints would fit.
-    for lang in ("en", "de"):
-        path = copied / "bpe" / f"train.{lang}"
-        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    few = ["--set", "max_epochs=1", "--set", "average_checkpoints=1"]
-    again = recipe(copied, "--stage", "6", "--stop-stage", "8", *few)
-    assert re.search(rf"{MODEL} is of other settings or data: moved to \S+{MODEL}\.old-", again.stdout)
-    assert "stage 8: average the last checkpoints\n" in again.stdout
-    assert averaged.read_bytes() != before
+    assert again.splitlines()[-1] == finished[1].splitlines()[-1]
 
 
 def test_a_dry_run_shows_that_other_data_would_move_the_model(copied, capsys):
@@ -269,49 +235,47 @@ def test_a_stage_depends_on_every_setting_that_it_reads():
 # -- interruptions -----------------------------------------------------------------------------------
 
 
-def test_a_training_goes_on_after_a_full_disk_a_power_cut_and_the_end_of_its_recipe(binarised):
-    """Three runs that do not end well, and a fourth that does."""
+# A run without the process that checks flags.
+UNCHECKED = "import recipes.pipeline.__main__ as run; run.check_flags = lambda _: None; run.main()"
 
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))  # of a file: a checkpoint is larger
 
-    done = recipe(binarised, check=False, before=limit)
-    assert done.returncode == 1
-    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("recipes/demo: ")]
+def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_cut(copied, capsys, monkeypatch):
+    """Two runs that do not end well, and a third that does."""
+    shutil.rmtree(copied / MODEL)
+    flags = ["--set", "max_epochs=8", "--stop-stage", "7"]
+    run = [sys.executable, "-c", UNCHECKED, "demo", *words(copied, *flags)]
+    limit = (400_000, 400_000)  # bytes of a file: a checkpoint is larger
+    process = start(*run, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    (sentence,) = [line for line in errors.splitlines() if line.startswith("recipes/demo: ")]
     assert "stage 7 (train) failed" in sentence and "checkpoint1.pt: could not be written whole" in sentence
-    checkpoints = binarised / MODEL / "checkpoints"
+    checkpoints = copied / MODEL / "checkpoints"
     assert not list(checkpoints.glob("*.pt*"))
 
-    process = recipe(binarised, wait=False)
-    wait_for(checkpoints / "checkpoint2.pt", process)
-    kill_all_of(binarised, process)
-
-    process = recipe(binarised, wait=False)
-    wait_for(checkpoints / "checkpoint3.pt", process)
+    process = start(*run)
+    wait_for(checkpoints / "checkpoint1.pt", process)
     process.kill()  # the recipe's process; fairseq-train goes on
-    process.communicate()
-    deadline = time.time() + 180
-    while running(binarised) and time.time() < deadline:
-        time.sleep(0.2)
-    assert (checkpoints / "checkpoint5.pt").exists()
+    wait_for(checkpoints / "checkpoint4.pt")
+    kill_all_of(copied, process)
 
-    resumed = recipe(binarised)
-    assert resumed.stdout.count("done before, skipped") == 6
-    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", resumed.stdout.splitlines()[-1])
-    assert "Loaded checkpoint" in (binarised / MODEL / "logs" / "stage07_train.log").read_text()
+    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+    small(copied, *flags)
+    assert capsys.readouterr().out.count("done before, skipped") == 6
+    assert Runner(describe("demo", *words(copied, *flags))).stamps.is_done(TRAIN)
+    assert "Loaded checkpoint" in (copied / MODEL / "logs" / "stage07_train.log").read_text()
     told = [json.loads(line) for line in (checkpoints / "history.jsonl").read_text().split("\n") if line]
     for what in ("valid_loss", "train_loss"):
         epochs = [line["epoch"] for line in told if what in line]
-        assert epochs[-3:] == [3, 4, 5] and sorted(set(epochs)) == [1, 2, 3, 4, 5]
-    assert len([line for line in told if "process" in line]) == 4
+        # The power cut can come between a checkpoint and the lines about its epoch.
+        assert epochs[-3:] == [6, 7, 8] and len({*range(1, 9)} - {*epochs}) <= 1
+    assert len([line for line in told if "process" in line]) == 3
 
 
 # A run whose only stage waits, by a command that names the work folder.
 WAITING = """
 import sys
-from recipes.pipeline.__main__ import build_parser
-from recipes.pipeline.arguments import describe_experiment, parse
-from recipes.pipeline.session import at_work
+from recipes.pipeline import __main__ as run, session
 from recipes.pipeline.stage import Stage
 
 class Wait(Stage):
@@ -320,11 +284,8 @@ class Wait(Stage):
     def run(self, experiment, shell):
         shell.command(f"touch {experiment.work}/begun && tail -f {experiment.work}/begun | cat")
 
-parser = build_parser()
-args, _ = parse(parser, ["demo", "--work-dir", sys.argv[1]])
-experiment = describe_experiment(parser, args, "transformer", 1, "")
-with at_work(experiment, "demo", "waiting") as runner_of:
-    runner_of(experiment).ensure(Wait())
+run.STAGES = session.STAGES = [Wait()]
+run.main(["demo", "--work-dir", sys.argv[1], "--stop-stage", "1"])
 """
 
 
@@ -332,10 +293,7 @@ def waiting(work, wait=True):
     def interruptible():  # SIGINT may be ignored where the tests run, as in a shell's background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(work)], cwd=ROOT, env=ENVIRONMENT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=interruptible,
-    )  # fmt: skip
+    process = start(sys.executable, "-c", WAITING, str(work), preexec_fn=interruptible)
     if wait:
         wait_for(work / "begun", process)
     return process
@@ -380,13 +338,16 @@ def capitals(stage, command, *_):
         output.write_text(Path(source).read_text().upper())
 
 
-@pytest.mark.parametrize("number, inputs, interrupted", [(3, "raw", 3), (5, "clean", 4)])
+@pytest.mark.parametrize("number, interrupted", [(3, 3), (5, 4)])
 def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
-    finished, tmp_path, monkeypatch, capsys, number, inputs, interrupted
+    tmp_path, monkeypatch, capsys, number, interrupted
 ):
     """*interrupted*: the number of the command that is cut; stage 5 learns before its six files."""
-    shutil.copytree(finished[0] / inputs, tmp_path / inputs)
     stage, experiment, tools = STAGES[number - 1], describe("demo", *words(tmp_path)), []
+    inputs = stage.inputs(experiment)
+    inputs[0].parent.mkdir()
+    for path in inputs:
+        path.write_text(f"The text of {path.name}.\n")
 
     def cut(stage, command, *more):
         if command.startswith("python"):
@@ -414,9 +375,9 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
     tools.clear()
     with pytest.raises(KeyboardInterrupt):
         Runner(experiment).ensure(stage)
-    (tmp_path / inputs / "train.en").write_text("Another text.\n" * 200)
+    inputs[0].write_text("Another text.\n")
     Runner(experiment).ensure(stage)
-    assert "ANOTHER TEXT.\n" in (outputs[0].parent / "train.en").read_text()
+    assert (outputs[0].parent / inputs[0].name).read_text() == "ANOTHER TEXT.\n"
 
 
 # -- what is refused ---------------------------------------------------------------------------------
@@ -425,48 +386,43 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (
-            ["--arch", "transfomer_rope"],
-            "--arch transfomer_rope: fairseq has no such architecture; the nearest is transformer_rope",
-        ),
         (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
         (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
         (["--", "--help"], "--arch transformer_rope: fairseq ended with status 0 before it had read all flags"),
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
-def test_a_typo_is_told_before_the_first_stage(tmp_path, refused, flags, said):
+def test_a_typo_is_told_before_the_first_stage(tmp_path, refused, monkeypatch, flags, said):
+    check_flags_here(monkeypatch)
     assert said in refused(tmp_path, *flags)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_check_of_flags_that_was_killed_is_told(tmp_path, monkeypatch):
+def test_a_check_of_flags_is_a_process_and_is_refused_if_it_was_killed(tmp_path, refused, monkeypatch):
+    sentence = refused(tmp_path, "--arch", "transfomer_rope")
+    assert "--arch transfomer_rope: fairseq has no such architecture; the nearest is transformer_rope" in sentence
     monkeypatch.setattr(checking.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, -9, "", ""))
-    with pytest.raises(StageError, match="--arch transformer_rope: fairseq ended with status -9 before"):
-        check_flags([describe("demo", *words(tmp_path, "--gpus", "0"))])
+    assert "--arch transformer_rope: fairseq ended with status -9 before" in refused(tmp_path)
 
 
-def test_translations_that_are_missing_are_noticed(copied):
-    x = describe("demo", *words(copied))
-    x.hypotheses.write_text("".join(x.hypotheses.read_text().splitlines(keepends=True)[1:]))
+def test_sentences_that_fairseq_left_out_are_noticed(copied, tmp_path):
+    experiment = describe("demo", *words(copied))
+    experiment.hypotheses.write_text("".join(experiment.hypotheses.read_text().splitlines(keepends=True)[1:]))
 
     class Idle:  # as if the commands had written that
         def command(self, *_, **__):
             pass
 
     with pytest.raises(StageError, match="hypotheses.de has 11 lines, and .*test.en 12"):
-        TRANSLATE.run(x, Idle())
-
-
-def test_counts_of_sentences_that_differ_are_told(finished, tmp_path):
-    x = describe("demo", *words(finished[0]))
+        TRANSLATE.run(experiment, Idle())
     log = tmp_path / "preprocess.log"
-    counted = "".join(f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in x.texts("bpe"))
+    texts = experiment.texts("bpe")
+    counted = "".join(f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in texts)
     log.write_text(counted)
-    BINARISE.check_counts(x, log)
+    Binarise().check_counts(experiment, log)
     log.write_text(counted.replace(" 200 sents", " 199 sents"))
     with pytest.raises(StageError, match=r"train.en has 200 lines, but .* counts others"):
-        BINARISE.check_counts(x, log)
+        Binarise().check_counts(experiment, log)
 
 
 def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path, copied, refused):
@@ -489,9 +445,8 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
         settings.write_text(settings.read_text().replace("vocab_size: 3000", "vocab_size: 123"))
         (tmp_path / "recipes" / "pipeline").mkdir(parents=True)
         (tmp_path / "recipes" / "pipeline" / "__main__.py").write_text("raise SystemExit('the wrong one')")
-        done = subprocess.run(
-            ["bash", str(own / "run.sh"), "--dry-run"], cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True
-        )
+        command = ["bash", str(own / "run.sh"), "--dry-run", "--stop-stage", "5"]
+        done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         assert "--vocab-size 123" in done.stdout and f"recipes/{own.name}/work/" in done.stdout
         assert f"--data-dir recipes/{own.name}/corpus " in done.stdout, "its texts came along"
@@ -501,7 +456,7 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
 
 def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
     with pytest.raises(SystemExit) as stopped:
-        main(["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), "--stop-stage", "1"])
+        pipeline.main(["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), "--stop-stage", "1"])
     assert re.match(
         r"recipes/demo: stage 1 \(fetch\) failed with status \d+: .*train.en.gz is not in .*"
         rf"\(all that it said: {re.escape(str(tmp_path))}/work/logs/stage01_fetch.log\)$",
@@ -523,8 +478,8 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "test_files="], "--set test_files=: must name files"),
         (["--set", "holdout_every=1"], "--set holdout_every=1: must be 0 or above 1"),
         (["--set", "target_lang=en"], "--set target_lang=en: must not be source_lang too"),
-        (["--set", "adam_betas=(0.9,0.98"], "--set adam_betas=(0.9,0.98: must look like (0.9, 0.98)"),
-        (["--set", "length_penalty=nan"], "--set length_penalty=nan: must be -inf or more"),
+        (["--set", "adam_betas=(0.9,0.98"], "--set adam_betas=(0.9,0.98: must be a pair like (0.9, 0.98)"),
+        (["--set", "length_penalty=nan"], "--set length_penalty=nan: must be a number"),
         (["--set", "fairseq_train_flags='x"], "--set fairseq_train_flags='x: no closing quotation"),
         (["--set", "save_every_updates=9"], "--set save_every_updates=9: checkpoints of updates need max_up"),
         (["--set", "precision=int4"], "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
@@ -536,14 +491,14 @@ def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
         (["--set", "layers=2026-01-01"], "--set layers=2026-01-01: must be of type int"),
         (["--data-dir", "nowhere"], "--data-dir nowhere: must be a folder that exists"),
         (["--clip-norm", "1.5"], "--clip-norm: no flag of this; flags for fairseq-train stand after a lone --"),
+        (["--gpus", "-1"], "--gpus -1: must be 0 or more"),
+        (["--name", "old-1"], "--name old-1: must be of letters, digits, _ and -, and not begin with old-"),
+        (["--work-dir", "a:b"], "a:b: must have no colon in it, at which fairseq divides paths"),
         (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
         (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
         (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, said):
-    with pytest.raises(SystemExit) as stopped:
-        small(tmp_path, *flags)
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert said in usage_error(capsys, small, tmp_path, *flags)
     assert list(tmp_path.iterdir()) == []

@@ -20,7 +20,7 @@ from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import SCORE, STAGES
 from tests.commands import ROOT
-from tests.recipes.small_demo import describe
+from tests.recipes.small_demo import describe, setting_flags, usage_error
 
 DEMO = ROOT / "recipes" / "demo" / "settings.yaml"
 
@@ -38,33 +38,37 @@ def changed(tmp_path):
     return changed
 
 
-def described(*flags):
-    return describe("demo", *flags)
+def described(*settings, flags=()):
+    """The experiment of the demo with *settings*, each KEY=VALUE, and other *flags*."""
+    return describe("demo", *setting_flags(*settings), *flags)
 
 
 # -- YAML --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("written", ["2e-3", "2.0e-3", "0.002", "2E-3", "+.2e-2"])
-def test_a_number_is_read_however_it_is_written(changed, written):
-    path = changed("learning_rate: 5.0e-3", f"learning_rate: {written}")
-    assert read_settings(path).learning_rate == 2e-3
-    check_values(read_settings(path))
-    assert read_settings(DEMO, [f"learning_rate={written}"]).learning_rate == 2e-3
+@pytest.mark.parametrize(
+    "old, name, written, value",
+    [
+        *(("5.0e-3", "learning_rate", rate, 2e-3) for rate in ("2e-3", "2.0e-3", "0.002", "2E-3", "+.2e-2")),
+        *(("de", "target_lang", code, code) for code in "no pt-BR zh_CN zh-Hant-TW eng_Latn es-419".split()),
+        ("0.1", "dropout", "0", 0.0),
+        ("0.1", "dropout", "1", 1.0),
+        ('""', "fairseq_generate_flags", "'7'", "7"),
+    ],
+)
+def test_values_are_read_however_they_are_written(changed, old, name, written, value):
+    for settings in (
+        read_settings(changed(f"{name}: {old}", f"{name}: {written}")),
+        read_settings(DEMO, [f"{name}={written.strip(chr(39))}"]),
+    ):
+        check_values(settings)
+        found = getattr(settings, name)
+        assert (found, type(found)) == (value, type(value))
 
 
-def test_an_integer_will_do_for_a_float_and_is_replaced_by_one(changed):
-    path = changed("dropout: 0.1", "dropout: 0")
-    check_values(read_settings(path))
-    assert read_settings(path, ["dropout=0.5"]).dropout == 0.5
-
-
-@pytest.mark.parametrize("code", ["no", "pt-BR", "zh_CN", "zh-Hant-TW", "eng_Latn", "es-419"])
-def test_languages_are_read_as_text_and_may_name_a_region_or_script(changed, code):
-    settings = read_settings(changed("target_lang: de", f"target_lang: {code}"))
-    assert settings.target_lang == code
-    check_values(settings)
-    check_values(read_settings(DEMO, [f"target_lang={code}"]))
+def test_a_setting_keeps_the_type_of_the_recipes_own():
+    with pytest.raises(SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"):
+        read_settings(DEMO, ["layers=true"])
 
 
 def test_what_is_kept_beside_a_model_reads_as_the_same_settings(changed, tmp_path):
@@ -73,6 +77,21 @@ def test_what_is_kept_beside_a_model_reads_as_the_same_settings(changed, tmp_pat
     assert read_settings(tmp_path / "settings.yaml") == read_settings(DEMO)
     (tmp_path / "kept.yaml").write_text(yaml.safe_dump(asdict(settings)))
     assert read_settings(tmp_path / "kept.yaml") == settings
+
+
+def test_help_describes_every_setting(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert re.findall(r"^  (\w+) \(\w+", printed, re.MULTILINE) == list(FIELDS)
+    for line in (
+        "target_lang (str, a language's code, like en or pt-BR): code of the target language",
+        "normalise_punctuation (str, one of none, source, target, both): sides with normalised punctuation",
+        "dropout (float, 0 to 1): probability of dropout",
+        "beam (int, 1 or more): hypotheses of the search",
+        "fairseq_train_flags (str): more flags for fairseq-train",
+    ):
+        assert f"  {line}\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -90,10 +109,8 @@ def test_what_is_kept_beside_a_model_reads_as_the_same_settings(changed, tmp_pat
 )
 def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said):
     (tmp_path / "settings.yaml").write_bytes(contents)
-    with pytest.raises(SystemExit) as stopped:
-        main([str(tmp_path), "--dry-run"])
-    assert stopped.value.code == 2
-    assert f"run.sh: error: {tmp_path}/settings.yaml{said}" in capsys.readouterr().err.splitlines()[-1]
+    refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
+    assert f"run.sh: error: {tmp_path}/settings.yaml{said}" in refusal
 
 
 @pytest.mark.parametrize(
@@ -107,6 +124,7 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said
         ("beam: 4", "beam: 2026-01-01", "beam is '2026-01-01', and must be of type int"),
         ("disk_gb: 0.3", "disk_gb: .nan", "--set disk_gb=nan: must be 0 or more"),
         ("memory_gb: 2.0", "memory_gb: -1", "--set memory_gb=-1.0: must be 0 or more"),
+        ('fairseq_train_flags: ""', "fairseq_train_flags:", "fairseq_train_flags is None, and must be of type str"),
         ("dropout: 0.1", "dropout: low", "dropout is 'low', and must be of type float"),
         ("target_lang: de", "target_lang: true", "target_lang is True, and must be of type str"),
         ("target_lang: de", "target_lang: de/x", "target_lang=de/x: must be a language's code, like en or"),
@@ -124,19 +142,18 @@ TEXTS = [name for name, setting in FIELDS.items() if setting.type is str and "_l
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_setting_runs_a_command_of_its_own(tmp_path, capsys, monkeypatch, name):
+def test_no_setting_runs_a_command_of_its_own(tmp_path, capsys, name):
     """With programs in its PATH that do nothing, so that only what bash itself makes of a command is seen."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for program in "python mkdir rm mv cp tee grep sort cut fairseq-preprocess fairseq-train".split():
+    for program in "python mkdir rm mv cp tee grep sort cut fairseq-preprocess fairseq-train fairseq-generate".split():
         (programs / program).symlink_to(shutil.which("true"))
-    (programs / "fairseq-generate").symlink_to(shutil.which("true"))
     (programs / "touch").symlink_to(shutil.which("touch"))
     settings = read_settings(DEMO)
     setattr(settings, name, f"; touch {tmp_path}/X; echo $(touch {tmp_path}/X) #")
-    x = Experiment(settings, tmp_path / "work", "transformer_rope", 1, gpus=0, dry_run=True)
+    experiment = Experiment(settings, tmp_path / "work", "transformer_rope", 1, gpus=0, dry_run=True)
     for stage in STAGES:
-        Runner(x).ensure(stage)
+        Runner(experiment).ensure(stage)
     commands = re.findall(r"^  \$ (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert len(commands) > 20
     for command in commands:
@@ -144,10 +161,9 @@ def test_no_setting_runs_a_command_of_its_own(tmp_path, capsys, monkeypatch, nam
     assert not (tmp_path / "X").exists()
 
 
-def test_the_words_of_flags_stay_words(tmp_path):
-    flags = "fairseq_generate_flags=--nbest 2  --model-overrides \"{'a': 'b c'}\""
-    x = Experiment(read_settings(DEMO, [flags]), tmp_path, "transformer_rope", 1, gpus=0, dry_run=True)
-    command = stage09_translate.command(x, x.data_bin, "test")
+def test_the_words_of_flags_stay_words():
+    experiment = described("fairseq_generate_flags=--nbest 2  --model-overrides \"{'a': 'b c'}\"")
+    command = stage09_translate.command(experiment, experiment.data_bin, "test")
     printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True)
     assert printed.stdout.splitlines()[-4:] == ["--nbest", "2", "--model-overrides", "{'a': 'b c'}"]
 
@@ -155,63 +171,53 @@ def test_the_words_of_flags_stay_words(tmp_path):
 # -- languages without blanks between words ------------------------------------------------------------
 
 
-UNSPACED = {"zh": "zh", "zh_CN": "zh", "th": "char", "my": "char"}
-
-
-@pytest.mark.parametrize("lang, tokenize", UNSPACED.items())
+@pytest.mark.parametrize("lang, tokenize", {"zh": "zh", "zh_CN": "zh", "th": "char", "my": "char"}.items())
 def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(tmp_path, capsys, lang, tokenize):
-    flags = ["--data-dir", str(tmp_path), "--set", f"target_lang={lang}"]
-    assert described(*flags).bpe == "sentencepiece"
-    assert described(*flags).label == "", "it is the usual choice for the language"
-    main(["demo", *flags, "--dry-run"])
+    words = ["demo", "--data-dir", str(tmp_path), "--set", f"target_lang={lang}"]
+    experiment = describe(*words)
+    assert experiment.bpe == "sentencepiece"
+    assert experiment.label == "", "it is the usual choice for the language"
+    main([*words, "--dry-run"])
     said = capsys.readouterr().out
     scored = f"target language {lang}: scored with sacreBLEU's tokeniser {tokenize}\n"
     assert said.index(scored) < said.index("stage 1")
     assert f"--target-lang {lang.partition('_')[0]} --tokenize {tokenize} --json" in said
     assert said.count("--no-tokeniser") == 6 and "subword" not in said
-    with pytest.raises(SystemExit):
-        described(*flags, "--bpe", "subword-nmt")
-    assert f"and {lang.partition('_')[0]} is written without blanks" in capsys.readouterr().err
+    refusal = usage_error(capsys, main, [*words, "--bpe", "subword-nmt"])
+    assert f"and {lang.partition('_')[0]} is written without blanks" in refusal
 
 
 @pytest.mark.parametrize("code", ["zho_Hans", "cmn", "wuu", "lzh", "nan", "hak", "jpn", "tha", "lao", "khm", "mya"])
 def test_they_are_known_by_their_other_codes(code):
-    x = described("--set", f"target_lang={code}")
-    assert (x.bpe, x.tokenize != "13a") == ("sentencepiece", True)
-    assert described("--set", "target_lang=bo").tokenize == described("--set", "target_lang=dz").tokenize == "char"
+    experiment = described(f"target_lang={code}")
+    assert experiment.bpe == "sentencepiece" and experiment.tokenize != "13a"
 
 
-def test_a_tokeniser_that_is_not_the_languages_own_reaches_the_score(tmp_path, capsys):
-    flags = ["--data-dir", str(tmp_path), "--set", "target_lang=zh"]
-    main(["demo", *flags, "--tokenize", "13a", "--dry-run"])
-    assert "--target-lang zh --tokenize 13a --json" in capsys.readouterr().out
-    keys = [str(Runner(described(*flags, *more)).stamps.of(SCORE)) for more in ([], ["--tokenize", "13a"])]
-    assert keys[0] != keys[1]
-
-
-def test_a_source_without_blanks_is_divided_by_sentencepiece_too():
-    x = described("--set", "source_lang=ja", "--set", "target_lang=en")
-    assert (x.bpe, x.tokenize) == ("sentencepiece", "13a")
-
-
-def test_others_are_divided_by_subword_nmt_and_scored_with_13a(capsys):
-    x = described("--set", "target_lang=pt-BR")
-    assert (x.bpe, x.tokenize) == ("subword-nmt", "13a")
-    main(["demo", "--dry-run", "--stage", "10"])
-    assert "--target-lang de --tokenize 13a --json" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "source, target, bpe, tokenize",
+    [
+        ("ja", "en", "sentencepiece", "13a"),
+        ("en", "pt-BR", "subword-nmt", "13a"),
+        ("en", "bo", "sentencepiece", "char"),
+        ("en", "dz", "sentencepiece", "char"),
+    ],
+)
+def test_the_languages_decide_the_subwords_and_the_target_the_tokeniser(source, target, bpe, tokenize):
+    experiment = described(f"source_lang={source}", f"target_lang={target}")
+    assert (experiment.bpe, experiment.tokenize) == (bpe, tokenize)
 
 
 def test_japanese_and_korean_depend_on_what_is_installed(monkeypatch):
     for spec, ja, ko in (("installed", "ja-mecab", "ko-mecab"), (None, "char", "13a")):
         monkeypatch.setattr("fairseq_rope.tools.score.find_spec", lambda name, spec=spec: spec)
         assert (default_tokenize("ja"), default_tokenize("ko")) == (ja, ko)
-    assert described("--set", "target_lang=ko").bpe == "sentencepiece"
-    assert described("--set", "target_lang=ko", "--bpe", "subword-nmt").bpe == "subword-nmt"
+    assert described("target_lang=ko").bpe == "sentencepiece"
+    assert described("target_lang=ko", flags=["--bpe", "subword-nmt"]).bpe == "subword-nmt"
 
 
 def test_another_tokeniser_is_taken_on_request_and_loaded_before_the_start(monkeypatch):
-    x = described("--set", "target_lang=zh", "--tokenize", "flores200")
-    assert x.tokenize == "flores200"
+    experiment = described("target_lang=zh", flags=["--tokenize", "flores200"])
+    assert experiment.tokenize == "flores200"
 
     def no_network(url, path):
         raise OSError(f"{url}: no network")
@@ -219,15 +225,19 @@ def test_another_tokeniser_is_taken_on_request_and_loaded_before_the_start(monke
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", no_network)
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", "/nowhere")
     with pytest.raises(StageError, match="--tokenize flores200: .*no network"):
-        check_tokenize(x)
-    check_tokenize(described("--set", "target_lang=zh"))
+        check_tokenize(experiment)
+    check_tokenize(described("target_lang=zh"))
 
 
-def test_the_tokeniser_is_part_of_what_a_score_depends_on():
-    of = [described(*flags) for flags in ([], ["--tokenize", "char"], ["--tokenize", "intl"])]
-    keys = [str(Runner(x).stamps.of(SCORE)) for x in of]
-    assert len(set(keys)) == 3
-    assert "--tokenize" not in keys[0], "scores of earlier versions are still up to date"
+def test_the_tokeniser_reaches_the_score_and_is_part_of_what_it_depends_on(capsys):
+    keys = {}
+    for lang, tokenize in (("de", "13a"), ("de", "char"), ("de", "intl"), ("zh", "zh"), ("zh", "13a")):
+        words = ["demo", "--set", f"target_lang={lang}", "--tokenize", tokenize]
+        main([*words, "--dry-run", "--stage", "10"])
+        assert f"--target-lang {lang} --tokenize {tokenize} --json" in capsys.readouterr().out
+        keys[lang, tokenize] = str(Runner(describe(*words)).stamps.of(SCORE))
+    assert len({*keys.values()}) == 5
+    assert "--tokenize" not in keys["de", "13a"], "scores of earlier versions are still up to date"
 
 
 # -- recipes elsewhere -------------------------------------------------------------------------------
@@ -242,7 +252,7 @@ def texts(folder):
     return folder
 
 
-FILES = [word for n in ("train", "valid", "test") for word in ("--set", f"{n}_files={n}.{{lang}}")]
+FILES = setting_flags(*(f"{name}_files={name}.{{lang}}" for name in ("train", "valid", "test")))
 
 
 def until_raw(recipe, *flags, clone=None, **kwargs):
@@ -267,14 +277,9 @@ def test_the_work_folder_can_lie_beside_the_texts_or_be_theirs(tmp_path, work):
 @pytest.mark.parametrize("folder", ["raw", "bpe", "stamps", "transformer_rope.seed1/checkpoints"])
 def test_texts_that_the_recipe_would_write_over_are_refused(tmp_path, capsys, folder):
     texts(tmp_path / folder)
-    with pytest.raises(SystemExit) as stopped:
-        main(
-            ["multi30k_en_de", "--data-dir", str(tmp_path / folder), "--work-dir", str(tmp_path)]
-            + ["--manifest", "none", *FILES]
-        )
-    assert stopped.value.code == 2
+    where = ["--data-dir", str(tmp_path / folder), "--work-dir", str(tmp_path), "--manifest", "none"]
     said = f"--data-dir {tmp_path}/{folder}: the recipe would write over {tmp_path}/{folder}/train.en"
-    assert said in capsys.readouterr().err
+    assert said in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
 
 
 def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, capsys):
@@ -292,10 +297,8 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     manifest, header = own / "manifest.tsv", "file\tbytes\tchecksum\turl\n"
     others = manifest.read_text()
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
-    with pytest.raises(SystemExit):  # it fits some of the files
-        main([str(own), "--data-dir", str(tmp_path)])
     said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: write there where to fetch them"
-    assert said in capsys.readouterr().err
+    assert said in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # it fits some of the files
     manifest.write_text(others)
     done = until_raw(own, "--data-dir", texts(tmp_path / "texts"), clone=ROOT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -309,19 +312,11 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     by_name = capsys.readouterr().out
     main([str(ROOT / "recipes" / "demo"), "--dry-run", "--stage", "10"])
     assert capsys.readouterr().out == by_name
-    with pytest.raises(SystemExit):
-        main([str(tmp_path), "--dry-run"])
-    assert f"{tmp_path} is no folder with settings.yaml, and none of demo, multi30k" in capsys.readouterr().err
+    refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
+    assert f"{tmp_path} is no folder with settings.yaml, and none of demo, multi30k" in refusal
 
 
 def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stood():
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
     assert called("/my/own", ["/my/own"]) == "bash /my/own/run.sh"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"
-
-
-def test_a_setting_keeps_the_type_of_the_recipes_own():
-    assert read_settings(DEMO, ["fairseq_train_flags=7"]).fairseq_train_flags == "7"
-    assert read_settings(DEMO, ["dropout=1"]).dropout == 1.0
-    with pytest.raises(SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"):
-        read_settings(DEMO, ["layers=true"])

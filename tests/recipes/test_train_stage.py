@@ -1,5 +1,6 @@
 """The training stage: batches, precision, what is kept; machine.py: what is checked before."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,8 +15,9 @@ from recipes.pipeline.checkpoints import check_checkpoints, check_limit
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
-from recipes.pipeline.stages import TOKENISE, TRAIN, TRANSLATE
+from recipes.pipeline.settings import FIELDS, check_values, read_settings
+from recipes.pipeline.stage03_tokenise import Tokenise
+from recipes.pipeline.stages import TRAIN, TRANSLATE
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 
@@ -49,20 +51,19 @@ def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
 
 
 def test_wmt14_trains_as_roformer_says():
-    command = fairseq_train.command(experiment(), 1, "bf16")
+    command, settings = fairseq_train.command(experiment(), 1, "bf16"), experiment().settings
     assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command
-    told = {name: float(flag(command, name)) for name in ("lr", "warmup-init-lr", "label-smoothing", "max-update")}
-    assert told == {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
-    assert "--share-all-embeddings" in command and "--label-smoothing 0.1" in command
-    ours = {name: float(flag(command, name)) for name in ("dropout", "adam-eps", "warmup-updates")}
-    assert ours == {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}, "as Vaswani et al."
-    settings = experiment().settings
+    assert "--share-all-embeddings" in command
+    roformers = {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
+    vaswanis = {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}
+    expected = roformers | vaswanis
+    for side in ("encoder", "decoder"):
+        expected |= {f"{side}-layers": 6, f"{side}-embed-dim": 512, f"{side}-ffn-embed-dim": 2048}
+        expected[f"{side}-attention-heads"] = 8
+    assert {name: float(flag(command, name)) for name in expected} == expected
     said = {"beam": 4, "length_penalty": 0.6, "average_checkpoints": 5, "vocab_size": 37000, "max_len_b": 50}
     assert {name: getattr(settings, name) for name in said} == said
     assert settings.max_updates % settings.save_every_updates == 0
-    for side in ("encoder", "decoder"):
-        sizes = [int(flag(command, f"{side}-{n}")) for n in ("layers", "embed-dim", "ffn-embed-dim", "attention-heads")]
-        assert sizes == [6, 512, 2048, 8]
 
 
 def test_the_last_five_checkpoints_are_kept_and_no_more():
@@ -92,25 +93,16 @@ def test_the_gpu_decides_the_precision(monkeypatch):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.parent.name)
-def test_every_recipe_has_the_settings_and_only_those(tmp_path, path):
+def test_every_recipe_has_the_settings_and_only_those(path):
     check_values(read_settings(path))
-    text = path.read_text()
-    assert re.findall(r"^(\w+):", text, re.MULTILINE) == list(FIELDS), "in the order of settings.py"
-    other = tmp_path / "settings.yaml"
-    other.write_text(re.sub("^beam: .*$", "", text, flags=re.MULTILINE))
-    with pytest.raises(SettingsError, match="settings.yaml has no beam, which every recipe has"):
-        read_settings(other)
-    other.write_text(re.sub("^fairseq_train_flags: .*$", "fairseq_train_flags:", text, flags=re.MULTILINE))
-    with pytest.raises(SettingsError, match="fairseq_train_flags is None, and must be of type str"):
-        read_settings(other)
+    assert re.findall(r"^(\w+):", path.read_text(), re.MULTILINE) == list(FIELDS), "in the order of settings.py"
 
 
 @pytest.mark.parametrize(
     "sides, expected", [("none", []), ("source", ["en"]), ("target", ["de"]), ("both", ["en", "de"])]
 )
 def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsys):
-    x = experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)
-    Runner(x).ensure(TOKENISE)
+    Runner(experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)).ensure(Tokenise())
     commands = [line for line in capsys.readouterr().out.splitlines() if "raw/train" in line]
     assert [lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line] == expected
 
@@ -139,86 +131,84 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     check_lengths(experiment(tmp=tmp_path), 4096)
 
 
+def refusal(said):
+    """The context in which a StageError must say *said*; None: no error."""
+    return contextlib.nullcontext() if said is None else pytest.raises(StageError, match=re.escape(said))
+
+
+def with_checkpoints(tmp_path, overrides, *names):
+    """An experiment in whose folder checkpoints of these names are."""
+    described = experiment(tmp=tmp_path, overrides=overrides)
+    described.checkpoints.mkdir(parents=True)
+    for name in names:
+        (described.checkpoints / f"checkpoint{name}.pt").touch()
+    return described
+
+
 @pytest.mark.parametrize(
     "interval, there, said",
     [
-        (0, ["checkpoint2.pt", "checkpoint3.pt", "checkpoint4.pt"], None),
-        (0, ["checkpoint1.pt", "checkpoint3.pt", "checkpoint4.pt"], "has [1, 3, 4] of the epochs"),
-        (0, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "has none of the epochs"),
-        (5, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], None),
-        (5, ["checkpoint_1_5.pt", "checkpoint_1_6.pt", "checkpoint_2_15.pt"], "has [5, 6, 15] of the updates"),
-        (10, ["checkpoint_1_5.pt", "checkpoint_1_10.pt", "checkpoint_2_15.pt"], "one every 10"),
+        (0, "2 3 4", None),
+        (0, "1 3 4", "has [1, 3, 4] of the epochs"),
+        (0, "_1_5 _1_10 _2_15", "has none of the epochs"),
+        (5, "_1_5 _1_10 _2_15", None),
+        (5, "_1_5 _1_6 _2_15", "has [5, 6, 15] of the updates"),
+        (10, "_1_5 _1_10 _2_15", "one every 10"),
     ],
 )
 def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, there, said):
-    x = experiment(tmp=tmp_path, overrides=["average_checkpoints=3", f"save_every_updates={interval}"])
-    (x.model / "checkpoints").mkdir(parents=True)
-    for name in (*there, "checkpoint_last.pt", "checkpoint_best.pt"):
-        (x.model / "checkpoints" / name).touch()
-    if said is None:
-        check_checkpoints(x)
-        assert [path.name for path in TRAIN.outputs(x)] == ["checkpoint_last.pt", *there]
-    else:
-        with pytest.raises(StageError, match=re.escape(said)):
-            check_checkpoints(x)
+    settings = ["average_checkpoints=3", f"save_every_updates={interval}"]
+    trained = with_checkpoints(tmp_path, settings, *there.split(), "_last", "_best")
+    with refusal(said):
+        check_checkpoints(trained)
+        names = [f"checkpoint{name}.pt" for name in ("_last", *there.split())]
+        assert [path.name for path in TRAIN.outputs(trained)] == names
 
 
 @pytest.mark.parametrize(
-    "overrides, last, said",
+    "every, limit, last, said",
     [
-        (
-            ["save_every_updates=0", "max_epochs=3"],
-            "checkpoint4.pt",
-            "of a training of 4 epochs already, beyond max_epochs=3",
-        ),
-        (["save_every_updates=0", "max_epochs=4"], "checkpoint4.pt", None),
-        (["save_every_updates=5", "max_updates=12"], "checkpoint_2_15.pt", "set max_updates=15, or train another"),
-        (["save_every_updates=5", "max_updates=15"], "checkpoint_2_15.pt", None),
+        (0, "max_epochs=3", "4", "of a training of 4 epochs already, beyond max_epochs=3"),
+        (0, "max_epochs=4", "4", None),
+        (5, "max_updates=12", "_2_15", "set max_updates=15, or train another"),
+        (5, "max_updates=15", "_2_15", None),
     ],
 )
-def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, overrides, last, said):
-    x = experiment(tmp=tmp_path, overrides=["average_checkpoints=1", *overrides])
-    (x.model / "checkpoints").mkdir(parents=True)
-    (x.model / "checkpoints" / last).touch()
-    if said is None:
-        check_limit(x)
-    else:
-        with pytest.raises(StageError, match=said):
-            check_limit(x)
+def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, every, limit, last, said):
+    trained = with_checkpoints(tmp_path, ["average_checkpoints=1", f"save_every_updates={every}", limit], last)
+    with refusal(said):
+        check_limit(trained)
+
+
+KNOWN = """\
+training-parallel-europarl-v7.tgz 657632379 sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7
+training-parallel-commoncrawl.tgz 918311367 sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5
+training-parallel-nc-v9.tgz 80418416 sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485
+dev.tgz - sha256:9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9
+test-full.tgz - md5:a8cd784e006feb32ac6f3d9ec7eb389a
+"""
 
 
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
-    rows = [line.split("\t") for line in (ROOT / "recipes/wmt14_en_de/manifest.tsv").read_text().splitlines()]
-    known = {
-        ("training-parallel-europarl-v7.tgz", "657632379"): (
-            "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"
-        ),
-        ("training-parallel-commoncrawl.tgz", "918311367"): (
-            "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"
-        ),
-        ("training-parallel-nc-v9.tgz", "80418416"): (
-            "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"
-        ),
-        ("dev.tgz", "-"): "sha256:9d5ff04a28496b7796904ea65e50e3837bab14dbdca88b1e063105f17513dca9",
-        ("test-full.tgz", "-"): "md5:a8cd784e006feb32ac6f3d9ec7eb389a",
-    }
-    assert {(row[0], row[1]): row[2] for row in rows[1:]} == known
-    assert all(row[3].startswith("https://") and row[3].endswith("/" + row[0]) for row in rows[1:])
+    rows = [line.split("\t") for line in (ROOT / "recipes/wmt14_en_de/manifest.tsv").read_text().splitlines()[1:]]
+    assert sorted(row[:3] for row in rows) == sorted(line.split() for line in KNOWN.splitlines())
+    assert all(row[3].startswith("https://") and row[3].endswith("/" + row[0]) for row in rows)
 
 
 def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    with pytest.raises(machine.MachineError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
-        machine.check_machine(experiment(tmp=tmp_path / "new", overrides=["disk_gb=1000000"]))
-    with pytest.raises(
-        machine.MachineError, match=r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb="
-    ):
-        machine.check_machine(experiment(tmp=tmp_path, overrides=["memory_gb=1000000"]))
+    def check(*overrides, **more):
+        machine.check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
+
+    with pytest.raises(StageError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
+        check("disk_gb=1000000")
+    memory = r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb="
+    with pytest.raises(StageError, match=memory):
+        check("memory_gb=1000000")
     there = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw))
-    small = ["disk_gb=0", "memory_gb=0"]
-    with pytest.raises(machine.MachineError, match="subword-nmt is not found, neither in "):
-        machine.check_machine(experiment(tmp=tmp_path, overrides=small))
-    machine.check_machine(experiment(tmp=tmp_path, overrides=small, bpe="sentencepiece"))
+    with pytest.raises(StageError, match="subword-nmt is not found, neither in "):
+        check("disk_gb=0", "memory_gb=0")
+    check("disk_gb=0", "memory_gb=0", bpe="sentencepiece")
 
 
 def test_the_machine_is_described_for_the_results():
