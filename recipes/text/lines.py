@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from tqdm import tqdm
 
@@ -21,10 +22,11 @@ AHEAD = 4  # chunks a process that are read before their turn
 Convert = Callable[[list[str]], list[str]]  # lines without their ends to as many
 
 
-def progress(items: Iterable | None, total: int, title: str, unit: str = " lines") -> tqdm:
+def progress(items: Iterable | None, total: int | None, title: str, unit: str = " lines", **more: Any) -> tqdm:
     """A bar on standard error with rate and time left; in a log file, a line every half minute."""
-    every = {} if sys.stderr.isatty() or "TQDM_MININTERVAL" in os.environ else {"mininterval": 30}
-    return tqdm(items, total=total, desc=f"  {title}", unit=unit, unit_scale=True, **every)
+    if not sys.stderr.isatty() and "TQDM_MININTERVAL" not in os.environ:
+        more["mininterval"] = 30
+    return tqdm(items, total=total, desc=f"  {title}", unit=unit, unit_scale=True, **more)
 
 
 def convert_file(make: Callable[[], Convert], source: str, target: str, workers: int, title: str) -> None:
