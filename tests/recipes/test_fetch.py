@@ -62,6 +62,15 @@ class Site(ThreadingHTTPServer):
         self.seen = defaultdict(list)  # path -> Range headers of its requests
         self.over = threading.Event()
 
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,)).start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
     def put(self, name, *replies):
         """Returns the address of *name*."""
         self.replies["/" + name] = list(replies)
@@ -108,12 +117,7 @@ class Handler(BaseHTTPRequestHandler):
 def site(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with Site() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 def refused_address():
