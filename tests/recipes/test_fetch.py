@@ -127,9 +127,9 @@ def refused_address():
         return f"http://127.0.0.1:{free.getsockname()[1]}/f.tgz"
 
 
-def manifest(folder, *addresses, size=SIZE, checksum=SHA256):
+def manifest(folder, addresses, size=SIZE, checksum=SHA256):
     path = folder / "manifest.tsv"
-    path.write_text(f"{HEADER}\nf.tgz\t{size}\t{checksum}\t{' '.join(addresses)}\n")
+    path.write_text(f"{HEADER}\nf.tgz\t{size}\t{checksum}\t{addresses}\n")
     return path
 
 
@@ -182,7 +182,7 @@ def test_a_file_is_downloaded_and_found_at_the_next_run(site, tmp_path, capsys):
 CUT = Reply(cut=100_000)
 
 
-@pytest.mark.parametrize("size", [SIZE, "-"])
+@pytest.mark.parametrize("size, checksum", [(SIZE, SHA256.upper()), ("-", "md5:" + hashlib.md5(GOOD).hexdigest())])
 @pytest.mark.parametrize(
     "part, replies, asked",
     [
@@ -200,10 +200,10 @@ CUT = Reply(cut=100_000)
         (b"x" * 1000, [Reply()], [1000, 0]),  # complete, it has the wrong checksum
     ],
 )
-def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path, size, part, replies, asked):
+def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path, size, checksum, part, replies, asked):
     if part:
         leave(tmp_path, "f.tgz.part", part)
-    manifest(tmp_path, site.put("f.tgz", *replies), size=size)
+    manifest(tmp_path, site.put("f.tgz", *replies), size, checksum)
     fetch(tmp_path, "--retries", 1)
     assert site.seen["f.tgz"] == [f"bytes={start}-" if start else None for start in asked]
 
@@ -234,17 +234,10 @@ def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests
     assert len(site.seen["f.tgz"]) == requests
 
 
-@pytest.mark.parametrize("checksum", ["md5:" + hashlib.md5(GOOD).hexdigest(), SHA256.upper()])
-def test_all_kinds_of_checksums_are_checked(site, tmp_path, checksum):
-    manifest(tmp_path, site.put("f.tgz", Reply(BAD), Reply()), checksum=checksum)
-    fetch(tmp_path)
-    assert len(site.seen["f.tgz"]) == 2
-
-
 def test_a_server_that_is_silent_or_gone_is_given_up(site, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 1)
     gone, silent = refused_address(), site.put("f.tgz", Reply(cut=1000, hang=True))
-    manifest(tmp_path, gone, silent)
+    manifest(tmp_path, f"{gone} {silent}")
     said = refuse(tmp_path, "--retries", 0, kept=1000)
     assert f"{gone}: Failed to connect " in said and f"{silent}: Operation too slow" in said
 
@@ -267,12 +260,12 @@ def test_mirrors_are_tried_in_their_order_and_continue_the_part(site, tmp_path, 
         site.put("good", Reply()),
         site.put("never", Reply()),
     ]
-    manifest(tmp_path, *addresses)
+    manifest(tmp_path, " ".join(addresses))
     fetch(tmp_path, "--retries", 1)
     cuts = [None, "bytes=100000-"]
     assert dict(site.seen) == {"missing": [None], "wrong": [None], "cuts": cuts, "good": cuts[1:]}
     assert f"fetched from {addresses[3]}" in capsys.readouterr().out
-    manifest(tmp_path, *addresses[:3])
+    manifest(tmp_path, " ".join(addresses[:3]))
     (tmp_path / "out" / "f.tgz").unlink()
     said = refuse(tmp_path, "--retries", 0)
     assert all(f"{address}: " in said for address in addresses[:3])
@@ -414,12 +407,6 @@ def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, said):
 # -- manifests ---------------------------------------------------------------------------------------
 
 LINE = f"f.tgz\t1\t{SHA256}\thttp://h/f"
-ALLOWED = {
-    "file": "must be a file's name without a folder",
-    "bytes": "must be a number greater than 0, or - where it is unknown",
-    "checksum": "must be sha256: and 64 hexadecimal digits, or md5: and 32",
-    "url": "must be addresses, http:// or https://, separated by blanks",
-}
 BAD_VALUES = {
     "file": ["", ".", "..", "../f", "/etc/f", "a/f", "a\\f", "f\x00"],
     "bytes": ["", "0", "-1", "1e3", "1,000", "1.5", "much", "²", "٣"],
@@ -431,10 +418,10 @@ BAD_VALUES = {
 @pytest.mark.parametrize("column", BAD_VALUES)
 def test_a_bad_value_in_a_manifest_is_refused_by_line_and_column(tmp_path, column):
     path = tmp_path / "manifest.tsv"
-    right = dict(zip(ALLOWED, LINE.replace("f.tgz", "g.tgz").split("\t"), strict=True))
+    right = dict(zip(BAD_VALUES, LINE.replace("f.tgz", "g.tgz").split("\t"), strict=True))
     for value in BAD_VALUES[column]:
         path.write_text("\n".join([HEADER, LINE, "\t".join((right | {column: value}).values()), ""]))
-        assert f"--manifest {path}, line 3: {column} is {value!r}, and {ALLOWED[column]}" in refuse(tmp_path)
+        assert f"--manifest {path}, line 3: {column} is {value!r}, and must be " in refuse(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -464,11 +451,7 @@ def test_a_manifest_from_windows_and_with_empty_lines_is_read(tmp_path):
 
 def test_the_manifest_of_wmt14_names_its_five_files():
     entries = module.read_manifest(ROOT / "recipes" / "wmt14_en_de" / "manifest.tsv")
-    assert {name: entry.size for name, entry in entries.items()} == {
-        "training-parallel-europarl-v7.tgz": 657632379,
-        "training-parallel-commoncrawl.tgz": 918311367,
-        "training-parallel-nc-v9.tgz": 80418416,
-        "dev.tgz": None,
-        "test-full.tgz": None,
-    }
+    training = {"europarl-v7": 657632379, "commoncrawl": 918311367, "nc-v9": 80418416}
+    sizes = {f"training-parallel-{name}.tgz": size for name, size in training.items()}
+    assert {name: entry.size for name, entry in entries.items()} == sizes | {"dev.tgz": None, "test-full.tgz": None}
     assert all(address.endswith(name) for name, entry in entries.items() for address in entry.addresses)
