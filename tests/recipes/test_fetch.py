@@ -30,23 +30,15 @@ HEADER = "file\tbytes\tchecksum\turl"
 
 @dataclass
 class Reply:
-    """What the server does with one request.
-
-    Attributes:
-        ranges: whether it heeds a Range header
-        length: the Content-Length, if not the true one; None for no such header
-        cut: ends the connection after so many bytes of the body; negative: by a reset
-        hang: then keeps it open, and silent, until the test is over
-        content_range: what it answers instead of the right Content-Range
-    """
+    """What the server does with one request."""
 
     content: bytes = GOOD
     status: int = 200
-    ranges: bool = True
-    length: int | None = -1
-    cut: int | None = None
-    hang: bool = False
-    content_range: str | None = None
+    ranges: bool = True  # whether it heeds a Range header
+    has_length: bool = True
+    cut: int | None = None  # ends the connection after so many bytes of the body; negative: by a reset
+    hang: bool = False  # then keeps it open, and silent, until the test is over
+    content_range: str | None = None  # in place of the right one
     location: str | None = None
 
 
@@ -101,8 +93,8 @@ class Handler(BaseHTTPRequestHandler):
         if reply.location:
             self.send_header("Location", reply.location)
         body = b"" if status == 416 else content[start:]
-        if reply.length is not None:
-            self.send_header("Content-Length", str(len(body) if reply.length < 0 else reply.length))
+        if reply.has_length:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body if reply.cut is None else body[: abs(reply.cut)])
         if reply.hang:
@@ -215,9 +207,9 @@ def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path,
         (Reply(b"", 503), 3, None, "answered 503"),
         (Reply(ranges=False, cut=100_000), 5, 100_000, "100000 bytes; FOLDER/f.tgz.part keeps 100000 b"),
         (Reply(GOOD * 2), 1, None, "Maximum file size exceeded"),
-        (Reply(GOOD * 30, length=None), 1, None, "sends more than 300000 bytes"),
+        (Reply(GOOD * 30, has_length=False), 1, None, "sends more than 300000 bytes"),
         (Reply(GOOD[:9]), 2, None, "has 9 bytes, and must have 300000"),
-        (Reply(GOOD[:9], length=None), 2, None, "has 9 bytes, and must have 300000"),
+        (Reply(GOOD[:9], has_length=False), 2, None, "has 9 bytes, and must have 300000"),
         (Reply(b""), 2, None, "has 0 bytes, and must have 300000"),
         (Reply(BAD), 2, None, f"has the checksum sha256:{hashlib.sha256(BAD).hexdigest()}, and must have {SHA256}"),
         (Reply(b"", 302, location=f"file://{__file__}"), 1, None, "rotocol"),
