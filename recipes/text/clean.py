@@ -105,10 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _refuse_values(args)
         prefixes = (args.input, args.output, args.heldout)
         sources, outputs, heldout = ([f"{prefix}.{lang}" for lang in langs] if prefix else [] for prefix in prefixes)
-        for path in outputs:
-            refuse_output(path)
-        for path in heldout:
-            refuse_output(path, "--heldout")
+        for path in (*outputs, *heldout):
+            refuse_output(path, "--heldout" if path in heldout else "--output")
         start = time.perf_counter()
         unspaced = [language(lang) in UNSPACED for lang in langs]
         counts = clean(sources, outputs, heldout, args.max_words, args.max_ratio, args.holdout_every, unspaced)

@@ -64,9 +64,6 @@ def refused(*words):
     return said
 
 
-# -- subword-nmt -----------------------------------------------------------------------------------
-
-
 def test_codes_and_subwords_are_those_of_subword_nmts_own_commands(corpus, codes, tmp_path):
     def subword_nmt(command, text):
         words = [BIN / "subword-nmt", *map(str, command)]
@@ -119,9 +116,6 @@ def test_words_are_what_stands_between_blanks_and_line_ends(tmp_path):
     assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
-# -- sentencepiece ---------------------------------------------------------------------------------
-
-
 def test_its_pieces_are_of_both_languages_as_many_as_asked_for_and_always_the_same(corpus, model, tmp_path):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert len(processor) == 600
@@ -140,9 +134,6 @@ def test_no_character_and_no_long_line_is_left_out(tmp_path):
     run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert processor.piece_to_id("漢") != processor.unk_id()
-
-
-# -- both ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["codes", "model"])

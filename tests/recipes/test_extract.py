@@ -52,9 +52,6 @@ def lines(column, pairs):
     return "".join(pair[column] + "\n" for pair in pairs).encode()
 
 
-# -- what it takes -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("corpora, part", [(TRAINING, "train"), (VALID, "valid"), (TEST, "test")])
 def test_tarballs_of_wmt14_give_all_their_pairs_in_order(tmp_path, capsys, corpora, part):
     lookalike = write_lookalike(tmp_path / "data", pairs=301)
@@ -159,9 +156,6 @@ def test_a_corpus_is_never_all_in_memory(tmp_path, monkeypatch):
         assert tracemalloc.get_traced_memory()[1] < len(content) / 4
     finally:
         tracemalloc.stop()
-
-
-# -- what it refuses ---------------------------------------------------------------------------------
 
 
 def special(name, kind, target=""):
@@ -290,9 +284,6 @@ def test_nothing_is_written_where_an_archive_says(tmp_path, monkeypatch):
     assert (outside / "there").read_bytes() == b"mine"
 
 
-# -- whole files only --------------------------------------------------------------------------------
-
-
 def test_a_killed_run_leaves_no_file_and_the_next_one_overwrites_what_it_left(tmp_path):
     text = (b"word " * 1999 + b"\n") * 100
     write(tmp_path, {"c.en": text, "c.de": text})
@@ -325,9 +316,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, limit, size):
     write(tmp_path, {"c.en": os.urandom(size).hex().encode(), "c.de": b"x"})
     said = on_full_disk("extract", limit, *words(tmp_path, "c.{lang}"))
     assert said == f"recipes.text.extract: {tmp_path}/raw/train.en: File too large" and not os.listdir(tmp_path / "raw")
-
-
-# -- real data ---------------------------------------------------------------------------------------
 
 
 def test_real_tarballs_of_wmt14_have_the_pairs_that_are_known(tmp_path, capsys):

@@ -156,9 +156,6 @@ def refuse(folder, *more, kept=None):
     return said
 
 
-# -- downloads ---------------------------------------------------------------------------------------
-
-
 def test_a_file_is_downloaded_and_found_at_the_next_run(site, tmp_path, capsys):
     address = site.put("f.tgz", Reply())
     manifest(tmp_path, address)
@@ -287,9 +284,6 @@ def test_a_stopped_download_is_continued(site, tmp_path):
     assert site.seen["f.tgz"] == [None, *(f"bytes={size}-" for size in sizes.values())]
 
 
-# -- before a download -------------------------------------------------------------------------------
-
-
 def test_without_curl_a_download_is_refused_and_a_check_is_not(site, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     manifest(tmp_path, site.put("f.tgz", Reply()))
@@ -395,8 +389,6 @@ def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, said):
     assert said.replace("DATA", str(data)) in refuse(tmp_path, *(word.replace("DATA", str(data)) for word in more))
     assert not site.seen
 
-
-# -- manifests ---------------------------------------------------------------------------------------
 
 LINE = f"f.tgz\t1\t{SHA256}\thttp://h/f"
 BAD_VALUES = {

@@ -98,9 +98,6 @@ def sacremoses(lang, lines_, *commands):
     return subprocess.run(command, input=text, capture_output=True, check=True).stdout.decode().split("\n")[:-1]
 
 
-# -- what it writes --------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("lang", ["en", "de"])
 def test_it_writes_what_sacremoses_and_fairseqs_tokenizer_write(tmp_path, lang):
@@ -152,9 +149,6 @@ def test_several_processes_write_what_one_writes(tmp_path, capsys):
     assert read(tmp_path / "out1") == read(tmp_path / "out2") == [blanked(line) for line in text]
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(st.binary(min_size=1), st.integers(1, 9))
 def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
@@ -165,9 +159,6 @@ def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
     assert all(chunk.endswith("\n") for chunk in chunks)
     assert "".join(chunks) == contents + ("" if contents.endswith("\n") else "\n")
     assert count_lines(str(path)) == "".join(chunks).count("\n")
-
-
-# -- bad input -------------------------------------------------------------------------------------
 
 
 def test_bad_input_is_refused_in_one_sentence(tmp_path):
@@ -203,9 +194,6 @@ def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
     said = on_full_disk("tokenise", 20000, "--lang", "en", "--input", source, "--output", out, "--workers", 1)
     assert said == f"recipes.text.tokenise: {out}: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-# -- ended early -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
