@@ -170,7 +170,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
         return f"answered {answer}", answer < "500" and answer not in ("408", "429")
     if status == 0:
         return "", True
-    problem = re.sub(r"^curl: \(\d+\) ", "", said.strip()) or f"curl ended with status {status}"
+    problem = re.sub(r"^curl: \(\d+\) ", "", said.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
     return f"{problem}, after {_size(part)} bytes", status in FINAL
 
 

@@ -80,7 +80,7 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
     resource_tracker.ensure_running()  # the first process to start would start it, and end the block of SIGINT
     try:
         for number in range(workers):
-            ours, theirs = context.Pipe(duplex=False)
+            ours, theirs = context.Pipe()  # of sockets, which hold a few chunks; a pipe of one way would hold less
             process = context.Process(target=_work, args=(theirs, make, source, number, workers), daemon=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # for the process, too
             process.start()
