@@ -25,9 +25,7 @@ CACHED_WORDS = 500_000  # words whose subwords a process remembers: some 150 MB
 def count_words(paths: Sequence[str]) -> Counter[str]:
     """How often each word stands in the files *paths*. All words are in memory, but not the text.
 
-    Raises:
-        InputError: a file is empty or not UTF-8, or there is no word in any
-        OSError: a file cannot be read
+    Raises an InputError if a file is empty or not UTF-8, or if there is no word in any.
     """
     counts: Counter[str] = Counter()
     with progress(None, sum(map(count_lines, paths)), "count words") as bar:
@@ -49,9 +47,8 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     subwords are always merged further, so that the text has a few less. With too small a corpus that
     command ends early and says nothing.
 
-    Raises:
-        InputError: *vocab_size* is too small for the characters or too large for the words; the message
-            says what is possible
+    Raises an InputError, which says what is possible, if *vocab_size* is too small for the characters or too large for
+    the words.
     """
     within = {character for word in counts for character in word[:-1]}
     characters = len(within) + len({word[-1] for word in counts})
@@ -71,12 +68,7 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
 
 
 def subword_nmt_converter(codes: str) -> Convert:
-    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does.
-
-    Raises:
-        InputError: *codes* are no codes
-        OSError: *codes* cannot be read
-    """
+    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does."""
     with open(codes, encoding="utf-8", newline="\n") as file:
         try:
             with contextlib.redirect_stderr(io.StringIO()):
@@ -96,12 +88,8 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """A SentencePiece BPE model with *vocab_size* pieces for the text in the files *paths*.
 
     Every character gets a piece, no line is too long, and the text is normalised by SentencePiece's own
-    rules (nmt_nfkc), which the model holds. Pieces do not depend on the number of cores.
-
-    Raises:
-        InputError: a file is empty or not UTF-8, or *vocab_size* is too small for the characters or too
-            large for the words; the message says what is possible
-        OSError: a file cannot be read
+    rules (nmt_nfkc), which the model holds. Pieces do not depend on the number of cores. Raises as
+    :func:`count_words` and :func:`learn` do.
     """
     import sentencepiece
 
@@ -114,36 +102,25 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            character_coverage=1.0,
+            sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
+            model_type="bpe", vocab_size=vocab_size, character_coverage=1.0,
             max_sentence_length=2**30,  # bytes; longer ones are left out
             minloglevel=2,  # errors only
-        )
+        )  # fmt: skip
     except RuntimeError as error:
         most = re.search(r"Please set it to a value <= (\d+)", str(error))
         fewest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        said = f"sentencepiece cannot learn from {' and '.join(paths)}: {error}"
         if most:
-            raise InputError(
-                f"vocab_size {vocab_size}: must be at most {most[1]}, all that the corpus' words give"
-            ) from None
+            said = f"vocab_size {vocab_size}: must be at most {most[1]}, all that the corpus' words give"
         if fewest:
-            raise InputError(
-                f"vocab_size {vocab_size}: must be at least {fewest[1]}, the corpus' characters and 3 marks"
-            ) from None
-        raise InputError(f"sentencepiece cannot learn from {' and '.join(paths)}: {error}") from None
+            said = f"vocab_size {vocab_size}: must be at least {fewest[1]}, the corpus' characters and 3 marks"
+        raise InputError(said) from None
     return model.getvalue()
 
 
 def sentencepiece_converter(model: str) -> Convert:
-    """The function that splits lines as fairseq's ``--bpe sentencepiece --sentencepiece-model MODEL`` does.
-
-    Raises:
-        InputError: *model* is no model
-        OSError: *model* cannot be read
-    """
+    """The function that splits lines as fairseq's ``--bpe sentencepiece --sentencepiece-model MODEL`` does."""
     import sentencepiece
 
     with open(model, "rb") as file:
@@ -160,36 +137,22 @@ def sentencepiece_converter(model: str) -> Convert:
     return convert
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recipes.text.bpe", description="Learn subwords over both languages, and apply them."
-    )
-    tools = parser.add_subparsers(dest="tool", required=True)
-    for name, what in (
-        ("learn", "learn a byte-pair encoding (subword-nmt)"),
-        ("sentencepiece-train", "learn a byte-pair encoding of raw text (sentencepiece)"),
-    ):
-        tool = tools.add_parser(name, help=what, description=what)
-        tool.add_argument("--vocab-size", required=True, type=int, metavar="N", help="subwords in all")
-        tool.add_argument("--output", required=True, metavar="FILE")
-        tool.add_argument("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
-    for name, flag, what in (
-        ("apply", "--codes", "split words into subwords (subword-nmt)"),
-        ("sentencepiece-encode", "--model", "split raw text into subwords (sentencepiece)"),
-    ):
-        tool = tools.add_parser(name, help=what, description=what)
-        tool.add_argument(flag, required=True, dest="learnt", metavar="FILE", help="what was learnt")
-        tool.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
-        tool.add_argument("--output", required=True, metavar="FILE", help="where to write as many lines")
-        tool.add_argument(
-            "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
-        )
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    args = build_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="recipes.text.bpe", description=__doc__)
+    tools = parser.add_subparsers(dest="tool", required=True)
+    for name in ("learn", "sentencepiece-train"):
+        flag = tools.add_parser(name, help="learn a byte-pair encoding").add_argument
+        flag("--vocab-size", required=True, type=int, metavar="N", help="subwords in all")
+        flag("--output", required=True, metavar="FILE")
+        flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
+    for name, learnt in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
+        flag = tools.add_parser(name, help="split text into subwords").add_argument
+        flag(learnt, required=True, dest="learnt", metavar="FILE", help="what was learnt")
+        flag("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
+        flag("--output", required=True, metavar="FILE", help="where to write as many lines")
+        flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
+    args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):
         refuse_output(args.output)
         if args.tool in ("apply", "sentencepiece-encode"):

@@ -21,32 +21,23 @@ LONG_WORD = f"a word has more than {MAX_CHARACTERS} characters"
 
 
 def why_not(
-    source: Sequence[str],
-    target: Sequence[str],
-    max_words: int,
-    max_ratio: float,
-    unspaced: Sequence[bool] = (False, False),
+    pair: Sequence[Sequence[str]], max_words: int, max_ratio: float, unspaced: Sequence[bool] = (False, False)
 ) -> str | None:
-    """Why the pair of these words is left out, or None: the rules and order of Moses' clean-corpus-n.perl.
+    """Why the words of *pair* are left out, or None: the rules and order of Moses' clean-corpus-n.perl.
 
     Args:
-        max_words: a side may have so many words, and must have one
         max_ratio: a side may be so many times as long as the other; 0 is no limit
-        unspaced: whether source and target are written without blanks between words; then a character
-            counts as a word
+        unspaced: whether source and target are written without blanks; then a character counts as a word
     """
-    spaced = [words for words, without in zip((source, target), unspaced, strict=True) if not without]
-    shorter, longer = sorted(
-        sum(map(len, words)) if without else len(words)
-        for words, without in zip((source, target), unspaced, strict=True)
-    )
+    sides = list(zip(pair, unspaced, strict=True))
+    shorter, longer = sorted(sum(map(len, words)) if is_unspaced else len(words) for words, is_unspaced in sides)
     if shorter == 0:
         return EMPTY
     if longer > max_words:
         return LONG
     if max_ratio and longer / shorter > max_ratio:
         return UNLIKE
-    if any(len(word) > MAX_CHARACTERS for words in spaced for word in words):
+    if any(len(word) > MAX_CHARACTERS for words, is_unspaced in sides if not is_unspaced for word in words):
         return LONG_WORD
     return None
 
@@ -54,11 +45,10 @@ def why_not(
 def clean(
     sources: Sequence[str],
     outputs: Sequence[str],
-    heldout: Sequence[str] = (),
-    *,
+    heldout: Sequence[str],
     max_words: int,
     max_ratio: float,
-    holdout_every: int = 0,
+    holdout_every: int,
     unspaced: Sequence[bool] = (False, False),
 ) -> Counter[str]:
     """Write the pairs of the two files *sources* that :func:`why_not` accepts to *outputs*.
@@ -73,16 +63,14 @@ def clean(
     """
     lengths = [count_lines(path) for path in sources]
     if 0 not in lengths and lengths[0] != lengths[1]:
-        raise InputError(
-            f"{sources[0]} has {lengths[0]} lines and {sources[1]} {lengths[1]}: they are not translations "
-            f"of each other line by line"
-        )
+        counted = f"{sources[0]} has {lengths[0]} lines and {sources[1]} {lengths[1]}"
+        raise InputError(f"{counted}: they are not translations of each other line by line")
     counts: Counter[str] = Counter()
     with written_whole(*outputs, *heldout) as files:
         pairs = zip_longest(*(map(str.split, lines_of(path)) for path in sources), fillvalue=[])
         for pair in progress(pairs, lengths[0], f"clean {sources[0]}", " pairs"):
             counts["read"] += 1
-            reason = why_not(*pair, max_words, max_ratio, unspaced)
+            reason = why_not(pair, max_words, max_ratio, unspaced)
             if reason is None:
                 number = counts["kept"] + counts["held out"] + 1
                 hold_out = holdout_every > 0 and number % holdout_every == 0
@@ -94,65 +82,37 @@ def clean(
         if not counts["kept"]:
             raise InputError(f"{' and '.join(sources)}: of {counts['read']} pairs none is left")
         if heldout and not counts["held out"]:
-            raise InputError(
-                f"--holdout-every {holdout_every}: must be at most {counts['kept']}, the pairs that are left"
-            )
+            most = f"must be at most {counts['kept']}, the pairs that are left"
+            raise InputError(f"--holdout-every {holdout_every}: {most}")
     return counts
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recipes.text.clean",
-        description="Leave out sentence pairs by length and ratio, as Moses' clean-corpus-n.perl does.",
-    )
-    parser.add_argument("--source-lang", required=True, metavar="LANG")
-    parser.add_argument("--target-lang", required=True, metavar="LANG")
-    parser.add_argument("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
-    parser.add_argument("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
-    parser.add_argument(
-        "--max-words",
-        type=int,
-        default=250,
-        metavar="N",
-        help="on either side, and characters of a language without blanks; default: %(default)s",
-    )
-    parser.add_argument(
-        "--max-ratio",
-        type=float,
-        default=9.0,
-        metavar="R",
-        help="of the longer side to the shorter, in words; 0: no limit; default: %(default)s",
-    )
-    parser.add_argument(
-        "--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair that is kept"
-    )
-    parser.add_argument("--heldout", metavar="PREFIX", help="where to: PREFIX.LANG of both")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    args = build_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="recipes.text.clean", description=__doc__)
+    flag = parser.add_argument
+    flag("--source-lang", required=True, metavar="LANG")
+    flag("--target-lang", required=True, metavar="LANG")
+    flag("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
+    flag("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
+    flag("--max-words", type=int, default=250, metavar="N", help="on a side; characters, if it has no blanks (250)")
+    flag("--max-ratio", type=float, default=9.0, metavar="R", help="of the longer side to the shorter; 0: none (9)")
+    flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair that is kept")
+    flag("--heldout", metavar="PREFIX", help="where to: PREFIX.LANG of both")
+    args = parser.parse_args(argv)
+    langs = (args.source_lang, args.target_lang)
     with ending_in_one_sentence("recipes.text.clean"):
         _refuse_values(args)
-        langs = (args.source_lang, args.target_lang)
-        sources, outputs, heldout = (
-            [f"{prefix}.{lang}" for lang in langs] if prefix else []
-            for prefix in (args.input, args.output, args.heldout)
-        )
-        for flag, paths in (("--output", outputs), ("--heldout", heldout)):
-            for path in paths:
-                refuse_output(path, flag)
+        prefixes = (args.input, args.output, args.heldout)
+        sources, outputs, heldout = ([f"{prefix}.{lang}" for lang in langs] if prefix else [] for prefix in prefixes)
+        for path in (*outputs, *heldout):
+            refuse_output(path, "--heldout" if path in heldout else "--output")
         start = time.perf_counter()
-        counts = clean(
-            sources, outputs, heldout,
-            max_words=args.max_words, max_ratio=args.max_ratio, holdout_every=args.holdout_every,
-            unspaced=[language(lang) in UNSPACED for lang in langs],
-        )  # fmt: skip
+        unspaced = [language(lang) in UNSPACED for lang in langs]
+        counts = clean(sources, outputs, heldout, args.max_words, args.max_ratio, args.holdout_every, unspaced)
         seconds = time.perf_counter() - start
-    for name in ("read", "kept", "held out"):
-        if name != "held out" or heldout:
-            print(f"{counts[name]:>10} pairs {name}")
+    for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
+        print(f"{counts[name]:>10} pairs {name}")
     for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
         print(f"{counts[reason]:>10} left out: {reason.format_map(vars(args))}")
     print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from tqdm import tqdm
 
@@ -40,12 +40,12 @@ ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+KINDS = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symbolic link", tarfile.LNKTYPE: "hard link"}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz"}
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the sentences of one language stand: a file, or a member of an archive."""
+class Place(NamedTuple):
+    """Where the sentences of one language are: a file, or a member of an archive."""
 
     path: Path
     member: str | None
@@ -69,11 +69,6 @@ class Side:
         named = template.replace("{lang}", self.lang).replace("{side}", self.word)
         match = ARCHIVE.fullmatch(named)
         return Place(Path(match.group(1)), match.group(2)) if match else Place(Path(named), None)
-
-    def write(self, text: str) -> None:
-        assert self.file is not None
-        self.file.write(text.encode("utf-8"))
-        self.lines += text.count("\n")
 
 
 class _Counted(io.FileIO):
@@ -131,10 +126,7 @@ def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
 
 
 def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
-    """Write the sentences of *stream* to *side*, whatever its format by the name of *place*.
-
-    Returns: how many
-    """
+    """Write the sentences of *stream* to *side*; their format is that of *place*'s name. Returns how many."""
     before = side.lines
     name = Path(place.member or place.path)
     if name.suffix in OPENERS:
@@ -142,18 +134,17 @@ def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
         name = name.with_suffix("")
     chunks = read_chunks(stream, str(place), CHUNK)
     for text in _segments(chunks, place) if name.suffix in (".sgm", ".sgml") else chunks:
-        side.write(text)
+        side.file.write(text.encode("utf-8"))
+        side.lines += text.count("\n")
     if side.lines == before:
         raise InputError(f"{place} has no <seg>")
     return side.lines - before
 
 
 def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict[Side, int]:
-    """Write members of the archive *path*, in whatever order it has them.
+    """Write members of the archive *path*, in whatever order it has them. Returns the number of sentences of each side.
 
     All of the archive is read: a member that comes a second time is found, and so is damage.
-
-    Returns: the number of sentences of each side
     """
     members = {_plain(place.member or ""): place for place in wanted}
     counts: dict[Side, int] = {}
@@ -167,7 +158,7 @@ def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict
                 names += [member.name] if member.isreg() else []
                 continue
             if not member.isreg():
-                raise InputError(f"{place} is a {_type(member)}, and must be a regular file")
+                raise InputError(f"{place} is a {KINDS.get(member.type, 'device or pipe')}, and must be a regular file")
             if wanted[place] in counts:
                 raise InputError(f"{path} has {place.member} twice")
             counts[wanted[place]] = _copy(archive.extractfile(member), place, wanted[place])
@@ -183,55 +174,38 @@ def _plain(name: str) -> str:
     return re.sub(r"^(\./+)+", "", name)
 
 
-def _type(member: tarfile.TarInfo) -> str:
-    kinds = {"folder": member.isdir(), "symbolic link": member.issym(), "hard link": member.islnk()}
-    return next((kind for kind, is_one in kinds.items() if is_one), "device or pipe")
-
-
 def _nearest(name: str, names: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(name, names, 1, 0.0)
     return f"; the nearest that it has is {nearest[0]}" if nearest else "; it has none at all"
 
 
 def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
-    """Where *template* has each side.
-
-    Raises:
-        InputError: both are in one place, or a file is not there
-    """
+    """Where *template* has each side. Raises an InputError if both are in one place, or a file is not there."""
     places = {side.place(template): side for side in sides}
     if len(places) < len(sides):
         raise InputError(f"{template}: must have {{lang}} or {{side}} in it, which tell the sides apart")
-    for place in places:
-        if place.path.is_file():
-            continue
-        if place.path.exists():
-            raise InputError(f"{place.path}: is not a file")
-        folder = place.path.parent
-        if not folder.is_dir():
-            raise InputError(f"{place.path}: there is no folder {folder}")
-        nearest = _nearest(place.path.name, sorted(os.listdir(folder)))
-        raise InputError(f"{place.path}: there is no such file in {folder}{nearest}")
-    for place in places:
+    for path, _ in places:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a file")
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: there is no folder {path.parent}")
+        if not path.exists():
+            nearest = _nearest(path.name, sorted(os.listdir(path.parent)))
+            raise InputError(f"{path}: there is no such file in {path.parent}{nearest}")
         for side in sides:
-            if side.path.exists() and side.path.samefile(place.path):
+            if side.path.exists() and side.path.samefile(path):
                 raise InputError(f"--output: {side.path} would overwrite what {template} names")
     return places
 
 
 def extract(templates: Sequence[str], source: str, target: str, prefix: Path) -> int:
-    """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*; both appear when both are whole.
+    """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
-    Returns: the number of pairs
-
-    Raises:
-        InputError: see the message
-        OSError: a file cannot be read
+    Both files appear when both are whole.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    sides = [
-        Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")) for lang, word in ((source, "src"), (target, "ref"))
-    ]
+    words = {source: "src", target: "ref"}
+    sides = [Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")) for lang, word in words.items()]
     corpora = [(template, _places(template, sides)) for template in templates]
     size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
     with written_whole(*(str(side.path) for side in sides)) as (sides[0].file, sides[1].file):
@@ -260,37 +234,25 @@ def _read(template: str, places: dict[Place, Side], bar: tqdm) -> int:
     return next(iter(counts.values()))
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     parser = argparse.ArgumentParser(
-        prog="recipes.text.extract",
-        description="Take the sentences of both languages out of corpora, one a line, and check them.",
+        prog="recipes.text.extract", description="Take the sentences of both languages out of corpora, one a line."
     )
     parser.add_argument("--source-lang", required=True, metavar="LANG")
     parser.add_argument("--target-lang", required=True, metavar="LANG")
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.LANG for both languages"
-    )
-    parser.add_argument(
-        "templates",
-        nargs="+",
-        metavar="TEMPLATE",
-        help="PATH or ARCHIVE:MEMBER with {lang} for the language and {side} for src or ref in it; .gz, .bz2 "
-        "and .xz are decompressed, .sgm gives its <seg>s",
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    args = build_parser().parse_args(argv)
+    parser.add_argument("--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.LANG of both")
+    form = "PATH or ARCHIVE:MEMBER with {lang} for the language and {side} for src or ref in it; .gz, .bz2 and .xz are"
+    parser.add_argument("templates", nargs="+", metavar="TEMPLATE", help=f"{form} decompressed, .sgm gives its <seg>s")
+    args = parser.parse_args(argv)
+    languages = {"--source-lang": args.source_lang, "--target-lang": args.target_lang}
     with ending_in_one_sentence("recipes.text.extract"):
-        languages = (args.source_lang, args.target_lang)
-        if languages[0] == languages[1]:
-            raise InputError(f"--target-lang {languages[1]}: must not be --source-lang")
-        for flag, lang in zip(("--source-lang", "--target-lang"), languages, strict=True):
+        if args.source_lang == args.target_lang:
+            raise InputError(f"--target-lang {args.target_lang}: must not be --source-lang")
+        for flag, lang in languages.items():
             if not re.fullmatch(r"\w[\w-]*", lang):
                 raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
-        pairs = extract(args.templates, *languages, args.output)
+        pairs = extract(args.templates, *languages.values(), args.output)
     print(f"{args.output}: {pairs:,} pairs")
 
 

@@ -38,33 +38,17 @@ def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
     return lambda lines: [convert(line) for line in lines]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="recipes.text.tokenise",
-        description="Normalise and tokenise a text file as Moses does, in several processes.",
-    )
-    parser.add_argument("--lang", required=True, help="its language: en, de, …")
-    parser.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write as many lines")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
-    )
-    parser.add_argument(
-        "--normalise-punctuation",
-        action="store_true",
-        help="„ and other marks become ASCII first; a model that learns from such text writes no other",
-    )
-    parser.add_argument(
-        "--no-tokeniser",
-        action="store_true",
-        help="leave the words as they are, for sentencepiece; only what does not print becomes blanks",
-    )
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    args = build_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="recipes.text.tokenise", description=__doc__)
+    flag = parser.add_argument
+    flag("--lang", required=True, help="its language: en, de, …")
+    flag("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
+    flag("--output", required=True, metavar="FILE", help="where to write as many lines")
+    flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
+    flag("--normalise-punctuation", action="store_true", help="„ and the like become ASCII first, also in translations")
+    flag("--no-tokeniser", action="store_true", help="for sentencepiece: only what does not print becomes blanks")
+    args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.tokenise"):
         refuse_output(args.output)
         make = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)

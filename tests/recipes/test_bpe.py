@@ -1,8 +1,10 @@
 """recipes/text/bpe.py: against subword-nmt's own commands and fairseq's encoders."""
 
+import re
 import subprocess
 
 import pytest
+import sentencepiece
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
@@ -31,19 +33,27 @@ def run(*words):
     bpe.main([str(word) for word in words])
 
 
-def learn(corpus, output, vocab_size, tool="learn"):
+def learn(corpus, output, vocab_size=600, tool="learn"):
     run(tool, "--vocab-size", vocab_size, "--output", output, corpus / "train.en", corpus / "train.de")
     return output
 
 
 @pytest.fixture(scope="module")
 def codes(corpus):
-    return learn(corpus, corpus / "bpecodes", 600)
+    return learn(corpus, corpus / "bpecodes")
 
 
 @pytest.fixture(scope="module")
 def model(corpus):
-    return learn(corpus, corpus / "sentencepiece.bpe.model", 600, "sentencepiece-train")
+    return learn(corpus, corpus / "sentencepiece.bpe.model", tool="sentencepiece-train")
+
+
+def apply(learnt, text, folder, workers=1):
+    """The lines into which what was learnt splits those of *text*."""
+    tool = ("sentencepiece-encode", "--model") if learnt.name.endswith("model") else ("apply", "--codes")
+    source = write(folder / "in", text)
+    run(*tool, learnt, "--input", source, "--output", folder / "out", "--workers", workers)
+    return read(folder / "out")
 
 
 def refused(*words):
@@ -54,45 +64,41 @@ def refused(*words):
     return said
 
 
-# -- subword-nmt -----------------------------------------------------------------------------------
+def test_codes_and_subwords_are_those_of_subword_nmts_own_commands(corpus, codes, tmp_path):
+    def subword_nmt(command, text):
+        words = [BIN / "subword-nmt", *map(str, command)]
+        return subprocess.run(words, input=text, capture_output=True, check=True).stdout
 
-
-def test_codes_are_those_of_subword_nmts_own_command(corpus, codes):
-    text = (corpus / "train.en").read_bytes() + (corpus / "train.de").read_bytes()
-    command = [BIN / "subword-nmt", "learn-bpe", "--total-symbols", "--symbols", "600"]
-    done = subprocess.run(command, input=text, capture_output=True, check=True)
-    assert codes.read_bytes() == done.stdout
-
-
-@pytest.mark.parametrize("lang", ["en", "de"])
-def test_subwords_are_those_of_subword_nmts_own_command(corpus, codes, tmp_path, lang):
-    text = (corpus / f"train.{lang}").read_bytes() + "".join(line + "\n" for line in ODD).encode()
-    (tmp_path / "in").write_bytes(text)
-    run("apply", "--codes", codes, "--input", tmp_path / "in", "--output", tmp_path / "out", "--workers", 1)
-    command = [BIN / "subword-nmt", "apply-bpe", "--codes", codes]
-    done = subprocess.run(command, input=text, capture_output=True, check=True)
-    assert (tmp_path / "out").read_bytes() == done.stdout
+    both = (corpus / "train.en").read_bytes() + (corpus / "train.de").read_bytes()
+    assert codes.read_bytes() == subword_nmt(["learn-bpe", "--total-symbols", "--symbols", 600], both)
+    apply(codes, both.decode().split("\n")[:-1] + ODD, tmp_path)
+    given = (tmp_path / "in").read_bytes()
+    assert (tmp_path / "out").read_bytes() == subword_nmt(["apply-bpe", "--codes", codes], given)
 
 
 @pytest.mark.parametrize("vocab_size", [300, 600])
 def test_the_joint_vocabulary_is_about_the_size_asked_for(corpus, tmp_path, vocab_size):
     codes = learn(corpus, tmp_path / "codes", vocab_size)
-    subwords = set()
-    for lang in ("en", "de"):
-        run("apply", "--codes", codes, "--input", corpus / f"train.{lang}", "--output", tmp_path / "out",
-            "--workers", 1)  # fmt: skip
-        subwords.update(subword for line in read(tmp_path / "out") for subword in line.split())
-    assert 0.9 * vocab_size <= len(subwords) <= vocab_size
+    lines = [line for lang in ("en", "de") for line in apply(codes, read(corpus / f"train.{lang}"), tmp_path)]
+    assert 0.9 * vocab_size <= len({subword for line in lines for subword in line.split()}) <= vocab_size
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # it does not close the codes
-def test_fairseqs_bpe_does_the_same_and_undoes_it(corpus, codes, tmp_path):
-    text = read(corpus / "test.de") + ["ünbekannt 漢字 x"]
-    write(tmp_path / "in", text)
-    run("apply", "--codes", codes, "--input", tmp_path / "in", "--output", tmp_path / "out", "--workers", 1)
-    fairseqs = SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes)))
-    assert read(tmp_path / "out") == [fairseqs.encode(line) for line in text]
-    assert [fairseqs.decode(line) for line in read(tmp_path / "out")] == text
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # fairseq does not close the codes
+def test_fairseqs_encoders_do_the_same_and_undo_it(corpus, codes, model, tmp_path):
+    text = read(corpus / "test.de") + read(corpus / "test.en") + ["ünbekannt 漢字 x"]
+    odd = ["", "„Ja“ – 5\u00a0% …"]
+    for learnt, fairseqs, lines, undone in (
+        (codes, SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes))), text, text),
+        (
+            model,
+            SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model))),
+            text + odd,
+            [*text, "", "„Ja“ – 5 % ..."],
+        ),
+    ):
+        split = apply(learnt, lines, tmp_path)
+        assert split == [fairseqs.encode(line) for line in lines]
+        assert [fairseqs.decode(line) for line in split] == undone
 
 
 def test_only_the_most_recent_words_are_remembered(codes, monkeypatch):
@@ -110,6 +116,35 @@ def test_words_are_what_stands_between_blanks_and_line_ends(tmp_path):
     assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
+def test_its_pieces_are_of_both_languages_as_many_as_asked_for_and_always_the_same(corpus, model, tmp_path):
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    assert len(processor) == 600
+    assert {"▁the", "▁das"} <= {processor.id_to_piece(number) for number in range(len(processor))}
+    words = ["sentencepiece-train", "--vocab-size", 600, "--output", tmp_path / "model"]
+    process = tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
+    out, err = process.communicate()
+    assert process.returncode == 0 and (tmp_path / "model").read_bytes() == model.read_bytes()
+    # It says no more than progress and its line.
+    assert out.startswith(f"{tmp_path}/model: 600 pieces in ") and out.count("\n") == 1
+    assert all(line.startswith("  read: ") for line in err.splitlines() if line)
+
+
+def test_no_character_and_no_long_line_is_left_out(tmp_path):
+    text = write(tmp_path / "text", ["abc abd"] * 1000 + ["abc " * 20000 + "漢"])
+    run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
+    assert processor.piece_to_id("漢") != processor.unk_id()
+
+
+@pytest.mark.parametrize("name", ["codes", "model"])
+def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, tmp_path, request, capsys, name):
+    learnt = request.getfixturevalue(name)
+    text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
+    one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
+    assert one == two and len(one) == len(text)
+    assert capsys.readouterr().out.count(f"{len(text)} lines in ") == 2
+
+
 @pytest.fixture
 def small(tmp_path):
     """Two files in which only "low" is there twice: 6 characters with their place, 2 merges."""
@@ -118,106 +153,31 @@ def small(tmp_path):
     return tmp_path
 
 
-def test_a_vocabulary_larger_than_the_corpus_can_give_is_refused_with_what_it_can_give(small):
-    texts = small / "text.en", small / "text.de"
-    # Characters: l o e t u within words and w r t at their ends. Merges: "l o", "lo w".
-    assert refused("learn", "--vocab-size", 11, "--output", small / "codes", *texts) == (
-        "vocab_size 11: must be at most 10, all that the corpus' words give"
-    )
-    assert not (small / "codes").exists()
-    run("learn", "--vocab-size", 10, "--output", small / "codes", *texts)
-    assert (small / "codes").read_text().split("\n")[1:] == ["o w</w>", "l ow</w>", ""]
-
-
-def test_a_vocabulary_without_room_for_a_merge_is_refused(small):
-    said = refused("learn", "--vocab-size", 8, "--output", small / "codes", small / "text.en", small / "text.de")
-    assert said == "vocab_size 8: must be more than the corpus' 8 characters"
+@pytest.mark.parametrize(
+    "tool, vocab_size, said",
+    [
+        # Characters: l o e t u within words and w r t at their ends. Merges: "l o", "lo w".
+        ("learn", 11, "vocab_size 11: must be at most 10, all that the corpus' words give"),
+        ("learn", 8, "vocab_size 8: must be more than the corpus' 8 characters"),
+        # <unk>, <s>, </s>; ▁ l o w e r t u.
+        ("sentencepiece-train", 10, "vocab_size 10: must be at least 11, the corpus' characters and 3 marks"),
+        ("sentencepiece-train", 500, "vocab_size 500: must be at most "),
+    ],
+)
+def test_a_size_that_the_corpus_cannot_give_is_refused_with_what_it_can_give(small, tool, vocab_size, said):
+    words = ["--output", small / "out", small / "text.en", small / "text.de"]
+    answer = refused(tool, "--vocab-size", vocab_size, *words)
+    assert answer.startswith(said) and not (small / "out").exists()
+    if "at most" in said:
+        run(tool, "--vocab-size", re.search(r"at most (\d+)", answer)[1], *words)
+        made = (small / "out").read_bytes()
+        assert tool != "learn" or made.decode().split("\n")[1:] == ["o w</w>", "l ow</w>", ""]
 
 
 def test_a_corpus_of_single_letters_is_refused(tmp_path):
     text = write(tmp_path / "text", ["a b", "a c"])
     said = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
     assert said == "vocab_size 30: must be at most 3, all that the corpus' words give"
-
-
-# -- sentencepiece ---------------------------------------------------------------------------------
-
-
-def test_fairseqs_sentencepiece_does_the_same_and_undoes_it(corpus, model, tmp_path):
-    text = read(corpus / "test.de") + read(corpus / "test.en")
-    odd = ["", "ünbekannt 漢字 x", "„Ja“ – 5\u00a0% …"]
-    write(tmp_path / "in", text + odd)
-    words = ["--model", model, "--input", tmp_path / "in", "--output", tmp_path / "out", "--workers", 1]
-    run("sentencepiece-encode", *words)
-    fairseqs = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model)))
-    out = read(tmp_path / "out")
-    assert out == [fairseqs.encode(line) for line in text + odd]
-    assert [fairseqs.decode(line) for line in out] == [*text, "", "ünbekannt 漢字 x", "„Ja“ – 5 % ..."]
-
-
-def test_its_pieces_are_of_both_languages_and_as_many_as_asked_for(model):
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    assert len(processor) == 600
-    pieces = {processor.id_to_piece(number) for number in range(len(processor))}
-    assert {"▁the", "▁das"} <= pieces
-
-
-def test_the_same_text_gives_the_same_model(corpus, model, tmp_path):
-    again = learn(corpus, tmp_path / "model", 600, "sentencepiece-train")
-    assert again.read_bytes() == model.read_bytes()
-
-
-def test_no_character_and_no_long_line_is_left_out(tmp_path):
-    import sentencepiece
-
-    text = write(tmp_path / "text", ["abc abd"] * 1000 + ["abc " * 20000 + "漢"])
-    run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
-    assert processor.piece_to_id("漢") != processor.unk_id()
-
-
-def test_sentencepiece_refuses_sizes_with_what_is_possible(small):
-    texts = small / "text.en", small / "text.de"
-    words = ["--output", small / "model", *texts]
-    # <unk>, <s>, </s>; ▁ l o w e r t u.
-    assert refused("sentencepiece-train", "--vocab-size", 10, *words) == (
-        "vocab_size 10: must be at least 11, the corpus' characters and 3 marks"
-    )
-    said = refused("sentencepiece-train", "--vocab-size", 500, *words)
-    assert said.startswith("vocab_size 500: must be at most ")
-    assert not (small / "model").exists()
-    most = said.removeprefix("vocab_size 500: must be at most ").split(",")[0]
-    run("sentencepiece-train", "--vocab-size", most, *words)
-    assert (small / "model").exists()
-
-
-def test_it_says_no_more_than_progress_and_its_line(corpus, tmp_path):
-    process = tool(
-        "sentencepiece-train", "--vocab-size", 600, "--output", tmp_path / "model", corpus / "train.en",
-        module="bpe",
-    )  # fmt: skip
-    out, err = process.communicate()
-    assert process.returncode == 0
-    assert out.startswith(f"{tmp_path}/model: 600 pieces in ") and out.count("\n") == 1
-    assert all(line.startswith("  read: ") for line in err.splitlines() if line)
-
-
-# -- both ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["apply", "sentencepiece-encode"])
-def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, codes, model, tmp_path, capsys, name):
-    learnt = ["--codes", codes] if name == "apply" else ["--model", model]
-    text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
-    write(tmp_path / "in", text)
-    for workers in (1, 2):
-        out = tmp_path / f"out{workers}"
-        run(name, *learnt, "--input", tmp_path / "in", "--output", out, "--workers", workers)
-        assert f"{len(text)} lines in " in capsys.readouterr().out
-    assert len(read(tmp_path / "out1")) == len(text)
-    assert (tmp_path / "out1").read_bytes() == (tmp_path / "out2").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["learn", "sentencepiece-train"])
@@ -233,13 +193,14 @@ def test_bad_text_to_learn_from_is_refused(small, name):
     assert not (small / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["apply", "sentencepiece-encode"])
+@pytest.mark.parametrize(
+    "name, flag, kind",
+    [("apply", "--codes", "codes of subword-nmt"), ("sentencepiece-encode", "--model", "a model of sentencepiece")],
+)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_not_learnt_is_refused(small, name, workers):
-    flag = "--codes" if name == "apply" else "--model"
+def test_what_was_not_learnt_is_refused(small, name, flag, kind, workers):
     words = ["--input", small / "text.en", "--output", small / "out", "--workers", workers]
     (small / "empty").write_bytes(b"")
-    kind = "codes of subword-nmt" if name == "apply" else "a model of sentencepiece"
     for wrong in (write(small / "text", ["a line of text"]), small / "empty"):
         assert refused(name, flag, wrong, *words) == f"{flag} {wrong}: is not {kind}"
     assert refused(name, flag, small / "none", *words) == f"{small}/none: No such file or directory"

@@ -1,8 +1,5 @@
 """recipes/text/clean.py: which pairs are kept, which are held out, and what is refused."""
 
-import resource
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +7,7 @@ from hypothesis import strategies as st
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import CHUNK
 from recipes.text.clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean, main, why_not
-from tests.recipes.test_tokenise import read, tool, write
+from tests.recipes.test_tokenise import on_full_disk, read, write
 
 
 def pairs_of(folder, name):
@@ -23,10 +20,8 @@ def write_pairs(folder, name, pairs):
 
 
 def run(folder, *flags):
-    words = "--source-lang en --target-lang de --input in --output out".split()
-    folder_of = {"in", "out", "held", "none/out"}
-    words = [str(folder / word) if word in folder_of else str(word) for word in (*words, *flags)]
-    main(words)
+    words = ["--source-lang", "en", "--target-lang", "de", "--input", folder / "in", "--output", folder / "out"]
+    main([str(word).replace("FOLDER", str(folder)) for word in (*words, *flags)])
 
 
 def kept(folder, pairs, *flags):
@@ -47,42 +42,33 @@ def counted(capsys):
 
 
 @pytest.mark.parametrize(
-    "source, target, reason",
+    "source, target, max_ratio, reason",
     [
-        (0, 1, EMPTY), (1, 0, EMPTY), (0, 0, EMPTY), (0, 300, EMPTY),
-        (250, 250, None), (251, 250, LONG), (250, 251, LONG), (300, 10, LONG),
-        (9, 1, None), (1, 9, None), (10, 1, UNLIKE), (1, 10, UNLIKE), (2, 18, None), (2, 19, UNLIKE),
-        (12, 1, UNLIKE), (1, 1, None),
+        (0, 1, 9, EMPTY), (1, 0, 9, EMPTY), (0, 0, 9, EMPTY), (0, 300, 9, EMPTY),
+        (250, 250, 9, None), (251, 250, 9, LONG), (250, 251, 9, LONG), (300, 10, 9, LONG),
+        (9, 1, 9, None), (1, 9, 9, None), (10, 1, 9, UNLIKE), (1, 10, 9, UNLIKE), (2, 18, 9, None), (2, 19, 9, UNLIKE),
+        (1, 1, 9, None), (1, 250, 0, None), (2, 3, 1.5, None), (3, 5, 1.5, UNLIKE),
     ],
 )  # fmt: skip
-def test_length_and_ratio_decide(source, target, reason):
-    assert why_not(["a"] * source, ["a"] * target, 250, 9.0) == reason
+def test_length_and_ratio_decide(source, target, max_ratio, reason):
+    assert why_not((["a"] * source, ["a"] * target), 250, max_ratio) == reason
+
+
+def test_a_word_may_have_1000_characters():
+    assert why_not((["ä" * 1000], ["a"]), 250, 9) is None
+    assert why_not((["a"], ["ä" * 1001]), 250, 9) == LONG_WORD
 
 
 def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
     """Twelve words and a sentence of 14 characters are no pair of 12 to 1; 251 characters are too long."""
-    english = ["The small dog runs over the green hill to its old house", "no", "yes " * 250]
+    write(tmp_path / "in.en", ["The small dog runs over the green hill to its old house", "no", "yes " * 250])
     chinese = ["小狗跑过绿色的山丘去它的老房子", "小狗跑过绿色的山丘去它的老房子小狗跑过", "小" * 251]
-    write(tmp_path / "in.en", english)
     for code in ("zh", "zh_CN"):
         write(tmp_path / f"in.{code}", chinese)
-        words = ["--source-lang", "en", "--target-lang", code, "--input", tmp_path / "in"]
-        main([str(word) for word in (*words, "--output", tmp_path / "out")])
+        run(tmp_path, "--target-lang", code)
         assert read(tmp_path / f"out.{code}") == chinese[:1]
         told = counted(capsys)
-        assert told[f"left out: {LONG.format(max_words=250)}"] == 1
-        assert told[f"left out: {UNLIKE.format(max_ratio=9)}"] == 1
-
-
-def test_a_ratio_of_0_is_no_limit_and_one_may_be_a_fraction():
-    assert why_not(["a"], ["a"] * 250, 250, 0) is None
-    assert why_not(["a"] * 2, ["a"] * 3, 250, 1.5) is None
-    assert why_not(["a"] * 3, ["a"] * 5, 250, 1.5) == UNLIKE
-
-
-def test_a_word_may_have_1000_characters():
-    assert why_not(["ä" * 1000], ["a"], 250, 9) is None
-    assert why_not(["a"], ["ä" * 1001], 250, 9) == LONG_WORD
+        assert told[f"left out: {LONG.format(max_words=250)}"] == told[f"left out: {UNLIKE.format(max_ratio=9)}"] == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,13 +89,12 @@ def test_any_corpus_is_cleaned_and_split_by_the_rules(tmp_path_factory, lengths,
     rest = [pair for number, pair in enumerate(good, 1) if number % every]
     write_pairs(folder, "in", pairs)
     paths = [[str(folder / f"{name}.{lang}") for lang in ("en", "de")] for name in ("in", "out", "held")]
-    rules = {"max_words": max_words, "max_ratio": max_ratio, "holdout_every": every}
     if not rest or not held_out:
         with pytest.raises(InputError):
-            clean(*paths, **rules)
+            clean(*paths, max_words, max_ratio, every)
         assert sorted(path.name for path in folder.iterdir()) == ["in.de", "in.en"]
         return
-    counts = clean(*paths, **rules)
+    counts = clean(*paths, max_words, max_ratio, every)
     assert pairs_of(folder, "out") == rest and pairs_of(folder, "held") == held_out
     assert (counts["read"], counts["kept"], counts["held out"]) == (len(pairs), len(rest), len(held_out))
     assert counts.total() == 2 * len(pairs)  # every pair is read, and is one other thing
@@ -134,9 +119,8 @@ def test_dirty_lines_stay_in_step_and_their_blanks_become_one(tmp_path, capsys):
 
 
 def test_every_nth_pair_of_those_kept_is_held_out(tmp_path, capsys):
-    pairs = [(f"s{n}", f"t{n}") for n in range(1, 8)]
-    pairs.insert(1, ("", ""))
-    out = kept(tmp_path, pairs, "--holdout-every", 3, "--heldout", "held")
+    pairs = [("s1", "t1"), ("", ""), *((f"s{n}", f"t{n}") for n in range(2, 8))]
+    out = kept(tmp_path, pairs, "--holdout-every", 3, "--heldout", "FOLDER/held")
     assert out == [(f"s{n}", f"t{n}") for n in (1, 2, 4, 5, 7)]
     assert pairs_of(tmp_path, "held") == [("s3", "t3"), ("s6", "t6")]
     told = counted(capsys)
@@ -151,61 +135,44 @@ def test_more_than_a_chunk_stays_in_step(tmp_path):
     assert len(out) == 4000
 
 
-def test_sides_of_different_lengths_are_refused_with_both_counts(tmp_path):
-    write(tmp_path / "in.en", ["a"] * 3)
-    write(tmp_path / "in.de", ["a"] * 2)
-    with pytest.raises(SystemExit, match=r"in\.en has 3 lines and .*in\.de 2: they are not translations"):
-        run(tmp_path)
+HELD = ["--heldout", "FOLDER/held", "--holdout-every"]
+TOGETHER = "--holdout-every N and --heldout PREFIX: must be given together"
+PAIRS = b"a b\nc\n\n", b"a b\nd\ne\n"
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "source, target, flags, said",
     [
-        (["--max-words", 0], "--max-words 0: must be at least 1"),
-        (["--max-ratio", 0.5], "--max-ratio 0.5: must be at least 1, or 0 for no limit"),
-        (["--max-ratio", "nan"], "--max-ratio nan: must be at least 1, or 0 for no limit"),
-        (["--holdout-every", 5], "--holdout-every N and --heldout PREFIX: must be given together"),
-        (["--heldout", "held"], "--holdout-every N and --heldout PREFIX: must be given together"),
-        (["--holdout-every", 1, "--heldout", "held"], "--holdout-every 1: must be at least 2"),
-        (["--holdout-every", 3, "--heldout", "out"], "--heldout .*out: must differ from --output"),
-        (["--holdout-every", 3, "--heldout", "held"], "--holdout-every 3: must be at most 2, the pairs that are left"),
-        (["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
-        (["--output", "none/out"], r"--output .*none/out\.en: must be a file in a folder that exists"),
-        (["--input", "out"], "No such file or directory"),
+        (*PAIRS, ["--max-words", 0], "--max-words 0: must be at least 1"),
+        (*PAIRS, ["--max-ratio", 0.5], "--max-ratio 0.5: must be at least 1, or 0 for no limit"),
+        (*PAIRS, ["--max-ratio", "nan"], "--max-ratio nan: must be at least 1, or 0 for no limit"),
+        (*PAIRS, ["--holdout-every", 5], TOGETHER),
+        (*PAIRS, HELD[:2], TOGETHER),
+        (*PAIRS, [*HELD, 1], "--holdout-every 1: must be at least 2"),
+        (*PAIRS, [*HELD, 3, "--heldout", "FOLDER/out"], "--heldout .*out: must differ from --output"),
+        (*PAIRS, [*HELD, 3], "--holdout-every 3: must be at most 2, the pairs that are left"),
+        (*PAIRS, ["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
+        (*PAIRS, ["--output", "FOLDER/no/out"], r"--output .*no/out\.en: must be a file in a folder that exists"),
+        (*PAIRS, ["--input", "FOLDER/none"], "No such file or directory"),
+        (b"", b"a\n", [], "in.en: is empty"),
+        (b"a\n", b"", [], "in.de: is empty"),
+        (b"a\n", b"\n", [], "of 1 pairs none is left"),
+        (b"a\nb\n", b"a\n\xfcber\n", [], "in.de, line 2: the byte 0xfc is not UTF-8"),
+        (b"a\n" * 3, b"a\n" * 2, [], r"in\.en has 3 lines and .*in\.de 2: they are not translations of .* by line"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(tmp_path, flags, said):
-    write_pairs(tmp_path, "in", [("a b", "a b"), ("c", "d"), ("", "e")])
+def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_path, source, target, flags, said):
+    before = {"in.en": source, "in.de": target, "out.en": b"of an earlier run"}
+    for name, content in before.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{said}$"):
         run(tmp_path, *flags)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
-
-
-@pytest.mark.parametrize(
-    "source, target, said",
-    [
-        (b"", b"a\n", "in.en: is empty"),
-        (b"a\n", b"", "in.de: is empty"),
-        (b"a\n", b"\n", "of 1 pairs none is left"),
-        (b"a\nb\n", b"a\n\xfcber\n", "in.de, line 2: the byte 0xfc is not UTF-8"),
-    ],
-)
-def test_bad_text_is_refused_and_an_earlier_output_stays(tmp_path, source, target, said):
-    (tmp_path / "in.en").write_bytes(source)
-    (tmp_path / "in.de").write_bytes(target)
-    (tmp_path / "out.en").write_text("of an earlier run")
-    with pytest.raises(SystemExit, match=said):
-        run(tmp_path)
-    assert (tmp_path / "out.en").read_text() == "of an earlier run"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en", "out.en"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
     write_pairs(tmp_path, "in", [("a", "abcdefgh")] * 20000)
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100000, 100000))  # the source fits
-    words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in"]
-    process = tool(*words, "--output", tmp_path / "out", module="clean", preexec_fn=limit)
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert err.splitlines()[-1] == f"recipes.text.clean: {tmp_path}/out.de: File too large"
+    words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in", "--output", tmp_path / "out"]
+    said = on_full_disk("clean", 100_000, *words)  # the source fits
+    assert said == f"recipes.text.clean: {tmp_path}/out.de: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]

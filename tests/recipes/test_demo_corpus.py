@@ -16,28 +16,23 @@ def lines(name):
 @pytest.fixture(scope="module")
 def corpus():
     """Set to its pairs, (English, German)."""
-    return {
-        name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True)) for name in ("train", "valid", "test")
-    }
+    names = ("train", "valid", "test")
+    return {name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True)) for name in names}
 
 
 def test_sizes_are_those_that_the_readme_names(corpus):
     assert {name: len(pairs) for name, pairs in corpus.items()} == {"train": 21664, "valid": 500, "test": 500}
     assert sum(path.stat().st_size for path in CORPUS.glob("*.gz")) < 1_000_000
     readme = (CORPUS.parent / "README.md").read_text()
-    assert "21,664" in readme and "LibreOffice" in readme and "(corpus/NOTICE)" in readme
+    assert all(words in readme for words in ("21,664", "LibreOffice", "(corpus/NOTICE)"))
 
 
-def test_paragraphs_have_2_to_25_words_and_no_characters_of_code(corpus):
-    for english, german in (pair for pairs in corpus.values() for pair in pairs):
-        for text in (english, german):
-            assert 2 <= len(text.split()) <= 25 and not set("=;{}\\<>") & set(text), text
-
-
-def test_no_side_of_a_held_out_paragraph_occurs_elsewhere(corpus):
+def test_paragraphs_are_short_without_code_and_occur_once(corpus):
     pairs = [pair for pairs in corpus.values() for pair in pairs]
+    for text in (text for pair in pairs for text in pair):
+        assert 2 <= len(text.split()) <= 25 and not set("=;{}\\<>") & set(text), text
     assert len(set(pairs)) == len(pairs)
-    for side in (0, 1):
+    for side in (0, 1):  # no side of a held-out paragraph occurs elsewhere
         train, valid, test = ({pair[side] for pair in corpus[name]} for name in ("train", "valid", "test"))
         assert len(valid) == len(test) == 500
         assert not train & valid and not train & test and not valid & test

@@ -3,20 +3,27 @@
 FAIRSEQ_ROPE_TEST_DATA=DIR takes the tarballs and the manifest.tsv in DIR in place of those made here.
 """
 
+import contextlib
+import io
 import json
 import os
 import re
+import shlex
 import shutil
-import socket
 import subprocess
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 import pytest
 import yaml
 
+from recipes.pipeline import __main__ as program
+from recipes.pipeline import commands
 from recipes.pipeline.__main__ import main
-from tests.commands import ENVIRONMENT, ROOT, outputs, run_program
+from tests.commands import ENVIRONMENT, ROOT, call, outputs
 from tests.recipes.small_demo import label
+from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
@@ -50,13 +57,31 @@ def words(data, work, *flags):
     return ["wmt14_en_de", *where, "--gpus", "0", *settings, *flags]
 
 
-def recipe(data, work, *flags):
-    """Run the recipe in a process of its own; returns it once it has ended without an error."""
-    name, *more = words(data, work, *flags)
-    command = ["bash", f"recipes/{name}/run.sh", *more]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+def recipe(data, work, *flags, stop_before=None):
+    """Run the recipe and its text tools in this process; returns what it printed. (test_pipeline.py runs run.sh.)
+
+    Ctrl-C comes when so many tools have run: *stop_before*.
+    """
+    run_logged = commands.run_logged
+    tools = count(1)
+
+    def in_this_process(stage, command, on_line, *more):
+        tool = re.fullmatch(r"python -m (recipes\.text\.\w+) (.*)", command)
+        if tool is None:
+            return run_logged(stage, command, on_line, *more)
+        if next(tools) == stop_before:
+            raise KeyboardInterrupt
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            import_module(tool[1]).main(shlex.split(tool[2]))
+        for line in said.getvalue().splitlines():
+            on_line(line)
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "run_logged", in_this_process)
+        patch.setattr(os, "cpu_count", lambda: 1)
+        patch.setattr(program, "check_flags", lambda _: None)  # fairseq reads them
+        main(words(data, work, *flags))
+    return printed.getvalue()
 
 
 def refusal(words):
@@ -68,6 +93,7 @@ def refusal(words):
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
+    """A work folder in which all is done, and what the run printed."""
     work = tmp_path_factory.mktemp("wmt14")
     return work, recipe(data, work)
 
@@ -76,41 +102,29 @@ def lines(path):
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
-def test_it_goes_from_tarballs_to_bleu(finished, data):
-    work, done = finished
+def test_it_goes_from_tarballs_to_bleu(finished):
+    work, printed = finished
     score = json.loads((work / MODEL / "score.json").read_text())
     names = [metric["name"] for metric in score["systems"][0]["metrics"]]
     assert names == ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
-    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
-    for number in range(1, 11):
-        assert re.search(rf"^stage {number}: ", done.stdout, re.MULTILINE)
+    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
+    assert re.findall(r"^stage (\d+): ", printed, re.MULTILINE) == [str(number) for number in range(1, 11)]
     assert not (work / "downloads").exists(), "all of it was at hand"
 
 
 def test_no_line_is_lost_or_shifted(finished):
     work, _ = finished
-    count = {
-        (folder, name, lang): len(lines(work / folder / f"{name}.{lang}"))
-        for folder in ("raw", "tokenised", "clean", "bpe")
-        for name in ("train", "valid", "test")
-        for lang in ("en", "de")
-    }
     for name in ("train", "valid", "test"):
-        assert count["raw", name, "en"] == count["raw", name, "de"] == count["tokenised", name, "en"]
-        assert count["tokenised", name, "en"] == count["tokenised", name, "de"]
-        assert count["clean", name, "en"] == count["clean", name, "de"] == count["bpe", name, "en"]
-        assert count["bpe", name, "en"] == count["bpe", name, "de"]
-    assert count["raw", "train", "en"] > count["clean", "train", "en"], "the dirty pairs are gone"
-    assert count["raw", "test", "en"] == count["clean", "test", "en"], "no pair of the test set is"
-    hypotheses = work / MODEL / "hypotheses.de"
-    assert len(lines(hypotheses)) == count["raw", "test", "en"]
-
-
-def test_no_character_is_left_at_which_fairseq_would_break_a_line(finished):
-    work, _ = finished
-    for path in (work / "clean").glob("*.*"):
-        for line in lines(path):
-            assert len(line.splitlines()) <= 1, (path, line)
+        raw, cleaned = (
+            {len(lines(work / folder / f"{name}.{lang}")) for folder in folders for lang in ("en", "de")}
+            for folders in (("raw", "tokenised"), ("clean", "bpe"))
+        )
+        assert len(raw) == len(cleaned) == 1
+        # The dirty pairs are gone; no pair of the test set is.
+        assert (max(raw) > max(cleaned)) == (name == "train")
+    assert len(lines(work / MODEL / "hypotheses.de")) == len(lines(work / "raw" / "test.en"))
+    for path in (work / "clean").glob("*.*"):  # nor a character at which fairseq would break a line
+        assert all(len(line.splitlines()) <= 1 for line in lines(path)), path
 
 
 def test_the_last_five_checkpoints_are_averaged_and_no_other_is_kept(finished):
@@ -133,22 +147,37 @@ def test_all_that_a_row_of_the_results_needs_is_kept(finished):
     assert yaml.safe_load((model / "settings.yaml").read_text())["max_updates"] == 12
 
 
-def test_raw_text_is_treated_as_the_recipe_treated_it(finished):
+def test_raw_text_is_treated_as_the_recipe_treated_it(finished, monkeypatch):
     """fairseq-interactive with the flags of recipes/README.md gives the translations of the test set."""
     work, _ = finished
     model = work / MODEL
     readme = (ROOT / "recipes" / "README.md").read_text()
     flags = "--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes data-bin/bpecodes"
     assert f"`{flags}`" in readme
-    source = [line for line in lines(work / "raw" / "test.en")[:10] if len(line.splitlines()) == 1]
-    printed = run_program(
+    monkeypatch.chdir(work)
+    printed = call(
         "fairseq-interactive", "data-bin", "--user-dir", ROOT / "fairseq_rope", "--source-lang", "en",
         "--target-lang", "de", "--path", model / "averaged.pt", "--beam", 4, "--lenpen", 0.6, "--cpu",
-        "--max-len-a", 0, "--max-len-b", 5, *flags.split(), cwd=work, input="\n".join(source) + "\n",
-    ).stdout  # fmt: skip
+        "--max-len-a", 0, "--max-len-b", 5, *flags.split(),
+        stdin="".join(f"{line}\n" for line in lines(work / "raw" / "test.en")[:10]),
+    )  # fmt: skip
     translated = [texts[0] for _, texts in sorted(outputs(printed, "D").items())]
-    hypotheses = lines(model / "hypotheses.de")[:10]
-    assert translated == [h for h, s in zip(hypotheses, lines(work / "raw" / "test.en"), strict=False) if s in source]
+    assert translated == lines(model / "hypotheses.de")[:10]
+
+
+@pytest.mark.parametrize("stage, folder, stop_before", [(2, "raw", 3), (3, "tokenised", 4), (5, "bpe", 3)])
+def test_an_interrupted_text_stage_ends_with_the_same_bytes(finished, data, tmp_path, stage, folder, stop_before):
+    work, copied = finished[0], tmp_path / "work"
+    shutil.copytree(work, copied, ignore=shutil.ignore_patterns("transformer*"))
+    shutil.rmtree(copied / folder)
+    (copied / "stamps" / f"{stage:02}.json").unlink()
+    flags = ["--stage", str(stage), "--stop-stage", str(stage)]
+    with pytest.raises(SystemExit):
+        recipe(data, copied, *flags, stop_before=stop_before)
+    assert len(list((copied / folder).iterdir())) < len(list((work / folder).iterdir()))
+    assert "made before the interruption" in recipe(data, copied, *flags)
+    for path in (work / folder).iterdir():
+        assert (copied / folder / path.name).read_bytes() == path.read_bytes()
 
 
 def test_a_second_run_ends_at_once_with_the_same_score(finished, data, capsys):
@@ -156,24 +185,24 @@ def test_a_second_run_ends_at_once_with_the_same_score(finished, data, capsys):
     main(words(data, work))
     again = capsys.readouterr().out
     assert again.count("done before, skipped") == 10
-    assert again.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert again.splitlines()[-1] == first.splitlines()[-1]
 
 
-def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path, capsys):
-    work, done = finished
-    main(words(data, work, "--dry-run"))
-    assert re.findall(r"^  \$ (.*)$", capsys.readouterr().out, re.MULTILINE) == re.findall(
-        r"^  \$ (.*)$", done.stdout, re.MULTILINE
+def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path):
+    work, printed = finished
+    of_run, of_dry_run = (
+        re.findall(r"^  \$ (.*)$", each, re.MULTILINE) for each in (printed, recipe(data, work, "--dry-run"))
     )
+    assert of_run == of_dry_run and len(of_run) > 20
     main(words(data, tmp_path / "new", "--dry-run"))
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
 def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
-    done = recipe(data, tmp_path, "--bpe", "sentencepiece")
-    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])
-    assert "--bpe sentencepiece --sentencepiece-model" in done.stdout and "--tokenizer" not in done.stdout
+    printed = recipe(data, tmp_path, "--bpe", "sentencepiece")
+    assert re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
+    assert "--bpe sentencepiece --sentencepiece-model" in printed and "--tokenizer" not in printed
     assert (tmp_path / "data-bin" / "sentencepiece.bpe.model").exists()
     (model,) = tmp_path.glob("transformer_rope.seed1.*")  # --bpe adds to the hash
     hypotheses = (model / "hypotheses.de").read_text()
@@ -183,37 +212,33 @@ def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
     assert pieces.replace(" ", "").replace("▁", " ").replace("\n ", "\n").strip() == blanked.strip()
 
 
-def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(data, tmp_path, capsys):
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
-    copy.chmod(0o755)
-    path = copy / "dev.tgz"
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-1])
-    said = refusal(words(copy, tmp_path / "work"))
-    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", said)
-    assert "stage 2" not in capsys.readouterr().out
+@pytest.fixture
+def copy(data, tmp_path):
+    """A copy of *data* that can be written to."""
+    shutil.copytree(data, tmp_path / "data", copy_function=shutil.copyfile)
+    (tmp_path / "data").chmod(0o755)
+    return tmp_path / "data"
 
 
-def test_what_a_data_folder_lacks_is_downloaded(data, tmp_path):
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
-    copy.chmod(0o755)
-    (copy / "dev.tgz").unlink()
-    manifest = copy / "manifest.tsv"
-    manifest.chmod(0o644)
-    with socket.create_server(("127.0.0.1", 0)) as nobody:  # bound, then closed: nothing answers there
-        address = f"http://127.0.0.1:{nobody.getsockname()[1]}/dev.tgz"
-    rows = [line.split("\t") for line in manifest.read_text().splitlines()]
-    manifest.write_text(
-        "".join("\t".join([*row[:3], address if row[0] == "dev.tgz" else row[3]]) + "\n" for row in rows)
-    )
-    said = refusal(words(copy, tmp_path / "work", "--stop-stage", "1"))
+def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(copy, tmp_path):
+    (copy / "dev.tgz").write_bytes((copy / "dev.tgz").read_bytes()[:-1])
+    said = refusal(words(copy, tmp_path / "work", "--stop-stage", "2"))
     assert said.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
-    assert "dev.tgz" in said and address in said
-    assert sorted(path.name for path in copy.iterdir()) == sorted(
-        path.name for path in data.iterdir() if path.name != "dev.tgz"
-    )
+    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", said)
+
+
+def test_what_a_data_folder_lacks_is_downloaded(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with Site() as site:
+        address = site.put("dev.tgz", Reply((copy / "dev.tgz").read_bytes()))
+        (copy / "dev.tgz").unlink()
+        left = sorted(path.name for path in copy.iterdir())
+        text = (copy / "manifest.tsv").read_text()
+        (copy / "manifest.tsv").write_text(re.sub(r"(\ndev.tgz.*\t)http.*", rf"\g<1>{address}", text))
+        main(words(copy, tmp_path / "work", "--stop-stage", "1"))
+    assert len(site.seen["dev.tgz"]) == 1
+    assert [path.name for path in (tmp_path / "work" / "downloads").iterdir()] == ["dev.tgz"]
+    assert sorted(path.name for path in copy.iterdir()) == left
 
 
 @pytest.mark.slow
@@ -221,9 +246,9 @@ def test_ones_own_plain_text_goes_through_it(tmp_path):
     """The command of recipes/README.md, `Your own texts`."""
     texts = tmp_path / "my-texts"
     texts.mkdir()
-    for name, count in (("train", 150), ("valid", 10), ("test", 10)):
+    for name, number in (("train", 150), ("valid", 10), ("test", 10)):
         for lang in ("en", "fr"):
-            (texts / f"{name}.{lang}").write_text("".join(f"{lang} word {n} of {name}.\n" for n in range(count)))
+            (texts / f"{name}.{lang}").write_text("".join(f"{lang} word {n} of {name}.\n" for n in range(number)))
     readme = (ROOT / "recipes" / "README.md").read_text()
     (command,) = re.findall(
         r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", readme, re.MULTILINE | re.DOTALL

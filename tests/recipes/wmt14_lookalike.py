@@ -6,8 +6,8 @@ import html
 import io
 import random
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 TRAINING = {
     "training-parallel-europarl-v7.tgz": "training/europarl-v7.de-en.{lang}",
@@ -35,36 +35,25 @@ _STEMS = tuple("ba cor del fi gran hum jo kel lin mo nar pe rut sil ton wa".spli
 _ENDINGS = (("s", "en"), ("ing", "ung"), ("er", "ür"), ("ly", "lich"), ("", "ß"))
 
 
-@dataclass(frozen=True)
-class Lookalike:
-    """What write_lookalike() wrote.
-
-    Attributes:
-        folder: holds the five tarballs and manifest.tsv
-        train, valid, test: the pairs (English, German) in the order of the corpora
-        dirty: positions in *train* by kind of DIRT
-    """
+class Lookalike(NamedTuple):
+    """What write_lookalike() wrote into *folder*: the pairs (English, German) in the order of the corpora."""
 
     folder: Path
     train: list[tuple[str, str]]
     valid: list[tuple[str, str]]
     test: list[tuple[str, str]]
-    dirty: dict[str, list[int]]
+    dirty: dict[str, list[int]]  # positions in train by kind of DIRT
 
     def templates(self, corpora):
         """ARCHIVE:MEMBER for each of TRAINING, VALID or TEST."""
         return [f"{self.folder / archive}:{member}" for archive, member in corpora.items()]
 
 
-def write_lookalike(folder, pairs, heldout=20, seed=1, url="http://127.0.0.1:9/"):
-    """Write the five tarballs and manifest.tsv into *folder*; the same seed gives the same bytes.
+def write_lookalike(folder, pairs, seed=1):
+    """Write five tarballs and manifest.tsv into *folder*; the same seed gives the same bytes.
 
-    Args:
-        pairs: of all three training corpora together, at least 90
-        heldout: pairs of the validation and of the test set, which are clean
-        url: what stands before a file's name in the manifest
+    All three training corpora together have so many *pairs*, at least 90 for all the dirt; the other two 20 clean ones.
     """
-    assert pairs >= 90, "too few for all the dirt"
     rng = random.Random(seed)
     words = _words(rng)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +67,7 @@ def write_lookalike(folder, pairs, heldout=20, seed=1, url="http://127.0.0.1:9/"
             dirty[kind].append(len(train) + at)
         train += corpus
         archives[archive] = {member: corpus}
-    valid, test = ([_pair(rng, words) for _ in range(heldout)] for _ in range(2))
+    valid, test = ([_pair(rng, words) for _ in range(20)] for _ in range(2))
     archives |= {name: {member: valid} for name, member in VALID.items()}
     archives |= {name: {member: test} for name, member in TEST.items()}
     for archive, members in archives.items():
@@ -92,7 +81,7 @@ def write_lookalike(folder, pairs, heldout=20, seed=1, url="http://127.0.0.1:9/"
         )  # fmt: skip
         (folder / archive).write_bytes(content)
         checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        manifest.append(f"{archive}\t{len(content)}\t{checksum}\t{url}{archive}")
+        manifest.append(f"{archive}\t{len(content)}\t{checksum}\thttp://127.0.0.1:9/{archive}")
     (folder / "manifest.tsv").write_text("\n".join(manifest) + "\n")
     return Lookalike(folder, train, valid, test, dirty)
 
