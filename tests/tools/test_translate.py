@@ -33,7 +33,7 @@ from fairseq_rope.tools.export import to_spec, write_beside
 from fairseq_rope.tools.translate import Text, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
-SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50"]
+SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
 
 
 MOSES = ("--tokenizer", "moses", "--moses-no-dash-splits")
@@ -128,7 +128,7 @@ MARKED = [
 
 def test_special_symbols_in_text_are_those_of_fairseq_interactive(model, interactive, tmp_path):
     translator = Translator(str(edited(model, tmp_path / "words", moses=None)))
-    expected = interactive(tuple(MARKED), "--nbest", 1, tokenizer=())
+    expected = interactive(tuple(MARKED), "--nbest", 1, "--buffer-size", 1, tokenizer=())
     found = [nbest for (nbest,) in translator.chunk(MARKED, nbest=1)]
     assert [text for text, _ in found] == [text for _, _, text in expected]
     assert [score for _, score in found] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
