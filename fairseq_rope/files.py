@@ -28,7 +28,7 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[List[BinaryIO]]
         yield files
         for file, path in zip(files, paths):
             file.flush()
-            with _naming(path):
+            with naming(path):
                 os.fsync(file.fileno())
             file.close()
         if len(paths) > 1:  # killed between two renames, the process leaves no pair of an old and a new file
@@ -58,19 +58,20 @@ class _NamedFile(io.FileIO):
     """A file whose failed writes name *path*; the errors of ``FileIO`` name no file."""
 
     def __init__(self, temporary: str, path: str) -> None:
-        with _naming(path):
+        with naming(path):
             super().__init__(temporary, "wb")
         self._path = path
 
     def write(self, data: Any) -> int:
-        with _naming(self._path):
+        with naming(self._path):
             return super().write(data)
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
+def naming(name: str) -> Iterator[None]:
+    """Have an OSError name the file *name*, whatever file or none it named."""
     try:
         yield
     except OSError as error:
-        error.filename = path
+        error.filename = name
         raise

@@ -1,0 +1,31 @@
+"""The tools, one module per command, and what their command lines have in common."""
+
+import argparse
+from typing import Any, Dict, Iterable, Tuple
+
+from .. import __version__
+
+# Keyword arguments of argparse that many flags have.
+FILE: Dict[str, Any] = {"metavar": "FILE"}
+INTEGER: Dict[str, Any] = {"type": int, "metavar": "N"}
+NUMBER: Dict[str, Any] = {"type": float, "metavar": "X"}
+REQUIRED: Dict[str, Any] = {"required": True}
+SWITCH: Dict[str, Any] = {"action": "store_true"}
+
+
+def command_parser(tool: str, description: str, example: str) -> argparse.ArgumentParser:
+    """Return the parser of ``fairseq-rope TOOL``, with ``--version``; *example* is the rest of a command line."""
+    parser = argparse.ArgumentParser(
+        prog=f"fairseq-rope {tool}",
+        description=description,
+        epilog=f"example:\n  fairseq-rope {tool} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
+
+
+def add_flags(parser: Any, rows: Iterable[Tuple[str, Dict[str, Any], str]]) -> None:
+    """Add flags to *parser*, which may be a group; each row has a flag, its other arguments, and its help."""
+    for flag, arguments, what in rows:
+        parser.add_argument(flag, help=what, **arguments)

@@ -12,12 +12,11 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
-from .. import __version__
 from ..errors import InputError, ending_in_one_sentence, refuse_output
+from . import FILE, INTEGER, REQUIRED, add_flags, command_parser
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 # Options of the model that change what the same weights compute.
 MEANING = (
@@ -30,6 +29,12 @@ MEANING = (
     *("tie_adaptive_weights", "tie_adaptive_proj"),
     *("share_encoder_embeddings", "share_decoder_embeddings", "share_encoders", "share_decoders"),
 )
+# The flags that choose checkpoints by number: their files, and the name of such a file with its number.
+NUMBERED = {
+    "--num-epoch-checkpoints": ("the last N checkpointEPOCH.pt", r"checkpoint(\d+)\.pt"),
+    "--num-update-checkpoints": ("the last N checkpoint_EPOCH_UPDATE.pt", r"checkpoint_\d+_(\d+)\.pt"),
+}
+BEST = "--num-best-checkpoints"
 
 
 class AverageError(InputError):
@@ -55,30 +60,27 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
     sums: Dict[str, Tensor] = {}
     types: Dict[str, torch.dtype] = {}
     path_of: Dict[Tuple[Tuple[str, int], ...], str] = {}  # by the names and checksums of the weights
-    for number, path in enumerate(paths):
+    for path in paths:
         loaded = load_checkpoint(path)
         loaded.pop("last_optimizer_state", None)  # twice as large as the weights, and useless for an average
         weights = loaded.pop("model")
-        if number > 0:
-            refuse_other_model(paths[0], state, path, loaded)
+        if not path_of:
+            state, types = loaded, {name: weight.dtype for name, weight in weights.items()}
+            for name, dtype in types.items():
+                sums[name] = torch.zeros_like(
+                    weights[name], dtype=torch.float64 if dtype.is_floating_point else torch.int64
+                )
+        refuse_other_model(paths[0], state, path, loaded)
         checksums = tuple((name, _checksum(weight)) for name, weight in weights.items())
         if checksums in path_of:
             raise AverageError(f"{path} has the same weights as {path_of[checksums]}; give one of them")
         path_of[checksums] = path
-        if number == 0:
-            state = loaded
-            types = {name: weight.dtype for name, weight in weights.items()}
-            sums = {
-                name: weight.to(torch.float64 if weight.is_floating_point() else torch.int64, copy=True)
-                for name, weight in weights.items()
-            }
-        else:
-            _add(sums, weights, paths[0], path)
+        _add(sums, weights, paths[0], path)
         del loaded, weights  # before the next checkpoint is read
     state["model"] = {}
     for name, dtype in types.items():
         total = sums.pop(name)
-        mean = total / len(paths) if total.is_floating_point() else total // len(paths)
+        mean = total / len(paths) if dtype.is_floating_point else total // len(paths)
         state["model"][name] = mean.to(dtype)
     return state
 
@@ -112,10 +114,7 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
         values.append(("the direction", "-".join(languages), "-".join(first_languages)))
     for what, value, first_value in values:
         if (value or None) != (first_value or None):  # None and False are the same value of a flag
-            raise AverageError(
-                f"{path} and {first} are not of the same model: {what} is {value} in the former and "
-                f"{first_value} in the latter"
-            )
+            _refuse(path, first, f"{what} is {value} in the former and {first_value} in the latter")
 
 
 def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
@@ -127,22 +126,22 @@ def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, pa
             for what, names in (("the former lacks", missing), ("only the former has", surplus))
             if names
         ]
-        raise AverageError(f"{path} and {first} are not of the same model: {'; '.join(differences)}")
+        _refuse(path, first, "; ".join(differences))
     for name, weight in weights.items():
-        if weight.shape != sums[name].shape:
-            raise AverageError(
-                f"{path} and {first} are not of the same model: {name} has shape {tuple(weight.shape)} "
-                f"in the former and {tuple(sums[name].shape)} in the latter"
-            )
+        shape, expected = tuple(weight.shape), tuple(sums[name].shape)
+        if shape != expected:
+            _refuse(path, first, f"{name} has shape {shape} in the former and {expected} in the latter")
         sums[name] += weight
 
 
-def last_checkpoints(folder: str, count: int, flag: str, pattern: str, upper_bound: Optional[int] = None) -> List[str]:
-    """Return the *count* newest checkpoints in *folder* whose whole name matches *pattern*, newest first.
+def _refuse(path: str, first: str, difference: str) -> None:
+    raise AverageError(f"{path} and {first} are not of the same model: {difference}")
+
+
+def last_checkpoints(folder: str, count: int, flag: str, upper_bound: Optional[int] = None) -> List[str]:
+    """Return the *count* newest checkpoints in *folder* that *flag*, a key of NUMBERED, names, newest first.
 
     Args:
-        flag: the flag that asks for them, for messages
-        pattern: a regular expression; its first group is the number to sort by
         upper_bound: the largest number to use
 
     Raises:
@@ -152,15 +151,15 @@ def last_checkpoints(folder: str, count: int, flag: str, pattern: str, upper_bou
         raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, and {folder} is not a folder")
     numbered = []
     for name in os.listdir(folder):
-        match = re.fullmatch(pattern, name)
+        match = re.fullmatch(NUMBERED[flag][1], name)
         if match and (upper_bound is None or int(match.group(1)) <= upper_bound):
-            numbered.append((int(match.group(1)), os.path.join(folder, name)))
-    newest_first = [path for _, path in sorted(numbered, reverse=True)]
+            numbered.append((int(match.group(1)), name))
+    newest_first = [name for _, name in sorted(numbered, reverse=True)]
     if len(newest_first) < count:
         bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
-        names = ", ".join(os.path.basename(path) for path in newest_first) or "none"
+        names = ", ".join(newest_first) or "none"
         raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints{bound} ({names})")
-    return newest_first[:count]
+    return [os.path.join(folder, name) for name in newest_first[:count]]
 
 
 def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
@@ -177,72 +176,54 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
     """
     from ..patches.loading import load_checkpoint, option, part_of
 
-    flag = "--num-best-checkpoints"
     pattern = r"checkpoint[._]best_.*?(-?\d+\.?\d*)\.pt"
     if len(inputs) == 1 and os.path.isdir(inputs[0]):
         names = [name for name in os.listdir(inputs[0]) if re.fullmatch(pattern, name)]
         inputs = [os.path.join(inputs[0], name) for name in names]
     if len(inputs) < count:
-        raise AverageError(f"{flag} {count}: there are only {len(inputs)} such checkpoints")
+        raise AverageError(f"{BEST} {count}: there are only {len(inputs)} such checkpoints")
     valued = []
     for path in inputs:
         match = re.fullmatch(pattern, os.path.basename(path))
         if match is None:
-            raise AverageError(f"{flag}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
+            raise AverageError(f"{BEST}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
         valued.append((float(match.group(1)), path))
     options = part_of(load_checkpoint(valued[0][1]), "checkpoint")
     maximize = bool(option(options, "maximize_best_checkpoint_metric"))
     return [path for _, path in sorted(valued, reverse=maximize)][:count]
 
 
-NUMBERED = {
-    "--num-epoch-checkpoints": ("the last N checkpointEPOCH.pt", r"checkpoint(\d+)\.pt"),
-    "--num-update-checkpoints": ("the last N checkpoint_EPOCH_UPDATE.pt", r"checkpoint_\d+_(\d+)\.pt"),
-}
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; the flags are those of fairseq's script."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-rope average",
-        description="Average the weights of several fairseq checkpoints.",
-        epilog="example:\n  fairseq-rope average --inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--inputs", required=True, nargs="+", help="checkpoint files, or one folder of them")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the average")
-    number = parser.add_mutually_exclusive_group()
-    for flag, (files, _) in NUMBERED.items():
-        number.add_argument(flag, type=int, metavar="N", help=f"average {files}")
-    number.add_argument(
-        "--num-best-checkpoints", type=int, metavar="N", help="average the best N checkpoint.best_METRIC_VALUE.pt"
-    )
-    parser.add_argument(
-        "--checkpoint-upper-bound",
-        type=int,
-        metavar="N",
-        help="ignore epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N",
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    example = "--inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt"
+    parser = command_parser("average", "Average the weights of several fairseq checkpoints.", example)
+    bounded = "ignore epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N"
+    rows = [
+        ("--inputs", {**REQUIRED, "nargs": "+"}, "checkpoint files, or one folder of them"),
+        ("--output", {**REQUIRED, **FILE}, "where to write the average"),
+        ("--checkpoint-upper-bound", INTEGER, bounded),
+    ]
+    add_flags(parser, rows)
+    files = {**{flag: what for flag, (what, _) in NUMBERED.items()}, BEST: "the best N checkpoint.best_METRIC_VALUE.pt"}
+    either = parser.add_mutually_exclusive_group()
+    add_flags(either, [(flag, INTEGER, f"average {what}") for flag, what in files.items()])
     return parser
 
 
 def _choose(args: argparse.Namespace) -> List[str]:
-    flags = [*NUMBERED, "--num-best-checkpoints"]
-    counts = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in flags}
-    flag = next((flag for flag, count in counts.items() if count is not None), None)
+    counts = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in (*NUMBERED, BEST)}
+    flag, count = next(((flag, count) for flag, count in counts.items() if count is not None), (None, 0))
     if args.checkpoint_upper_bound is not None and flag not in NUMBERED:
         raise AverageError(f"--checkpoint-upper-bound needs {' or '.join(NUMBERED)}")
     if flag is None:
         return list(args.inputs)
-    if counts[flag] < 1:
-        raise AverageError(f"{flag} {counts[flag]}: must be at least 1")
-    if flag not in NUMBERED:
-        return best_checkpoints(args.inputs, counts[flag])
+    if count < 1:
+        raise AverageError(f"{flag} {count}: must be at least 1")
+    if flag == BEST:
+        return best_checkpoints(args.inputs, count)
     if len(args.inputs) != 1:
         raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, got {len(args.inputs)}")
-    pattern = NUMBERED[flag][1]
-    return last_checkpoints(args.inputs[0], counts[flag], flag, pattern, args.checkpoint_upper_bound)
+    return last_checkpoints(args.inputs[0], count, flag, args.checkpoint_upper_bound)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

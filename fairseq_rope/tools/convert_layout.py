@@ -16,18 +16,15 @@ from argparse import Namespace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
-from .. import __version__
 from ..errors import InputError, ending_in_one_sentence, refuse_output
+from . import FILE, REQUIRED, SWITCH, add_flags, command_parser
 
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
 # Entries in the state of an optimiser that have one number for each element of a parameter: of Adam, with
 # AMSGrad; Adamax; SGD and NAG; Adagrad; Adadelta.
-MOMENTS = {
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "sum"),
-    *("square_avg", "acc_delta"),
-}
+MOMENTS = "exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer sum square_avg acc_delta".split()
 
 
 class LayoutError(InputError):
@@ -74,34 +71,37 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     options = _options(state)
     if options.rope_layout == layout:
         return state
-    given, state = state, dict(state)
-    state["model"] = _convert_weights(given["model"], options, layout)
+
+    def convert(weights: Dict[str, "Tensor"]) -> Dict[str, "Tensor"]:
+        return {name: _convert(name, weight, options, layout) for name, weight in weights.items()}
+
+    def with_layout(given: Any) -> Any:
+        if isinstance(given, dict):  # from a YAML file
+            return {**given, "rope_layout": layout}
+        return Namespace(**{**vars(given), "rope_layout": layout})
+
+    converted = {**state, "model": convert(state["model"])}
+    if all(converted["model"][name] is weight for name, weight in state["model"].items()):
+        raise LayoutError("it has no self-attention")
     extra = state.get("extra_state")
     if isinstance(extra, dict):
-        averaged = [name for name in ("ema", "ema_fp32_params") if isinstance(extra.get(name), dict)]
-        converted = {name: _convert_weights(extra[name], options, layout) for name in averaged}
-        state["extra_state"] = {**extra, **converted}
+        averages = {name: extra[name] for name in ("ema", "ema_fp32_params") if isinstance(extra.get(name), dict)}
+        converted["extra_state"] = {**extra, **{name: convert(weights) for name, weights in averages.items()}}
     try:
         if state.get("last_optimizer_state"):
-            state["last_optimizer_state"] = _convert_optimiser(given, options, layout)
+            converted["last_optimizer_state"] = _convert_optimiser(state, options, layout)
     except LayoutError as error:
-        del state["last_optimizer_state"]
+        del converted["last_optimizer_state"]
         print(
-            f"fairseq-rope convert-layout: warning: the optimiser's state is dropped: {error}. "
-            "Training that resumes from the output starts with a new optimiser and at the beginning of its "
-            "learning-rate schedule",
+            f"fairseq-rope convert-layout: warning: the optimiser's state is dropped: {error}. Training that resumes "
+            "from the output starts with a new optimiser and at the beginning of its learning-rate schedule",
             file=sys.stderr,
         )
-    if not state.get("cfg"):
-        state["args"] = Namespace(**{**vars(state["args"]), "rope_layout": layout})
-        return state
-    model = state["cfg"]["model"]
-    if isinstance(model, dict):  # from a YAML file
-        model = {**model, "rope_layout": layout}
+    if state.get("cfg"):
+        converted["cfg"] = {**state["cfg"], "model": with_layout(state["cfg"]["model"])}
     else:
-        model = Namespace(**{**vars(model), "rope_layout": layout})
-    state["cfg"] = {**state["cfg"], "model": model}
-    return state
+        converted["args"] = with_layout(state["args"])
+    return converted
 
 
 def model_options(state: Dict[str, Any]) -> Optional[Namespace]:
@@ -151,18 +151,13 @@ def _options(state: Dict[str, Any]) -> Namespace:
     return options
 
 
-def _convert_weights(weights: Dict[str, "Tensor"], options: Namespace, layout: str) -> Dict[str, "Tensor"]:
-    converted = {name: _convert(name, weight, options, layout) for name, weight in weights.items()}
-    if all(converted[name] is weight for name, weight in weights.items()):
-        raise LayoutError("it has no self-attention")
-    return converted
-
-
 def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Tensor":
-    """Return the parameter *name*, or a moment of it, in *layout*.
+    """Return *rows*, the parameter *name* or a moment of it, of shape (C, ...), in *layout*.
 
-    Only query and key projections of self-attention change. For other parameters, *rows* is returned.
+    Only query and key projections of self-attention change. For other parameters, *rows* itself is returned.
     """
+    from ..positions.rotary import rotary_dim
+
     module, _, parameter = name.rpartition(".self_attn.")
     if not parameter.startswith(("q_proj.", "k_proj.")):
         return rows
@@ -172,15 +167,8 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
     heads = getattr(options, f"{side}_attention_heads")
     if rows.size(0) == 0 or rows.size(0) % heads:
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which {heads} heads do not divide")
-    return _reorder(rows, heads, options.rope_fraction, layout)
-
-
-def _reorder(rows: "Tensor", heads: int, fraction: float, layout: str) -> "Tensor":
-    """Return *rows*, of shape (C, ...), with the rows of each head in the order of *layout*."""
-    from ..positions.rotary import rotary_dim
-
     head_dim = rows.size(0) // heads
-    order = row_order(head_dim, rotary_dim(head_dim, fraction), layout)
+    order = row_order(head_dim, rotary_dim(head_dim, options.rope_fraction), layout)
     return rows.unflatten(0, (heads, head_dim))[:, order].flatten(0, 1)
 
 
@@ -228,17 +216,13 @@ def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -
         sizes = [shapes[name].numel() for name in names]
         if value.shape != ((sum(sizes),) if flat else shapes[names[0]]):
             raise LayoutError(f"its {entry} of {names[0]} has the shape {tuple(value.shape)}")
-        parts = [
-            _convert(name, part.view(shapes[name]), options, layout).flatten()
-            for name, part in zip(names, value.flatten().split(sizes))
-        ]
-        return (torch.cat(parts) if flat else parts[0]).view(value.shape)
+        parts = zip(names, value.flatten().split(sizes))
+        rows = [_convert(name, part.view(shapes[name]), options, layout).flatten() for name, part in parts]
+        return (torch.cat(rows) if flat else rows[0]).view(value.shape)
 
-    converted = {
-        number: {entry: convert(number, entry, value) for entry, value in values.items()}
-        for number, values in entries.items()
-    }
-    return {**optimiser, "state": converted}
+    for number, values in entries.items():
+        entries[number] = {entry: convert(number, entry, value) for entry, value in values.items()}
+    return {**optimiser, "state": entries}
 
 
 def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[str, "Size"]:
@@ -262,9 +246,8 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
     for size, dictionary in dictionaries.items():
         for number in range(size - len(dictionary)):
             dictionary.add_symbol(str(number))
-    task = SimpleNamespace(
-        source_dictionary=dictionaries[sizes["encoder"]], target_dictionary=dictionaries[sizes["decoder"]]
-    )
+    source, target = (dictionaries[sizes[side]] for side in ("encoder", "decoder"))
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
     without_files = Namespace(**{**vars(options), "encoder_embed_path": None, "decoder_embed_path": None})
     try:
         with torch.device("meta"):  # allocates no memory
@@ -282,17 +265,15 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from ..positions.rotary import LAYOUTS
 
-    parser = argparse.ArgumentParser(
-        prog="fairseq-rope convert-layout",
-        description="Convert a rotary checkpoint to the other --rope-layout.",
-        epilog="example:\n  fairseq-rope convert-layout --path checkpoint_best.pt --rope-layout half --output half.pt",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--path", required=True, metavar="FILE", help="the checkpoint")
-    parser.add_argument("--rope-layout", required=True, choices=LAYOUTS, help="the layout of the output")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the output")
-    parser.add_argument("--force", action="store_true", help="let --output replace the file of --path")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    example = "--path checkpoint_best.pt --rope-layout half --output half.pt"
+    parser = command_parser("convert-layout", "Convert a rotary checkpoint to the other --rope-layout.", example)
+    rows = [
+        ("--path", {**REQUIRED, **FILE}, "the checkpoint"),
+        ("--rope-layout", {**REQUIRED, "choices": LAYOUTS}, "the layout of the output"),
+        ("--output", {**REQUIRED, **FILE}, "where to write the output"),
+        ("--force", SWITCH, "let --output replace the file of --path"),
+    ]
+    add_flags(parser, rows)
     return parser
 
 
@@ -305,10 +286,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 
         refuse_output(args.output)
         if os.path.exists(args.output) and os.path.samefile(args.path, args.output) and not args.force:
-            raise LayoutError(
-                f"--output {args.output}: is the file of --path {args.path}; give another name, or --force "
-                "to replace it"
-            )
+            same = f"--output {args.output}: is the file of --path {args.path}"
+            raise LayoutError(f"{same}; give another name, or --force to replace it")
         state = load_checkpoint(args.path)
         try:
             converted = convert_layout(state, args.rope_layout)

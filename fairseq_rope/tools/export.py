@@ -19,10 +19,13 @@ import os
 import random
 import shutil
 import statistics
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
+from ..files import naming
+from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the
 SINUSOIDS = 4096  # positions that are exported; fairseq computes any number of them when they are needed
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
+SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
 # attributes of the layers of NormFormer, and fairseq's flags for them
 NORMFORMER = {"attn_ln": "scale-attn", "c_attn": "scale-heads", "ffn_layernorm": "scale-fc", "w_resid": "scale-resids"}
 
@@ -65,6 +69,11 @@ def refuse_unsupported(model: Any, path: str) -> None:
     def refuse(what: str) -> None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
 
+    def refuse_flags(flags: Dict[str, Any]) -> None:
+        for flag, is_set in flags.items():
+            if is_set:
+                refuse(f"it was trained with --{flag}")
+
     if not isinstance(model, TransformerModelBase):
         refuse(f"it is a {type(model).__name__}, not a transformer_rope or transformer")
     encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
@@ -72,34 +81,32 @@ def refuse_unsupported(model: Any, path: str) -> None:
         refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
     if not len(encoder.layers) or not len(decoder.layers):
         refuse("its encoder or decoder has no layers")
-    if decoder.adaptive_softmax is not None:
-        refuse("it was trained with --adaptive-softmax-cutoff")
-    if cfg.no_cross_attention or cfg.cross_self_attention:
-        refuse(f"it was trained with --{'no-cross' if cfg.no_cross_attention else 'cross-self'}-attention")
-    if cfg.base_layers:
-        refuse("it was trained with --base-layers")
-    if cfg.activation_fn not in ACTIVATIONS:
-        refuse(f"it was trained with --activation-fn {cfg.activation_fn}")
+    flags = {
+        "adaptive-softmax-cutoff": decoder.adaptive_softmax is not None,
+        "no-cross-attention": cfg.no_cross_attention,
+        "cross-self-attention": cfg.cross_self_attention,
+        "base-layers": cfg.base_layers,
+        f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
+    }
+    refuse_flags(flags)
     for side, name, rotary in ((encoder, "encoder", RotaryEncoder), (decoder, "decoder", RotaryDecoder)):
-        if side.embed_positions is None and not isinstance(side, rotary):
-            refuse("it was trained with --no-token-positional-embeddings")
-        if side.quant_noise is not None:  # an additional layer after the embeddings
-            refuse("it was trained with --quant-noise-pq")
-        if getattr(getattr(cfg, name), "xformers_att_config", None):
-            refuse(f"it was trained with --{name}-xformers-att-config")
+        flags = {
+            "no-token-positional-embeddings": side.embed_positions is None and not isinstance(side, rotary),
+            "quant-noise-pq": side.quant_noise is not None,  # an additional layer after the embeddings
+            f"{name}-xformers-att-config": getattr(getattr(cfg, name), "xformers_att_config", None),
+        }
+        for part, flag in NORMFORMER.items():
+            flags[flag] = any(getattr(layer, part, None) is not None for layer in side.layers)
+        refuse_flags(flags)
         for layer in side.layers:
-            for part, flag in NORMFORMER.items():
-                if getattr(layer, part, None) is not None:
-                    refuse(f"it was trained with --{flag}")
             attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
             linear = [m for a in attentions for m in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
             if not all(type(m) is nn.Linear for m in (*linear, layer.fc1, layer.fc2)):
                 refuse(f"layers of its {name} are quantised")
             if any(a.bias_k is not None or a.add_zero_attn for a in attentions):
                 refuse("its attention has extra keys")
-        rotations = [layer.self_attn.rotary for layer in side.layers if hasattr(layer.self_attn, "rotary")]
-        if any(type(rotary) is not RotaryEmbedding for rotary in rotations):
-            refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
+            if type(getattr(layer.self_attn, "rotary", None)) not in (type(None), RotaryEmbedding):
+                refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
 
 
 # -- the model in CTranslate2's terms --------------------------------------------------------------
@@ -128,16 +135,15 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             "activation": activation,
             "layernorm_embedding": side.layernorm_embedding is not None,
         }
-        rotary = getattr(side.layers[0].self_attn, "rotary", None) if len(side.layers) else None
+        rotary = getattr(side.layers[0].self_attn, "rotary", None)
         if rotary is not None:
             arguments.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
         return arguments
 
     encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
     projects = decoder.project_in_dim is not None or decoder.project_out_dim is not None
-    decoder_spec = transformer_spec.TransformerDecoderSpec(
-        **options(decoder, model.cfg.decoder), project_in_out=projects
-    )
+    of_decoder = {**options(decoder, model.cfg.decoder), "project_in_out": projects}
+    decoder_spec = transformer_spec.TransformerDecoderSpec(**of_decoder)
     for spec, side in ((encoder_spec, encoder), (decoder_spec, decoder)):
         embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
         fairseq_converter.set_embeddings(embeddings, side.embed_tokens)
@@ -186,11 +192,11 @@ def words(dictionary: "Dictionary") -> List[str]:
         ExportError: two entries have the same name, and CTranslate2 would use only the first
     """
     names = ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
-    if len(set(names)) < len(names):
-        repeated = next(word for word in names if names.count(word) > 1)
+    repeated = next((word for word in names if names.count(word) > 1), None) if len(set(names)) < len(names) else None
+    if repeated is not None:
         raise ExportError(
-            f"its dictionary has the word {repeated} twice (CTranslate2 calls padding <blank>), and "
-            "CTranslate2 would use only one of them"
+            f"its dictionary has the word {repeated} twice (CTranslate2 calls padding <blank>), and CTranslate2 would "
+            "use only one of them"
         )
     return names
 
@@ -211,14 +217,12 @@ def random_pairs(task: Any, longest: int) -> Pairs:
     def sentence(dictionary: "Dictionary", length: int) -> List[int]:
         return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
 
-    lengths = [1 + longest * n * n // SAMPLES**2 for n in range(SAMPLES)]  # more short than long
-    return [
-        (
-            sentence(task.source_dictionary, length),
-            sentence(task.target_dictionary, min(max(1, length + n % 5 - 2), longest)),
-        )
-        for n, length in enumerate(lengths)
-    ]
+    pairs = []
+    for n in range(SAMPLES):
+        length = 1 + longest * n * n // SAMPLES**2  # more short than long
+        target = min(max(1, length + n % 5 - 2), longest)
+        pairs.append((sentence(task.source_dictionary, length), sentence(task.target_dictionary, target)))
+    return pairs
 
 
 def validation_pairs(task: Any) -> Pairs:
@@ -241,9 +245,8 @@ def validation_pairs(task: Any) -> Pairs:
         return []
     except Exception as error:  # fairseq does not check its files, and struct, NumPy and mmap raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ExportError(
-            f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
-        ) from error
+        damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
+        raise ExportError(damage) from error
     return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:SAMPLES]
 
 
@@ -271,38 +274,60 @@ def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float
     return [list(result.log_probs) for result in results]
 
 
-def agreeing(folder: str, model: "nn.Module", task: Any, pairs: Pairs) -> int:
-    """Return how many sources of *pairs* :mod:`.translate` translates into the same words as fairseq."""
-    import torch
-    from fairseq.sequence_generator import SequenceGenerator
-
-    translator = Translator(folder)
-    of_source, of_target, s = task.source_dictionary, task.target_dictionary, translator.settings
-    generator = SequenceGenerator(
-        [model],
-        task.target_dictionary,
-        beam_size=s["beam"],
-        len_penalty=s["lenpen"],
-        max_len_a=1,
-        max_len_b=s["max_len_b"],
-    )
-    agree = 0
-    # In batches of one length, because fairseq has one output limit for a whole batch.
-    for _, batch in itertools.groupby(sorted((source for source, _ in pairs), key=len), key=len):
-        sources = list(batch)
-        tokens = torch.tensor([[*source, task.source_dictionary.eos()] for source in sources])
-        lengths = torch.full((len(sources),), tokens.size(1))
-        with torch.no_grad():
-            by_fairseq = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
-        by_ctranslate2 = translator.search([[of_source[word] for word in source] for source in sources])
-        for nbest, ((best, _),) in zip(by_fairseq, by_ctranslate2):
-            agree += [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()] == best
-    return agree
-
-
 def positions(side: Any) -> Optional[int]:
     """Return the number of tokens, with the end, that *side* has absolute positions for; None: any number."""
     return None if side.embed_positions is None else len(_positions(side.embed_positions))
+
+
+class Reference:
+    """What the checkpoint makes of sample sentences. Each result is computed once, when it is first needed.
+
+    Args:
+        model: in eval mode, float32, on the CPU
+        task: its task, with the dictionaries and perhaps a validation set
+        search: beam, lenpen and max_len_b
+    """
+
+    def __init__(self, model: Any, task: Any, **search: Any) -> None:
+        self.model, self.task, self.search = model, task, search
+        most = [positions(side) for side in (model.encoder, model.decoder)]
+        longest = min([LONGEST_SAMPLE, *(count - 1 for count in most if count is not None)])
+        fits_all = longest == LONGEST_SAMPLE
+        self.real = [pair for pair in validation_pairs(task) if fits_all or max(map(len, pair)) <= longest]
+        self.pairs = [*random_pairs(task, longest), *self.real]
+
+    @cached_property
+    def scores(self) -> List[List[float]]:
+        """:func:`torch_scores` of ``pairs``."""
+        return torch_scores(self.model, self.task, self.pairs)
+
+    @cached_property
+    def translations(self) -> List[Tuple[List[str], List[str]]]:
+        """The sources of ``real``, which are sorted by length, with the translations of fairseq's search."""
+        import torch
+        from fairseq.sequence_generator import SequenceGenerator
+
+        of_source, of_target, s = self.task.source_dictionary, self.task.target_dictionary, self.search
+        options = {"beam_size": s["beam"], "len_penalty": s["lenpen"], "max_len_a": 1, "max_len_b": s["max_len_b"]}
+        generator = SequenceGenerator([self.model], of_target, **options)
+        translations = []
+        # In batches of one length, because fairseq has one output limit for a whole batch.
+        for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
+            sources = list(batch)
+            tokens = torch.tensor([[*source, of_source.eos()] for source in sources])
+            net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(sources),), tokens.size(1))}
+            with torch.no_grad():
+                hypotheses = generator.generate([self.model], {"net_input": net_input})
+            for source, nbest in zip(sources, hypotheses):
+                best = [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()]
+                translations.append(([of_source[word] for word in source], best))
+        return translations
+
+
+def agreeing(folder: str, reference: Reference) -> int:
+    """Return how many sources of the validation set :mod:`.translate` translates into the same words as fairseq."""
+    results = Translator(folder).search([source for source, _ in reference.translations])
+    return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
 
 
 def refuse_below(share: float, same: int, count: int, said: str, force: bool) -> None:
@@ -312,8 +337,8 @@ def refuse_below(share: float, same: int, count: int, said: str, force: bool) ->
         raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
 
 
-def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str], force: bool = False) -> str:
-    """Compare the model in *folder* with *model*, and return sentences that report the differences.
+def check(folder: str, reference: Reference, quantization: Optional[str], force: bool = False) -> str:
+    """Compare the model in *folder* with the checkpoint, and return sentences that report the differences.
 
     The score of a sentence is the mean log-probability of its words and its end.
 
@@ -325,19 +350,14 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
 
     ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
     translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
-    most = [positions(side) for side in (model.encoder, model.decoder)]
-    longest = min([LONGEST_SAMPLE, *(count - 1 for count in most if count is not None)])
-    real = [pair for pair in validation_pairs(task) if longest == LONGEST_SAMPLE or max(map(len, pair)) <= longest]
-    pairs = [*random_pairs(task, longest), *real]
-    expected, exported = torch_scores(model, task, pairs), exported_scores(translator, task, pairs)
+    expected, exported = reference.scores, exported_scores(translator, reference.task, reference.pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
         raise ExportError("CTranslate2 does not score every word: nothing was written")
-    differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, exported)]
-    sentences = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)]
     if quantization:
+        differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, exported)]
         measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
     else:
-        measured, what = max(sentences), "at most"
+        measured, what = max(abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)), "at most"
     bound, called, computed = BOUNDS[quantization], quantization or "float32", translator.compute_type
     if computed not in (called, f"{called}_float32"):  # this CPU does not support the type
         bound = max(bound, BOUNDS.get(computed, 0.0))
@@ -347,24 +367,20 @@ def check(folder: str, model: "nn.Module", task: Any, quantization: Optional[str
             f"the exported model's scores differ from the checkpoint's by {measured:.2g} a word {what}, and "
             f"{bound:g} is allowed: nothing was written"
         )
-    said = (
-        f"{called}: the scores of {len(pairs)} sentences differ from the checkpoint's by {measured:.1e} a "
-        f"word {what} ({bound:g} is allowed)"
-    )
-    if real:
-        same = agreeing(folder, model, task, real)
-        compared = f"{called}: {same} of {len(real)} sentences of the validation set"
-        compared += " are translated into the same words as by the checkpoint"
+    said = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} a word"
+    said += f" {what} ({bound:g} is allowed)"
+    if reference.real:
+        same, count = agreeing(folder, reference), len(reference.real)
+        compared = f"{called}: {same} of {count} sentences of the validation set are translated into the same words"
+        compared += " as by the checkpoint"
         if quantization:
-            refuse_below(SAME_TRANSLATIONS, same, len(real), compared, force)
+            refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
         said += f"\n{compared}"
     return said
 
 
 def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
-    """Return a sentence that says whether plain text becomes the tokens of the validation set.
-
-    There is no sentence without a validation set.
+    """Return a sentence that says whether plain text becomes the tokens of the validation set, if there is one.
 
     Raises:
         ExportError: too few sources become the same tokens (SAME_SOURCES), without *force*
@@ -396,7 +412,7 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
     Raises:
         ExportError: the file does not exist, or the dictionary has subwords and there is no file
     """
-    for flag, kind in (("--bpe-codes", "subword_nmt"), ("--sentencepiece-model", "sentencepiece")):
+    for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
         if path is not None:
             if not os.path.isfile(path):
@@ -467,14 +483,6 @@ def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optiona
         out.write(README.format(**{**settings, "settings": SETTINGS}))
 
 
-@contextlib.contextmanager
-def _naming(output: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ExportError(f"--output {output}: {error.strerror or error}") from error
-
-
 def exchange(one: str, other: str) -> bool:
     """Exchange the names of two folders in one step; return False if the system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, with glibc >= 2.28
@@ -491,7 +499,8 @@ def replacing(output: str) -> Iterator[str]:
     new folder gets its name, the next call moves *output* back.
 
     Raises:
-        ExportError: another process writes *output*, or a folder cannot be made or renamed
+        ExportError: another process writes *output*
+        OSError: a folder cannot be made or renamed; ``filename`` is the flag
     """
     hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
     new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
@@ -500,14 +509,14 @@ def replacing(output: str) -> Iterator[str]:
         if os.path.exists(old) and not os.path.exists(output):
             os.rename(old, output)
 
-    with _naming(output):
+    with naming(f"--output {output}"):
         lock = _locked_folder(hidden, output)
     try:
         put_back()
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
         yield new
-        with _naming(output):
+        with naming(f"--output {output}"):
             if not os.path.exists(output):
                 os.rename(new, output)
             elif not exchange(new, output):
@@ -538,20 +547,6 @@ def _locked_folder(hidden: str, output: str) -> int:
             if os.path.samestat(os.fstat(lock), os.stat(hidden)):
                 return lock
         os.close(lock)  # of a folder that another export has just removed
-
-
-def export(args: argparse.Namespace) -> str:
-    """Export the model that the flags name, and return the report of the check.
-
-    Raises:
-        ExportError: nothing was written
-    """
-    output = os.path.realpath(args.output)
-    if not os.path.isdir(os.path.dirname(output)):
-        raise ExportError(f"--output {args.output}: must be in a folder that exists")
-    with replacing(output) as folder:
-        refuse_other_folders(output, args)
-        return convert(args, folder)
 
 
 def convert(args: argparse.Namespace, folder: str) -> str:
@@ -595,18 +590,15 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "checkpoint": os.path.basename(args.path),
         "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
         "version": __version__,
-        "versions": {
-            "ctranslate2": ctranslate2.__version__,
-            "fairseq": fairseq.__version__,
-            "torch": torch.__version__,
-        },
+        "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
     }
     of_text = check_text("", settings, task, args.force)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
+    reference = Reference(model, task, beam=args.beam, lenpen=args.lenpen, max_len_b=args.max_len_b)
     report = []
     quantized = None if args.quantization == "float32" else args.quantization
-    with _naming(args.output):
+    with naming(f"--output {args.output}"):
         # Only float32 scores are exact enough to tell the right model from a wrong one, so they come first.
         for quantization in dict.fromkeys([None, quantized]):
             spec = to_spec(model, task.source_dictionary, task.target_dictionary)
@@ -615,7 +607,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             if os.path.exists(folder):
                 shutil.rmtree(folder)
             write_beside(folder, spec, settings, file)
-            report.append(check(folder, model, task, quantization, args.force))
+            report.append(check(folder, reference, quantization, args.force))
     return "\n".join([*report, *of_text])
 
 
@@ -640,52 +632,34 @@ def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-rope export",
-        description="Convert a checkpoint to CTranslate2, and check the result.",
-        epilog="example:\n  fairseq-rope export --path averaged.pt --data data-bin --output served --quantization int8",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--version", action="version", version=f"%(prog)s {__version__}")
-    add("--path", required=True, metavar="FILE", help="a checkpoint of transformer_rope or transformer")
-    add("--data", required=True, metavar="DIR", help="the folder of its dictionaries, data-bin")
-    add("--output", required=True, metavar="DIR", help="the folder to write")
-    add(
-        "--quantization",
-        choices=("float32", *QUANTIZATIONS),
-        default="float32",
-        help="the type of the weights; default: %(default)s",
-    )
-    either = parser.add_mutually_exclusive_group()
-    for flag, name, kind in (
-        ("--bpe-codes", "subword-nmt's codes", "subword_nmt"),
-        ("--sentencepiece-model", "the sentencepiece model", "sentencepiece"),
-    ):
-        either.add_argument(flag, metavar="FILE", help=f"{name}; default: {SUBWORDS[kind]} in --data")
-    add(
-        "--tokenizer",
-        choices=("moses", "none"),
-        help="how plain text is tokenised before its subwords; default: moses, with sentencepiece none",
-    )
-    add("--replace", action="store_true", help="replace an exported model")
-    add(
-        "--force",
-        action="store_true",
-        help="as --replace, and write the model even if too few sentences of the validation set are "
-        "tokenised as in the data or translated as by the checkpoint",
-    )
-    search = parser.add_argument_group("the default search of fairseq-rope translate")
-    add = search.add_argument
-    add("--beam", type=int, default=4, metavar="N", help="beam size; default: %(default)s")
-    add("--lenpen", type=float, default=0.6, metavar="X", help="length penalty; default: %(default)s")
-    add(
-        "--max-len-b",
-        type=int,
-        default=MAX_LEN_B,
-        metavar="N",
-        help="how many tokens longer than its source an output may be; default: %(default)s",
-    )
+    example = "--path averaged.pt --data data-bin --output served --quantization int8"
+    parser = command_parser("export", "Convert a checkpoint to CTranslate2, and check the result.", example)
+    kinds = {"choices": ("float32", *QUANTIZATIONS), "default": "float32"}
+    divided = "how plain text is tokenised before its subwords; default: moses, with sentencepiece none"
+    forced = "as --replace, and write the model even if too few sentences of the validation set are tokenised as in "
+    forced += "the data or translated as by the checkpoint"
+    rows = [
+        ("--path", {**REQUIRED, **FILE}, "a checkpoint of transformer_rope or transformer"),
+        ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries, data-bin"),
+        ("--output", {**REQUIRED, "metavar": "DIR"}, "the folder to write"),
+        ("--quantization", kinds, "the type of the weights; default: %(default)s"),
+        ("--tokenizer", {"choices": ("moses", "none")}, divided),
+        ("--replace", SWITCH, "replace an exported model"),
+        ("--force", SWITCH, forced),
+    ]
+    add_flags(parser, rows)
+    files = [
+        (flag, FILE, f"the model of {kind}; default: {SUBWORDS[kind]} in --data")
+        for flag, kind in SUBWORD_FLAGS.items()
+    ]
+    add_flags(parser.add_mutually_exclusive_group(), files)
+    longer = "how many tokens longer than its source an output may be; default: %(default)s"
+    rows = [
+        ("--beam", {**INTEGER, "default": 4}, "beam size; default: %(default)s"),
+        ("--lenpen", {**NUMBER, "default": 0.6}, "length penalty; default: %(default)s"),
+        ("--max-len-b", {**INTEGER, "default": MAX_LEN_B}, longer),
+    ]
+    add_flags(parser.add_argument_group("the default search of fairseq-rope translate"), rows)
     return parser
 
 
@@ -695,5 +669,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)
     with ending_in_one_sentence("fairseq-rope export"):
-        report = export(args)
+        output = os.path.realpath(args.output)
+        if not os.path.isdir(os.path.dirname(output)):
+            raise ExportError(f"--output {args.output}: must be in a folder that exists")
+        with replacing(output) as folder:
+            refuse_other_folders(output, args)
+            report = convert(args, folder)
     print(f"{report}\nwrote {args.output}")

@@ -11,6 +11,7 @@ chrF2. The others need blanks.
 
 import argparse
 import codecs
+import contextlib
 import gzip
 import json
 import math
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
 from ..lines import decode, split
+from . import FILE, REQUIRED, SWITCH, add_flags, command_parser
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
@@ -61,20 +63,13 @@ class ScoreError(InputError):
     """The files cannot be scored as the flags say; the message names the flag or file."""
 
 
-class System(NamedTuple):
-    """Translations of one system, one detokenised sentence per line."""
+class Text(NamedTuple):
+    """A reference or the translations of one system, one detokenised sentence per line."""
 
-    name: str
     path: str
     lines: List[str]
+    name: str = ""  # of the system
     undone: Sequence[str] = ()  # the steps of preprocessing that were undone, in this order
-
-
-class Reference(NamedTuple):
-    """One reference translation, one detokenised sentence per line."""
-
-    path: str
-    lines: List[str]
 
 
 class Metric(NamedTuple):
@@ -121,23 +116,18 @@ def named(path: str) -> str:
 
 
 def read_lines(path: str) -> List[str]:
-    r"""The lines of a UTF-8 file, split on ``\n`` alone.
+    r"""The lines of a UTF-8 file, split on ``\n`` alone. It may be gzipped, whatever its name; "-" is standard input.
 
-    The file may be gzipped, whatever its name; "-" is standard input.
-
-    CR, NEL and U+2028 are part of the line that holds them, as they are for the tools that aligned it,
-    and count as blanks in every metric here: so files with Windows' line ends score as others do. A
-    byte order mark at the start of the file is no part of the text.
+    CR, NEL and U+2028 are part of the line that holds them, as they are for the tools that aligned it, and count as
+    blanks in every metric here: so files with Windows' line ends score as others do. A byte order mark at the start
+    is not part of the text.
 
     Raises:
         InputError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
         OSError: the file cannot be read
     """
-    if path == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        with open(path, "rb") as file:
-            data = file.read()
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+        data = file.read()
     if data.startswith(b"\x1f\x8b"):  # how gzip begins, and no text in UTF-8
         try:
             data = gzip.decompress(data)
@@ -172,9 +162,8 @@ def looks_tokenised(lines: Sequence[str]) -> int:
     a blank before one (99% of them in tokenised newstest2014, 0.1% of them in plain newstest2014), or if 1
     line in 20 has an escape of Moses (10% of tokenised German lines, 28% of English ones; no plain line).
     """
-    if 2 * len(_matching(_STOP_APART, lines)) >= len(_matching(_STOP, lines)):
-        return _first_if_common(_STOP_APART, lines) or _first_if_common(_ESCAPES, lines)
-    return _first_if_common(_ESCAPES, lines)
+    apart = 2 * len(_matching(_STOP_APART, lines)) >= len(_matching(_STOP, lines))
+    return (apart and _first_if_common(_STOP_APART, lines)) or _first_if_common(_ESCAPES, lines)
 
 
 def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
@@ -188,20 +177,18 @@ def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
         raise ScoreError(f"{path}, line {line}: looks BPE'd (@@ or ▁); plain, detokenised text is expected")
     line = looks_tokenised(lines)
     if line and is_reference:
-        raise ScoreError(
-            f"{path}, line {line}: looks tokenised (a blank before a full stop or comma, or escapes like "
-            "&quot; and @-@); the reference must be plain text as published"
-        )
+        signs = "a blank before a full stop or comma, or escapes like &quot; and @-@"
+        text = f"{path}, line {line}: looks tokenised ({signs})"
+        raise ScoreError(f"{text}; the reference must be plain text as published")
+    marks = {"with marks of BPE (@@ or ▁)": _SUBWORDS, "that are empty": _BLANK}
     if line:
         warn(f"{path}, line {line}: looks tokenised, and is scored without a change; give detokenised text")
-    for what, pattern in (
-        ("with marks of BPE (@@ or ▁)", _SUBWORDS),
-        ("with escapes like &amp; or @-@", _ENTITIES),
-        ("that are empty", _BLANK),
-    ):
-        found = [] if line and pattern is _ENTITIES else _matching(pattern, lines)
-        if found:
-            warn(f"{path}: lines {what}: {len(found)} of {len(lines)}, the first is line {found[0]}")
+    else:
+        marks["with escapes like &amp; or @-@"] = _ENTITIES
+    for what, pattern in marks.items():
+        numbers = _matching(pattern, lines)
+        if numbers:
+            warn(f"{path}: lines {what}: {len(numbers)} of {len(lines)}, the first is line {numbers[0]}")
 
 
 def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List[str]]:
@@ -248,29 +235,26 @@ def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
         if match is None:
             continue
         kind, sentence, text = match.group(1), int(match.group(2)), match.group(3)
+        place = f"{path}, line {number}"
         if kind == "S" and sentence in texts["S"]:
-            raise ScoreError(
-                f"{path}, line {number}: has sentence {sentence} a second time; give the output of one run"
-            )
+            raise ScoreError(f"{place}: has sentence {sentence} a second time; give the output of one run")
         if kind != "S":
             _, tab, text = text.partition("\t")
             if not tab:
-                raise ScoreError(f"{path}, line {number}: is cut short; it must have {kind}-{sentence}, score and text")
+                raise ScoreError(f"{place}: is cut short; it must have {kind}-{sentence}, score and text")
         texts[kind].setdefault(sentence, text)
     best = texts["D"] or texts["H"]
     if not best:
         raise ScoreError(f"{path}: has no line D-… or H-…; give the output of fairseq-generate")
-    missing, surplus = sorted(set(range(count)) - set(best)), sorted(set(best) - set(range(count)))
-    for numbers, what in ((missing, "lacks"), (surplus, "has")):
+    expected = set(range(count))
+    for numbers, what in ((sorted(expected - set(best)), "lacks"), (sorted(set(best) - expected), "has")):
         if numbers:
             listed = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
-            raise ScoreError(
-                f"{path}: {what} {len(numbers)} sentence{'s' * (len(numbers) > 1)} ({listed}), and the "
-                f"reference has {count} lines, which are sentences 0 to {count - 1}"
-            )
-    in_order = range(count)
-    sources = [texts["S"][n] for n in in_order] if set(in_order) <= set(texts["S"]) else []
-    return [best[n] for n in in_order], sources
+            differing = f"{what} {len(numbers)} sentence{'s' * (len(numbers) > 1)} ({listed})"
+            lines = f"the reference has {count} lines, which are sentences 0 to {count - 1}"
+            raise ScoreError(f"{path}: {differing}, and {lines}")
+    sources = [texts["S"][n] for n in range(count)] if expected <= set(texts["S"]) else []
+    return [best[n] for n in range(count)], sources
 
 
 def compound_split(line: str) -> str:
@@ -330,39 +314,36 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
     def split(line: str) -> str:
         return compound_split(moses(line))
 
-    rows: List[Tuple[Any, ...]] = [
-        ("sacreBLEU", "detokenised text", BLEU, {"tokenize": tokenize, "force": True}, plain, None)
-    ]
+    def in_scorer(scorer: Any, line: str) -> Sequence[str]:
+        return scorer.tokenizer(line).split()
+
+    def in_chrf(scorer: Any, line: str) -> Sequence[str]:
+        # sacrebleu has no public name for the words of chrF++
+        return scorer._remove_punctuation(line) if scorer.word_order else "".join(line.split())
+
+    detokenised = {"tokenize": tokenize, "force": True}
+    rows: List[Tuple[Any, ...]] = [("sacreBLEU", "detokenised text", BLEU, detokenised, plain, None)]
     if lang in UNSPACED:
         rows.append(("chrF2", "characters", CHRF, {}, plain, None))
     else:
+        differs = "the same after the split of Vaswani et al., which usually raises it"
+        signed = f"{tokens}+compound-split"
         rows += [
             ("tokenised BLEU", "Moses tokens, not comparable with sacreBLEU", BLEU, multi_bleu, moses, tokens),
-            (
-                "tokenised BLEU, compound split",
-                "the same after the split of Vaswani et al., which usually raises it",
-                *(BLEU, multi_bleu, split, f"{tokens}+compound-split"),
-            ),
+            ("tokenised BLEU, compound split", differs, BLEU, multi_bleu, split, signed),
             ("chrF2++", "characters, and words without punctuation", CHRF, {"word_order": 2}, plain, None),
             ("TER", "edits per reference word, case ignored: lower is better", TER, {}, plain, None),
         ]
     metrics = []
     for name, what, kind, options, text, signed in rows:
         inputs = [[text(line) for line in lines] for lines in references]
-        scorer = kind(references=inputs, **options)
-
-        def units(line: str, name: str = name, scorer: Any = scorer) -> Sequence[str]:
-            if name == "chrF2":
-                return "".join(line.split())
-            # sacrebleu has no public name for the words of chrF++
-            return scorer._remove_punctuation(line) if name == "chrF2++" else scorer.tokenizer(line).split()
-
-        counts = [sum(len(units(line)) for line in lines) for lines in inputs]
+        scorer, units = kind(references=inputs, **options), in_chrf if kind is CHRF else in_scorer
+        counts = [sum(len(units(scorer, line)) for line in lines) for lines in inputs]
         metrics.append(Metric(name, what, scorer, text, signed, counts))
     return metrics
 
 
-def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, Any]]:
+def score_metric(metric: Metric, systems: Sequence[Text]) -> List[Dict[str, Any]]:
     """Return the scores of each system; with several systems, also a paired bootstrap against the first.
 
     Returns:
@@ -380,11 +361,9 @@ def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, An
     if len(systems) > 1:
         test = PairedTest(hypotheses, {metric.name: metric.scorer}, None, test_type="bs", n_samples=RESAMPLES)
         signatures, columns = test()
-        (signature,) = signatures.values()
-        (results,) = (column for name, column in columns.items() if name != "System")
+        (signature,), (_, results) = signatures.values(), columns.values()  # the first column has the names
         for result in results:
-            row = {"score": result.score, "mean": result.mean, "confidence": result.ci}
-            row["p_value"] = result.p_value  # None for the baseline
+            row = {"score": result.score, "mean": result.mean, "confidence": result.ci, "p_value": result.p_value}
             rows.append({key: None if value is None else float(value) for key, value in row.items()})
     else:
         rows.append({"score": metric.scorer.corpus_score(hypotheses[0][1], None).score})
@@ -401,7 +380,7 @@ def score_metric(metric: Metric, systems: Sequence[System]) -> List[Dict[str, An
 
 
 def score_by_length(
-    system: System, references: Sequence[Reference], tokenize: str, source_words: Sequence[int]
+    system: Text, references: Sequence[Text], tokenize: str, source_words: Sequence[int]
 ) -> List[Dict[str, Any]]:
     """Return sacreBLEU of the sentences whose source has 0–10, 11–20, …, more than 60 words.
 
@@ -413,25 +392,20 @@ def score_by_length(
     """
     from sacrebleu.metrics import BLEU
 
-    buckets = []
+    scorer = BLEU(force=True, tokenize=tokenize)
+    buckets: List[Dict[str, Any]] = []
     for low, high in zip((0, *(length + 1 for length in LENGTHS)), (*LENGTHS, math.inf)):
         chosen = [n for n, words in enumerate(source_words) if low <= words <= high]
-        if chosen:
-            score = BLEU(force=True, tokenize=tokenize).corpus_score(
-                [system.lines[n] for n in chosen], [[reference.lines[n] for n in chosen] for reference in references]
-            )
-            buckets.append(
-                {
-                    "words": f"{low}+" if high == math.inf else f"{low}-{high}",
-                    "sentences": len(chosen),
-                    "score": score.score,
-                    "reference_tokens": score.ref_len,
-                }
-            )
+        if not chosen:
+            continue
+        lines, *expected = ([text.lines[n] for n in chosen] for text in (system, *references))
+        result, words = scorer.corpus_score(lines, expected), f"{low}+" if high == math.inf else f"{low}-{high}"
+        bucket = {"words": words, "sentences": len(chosen), "score": result.score, "reference_tokens": result.ref_len}
+        buckets.append(bucket)
     return buckets
 
 
-def score_comet(systems: Sequence[System], reference: Reference, source: Sequence[str], model: str) -> List[float]:
+def score_comet(systems: Sequence[Text], reference: Text, source: Sequence[str], model: str) -> List[float]:
     """Return the scores of the program ``comet-score`` with the COMET model *model*, one for each system.
 
     Raises:
@@ -446,15 +420,12 @@ def score_comet(systems: Sequence[System], reference: Reference, source: Sequenc
                 # comet-score splits lines at CR too
                 file.writelines(line.replace("\r", " ") + "\n" for line in lines)
         command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
-        done = subprocess.run(
-            [*command, "--quiet", "--only_system"], stdout=subprocess.PIPE, encoding="utf-8", check=False
-        )
+        command += ["--quiet", "--only_system"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     scores = re.findall(r"^.*\tscore: (\S+)$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or len(scores) != len(systems):
-        raise ScoreError(
-            f"--comet {model}: {program} ended with status {done.returncode} and {len(scores)} scores for "
-            f"{len(systems)} systems; its messages on standard error give the reason"
-        )
+        ended = f"{program} ended with status {done.returncode} and {len(scores)} scores for {len(systems)} systems"
+        raise ScoreError(f"--comet {model}: {ended}; its messages on standard error give the reason")
     return [float(score) for score in scores]
 
 
@@ -467,8 +438,8 @@ def comet_program() -> str:
 
 
 def score(
-    systems: Sequence[System],
-    references: Sequence[Reference],
+    systems: Sequence[Text],
+    references: Sequence[Text],
     target_lang: str,
     tokenize: str,
     source: Sequence[str] = (),
@@ -491,45 +462,32 @@ def score(
     if metrics[1].name == "tokenised BLEU":
         token_names += ["Moses", "Moses + compound split"]
     aggressive = aggressive_tokeniser(language(target_lang))
-    report: Dict[str, Any] = {
-        "versions": {
-            "fairseq_rope": __version__,
-            "sacrebleu": sacrebleu.__version__,
-            "sacremoses": sacremoses.__version__,
-        },
-        "target_lang": target_lang,
-        "references": [],
-        "paired_bootstrap": None,
-        "systems": [
-            {"name": system.name, "file": system.path, "undone": list(system.undone), "metrics": []}
-            for system in systems
-        ],
-    }
+    files = []
     for number, reference in enumerate(references):
         counts = {name: metric.reference_tokens[number] for name, metric in zip(token_names, metrics)}
         if len(counts) > 1:
             counts["Moses -a"] = sum(len(aggressive(line).split()) for line in reference.lines)
-        report["references"].append({"file": reference.path, "lines": len(reference.lines), "tokens": counts})
+        files.append({"file": reference.path, "lines": len(reference.lines), "tokens": counts})
+    bootstrap = None
     if len(systems) > 1:
-        report["paired_bootstrap"] = {
-            "baseline": systems[0].name,
-            "resamples": RESAMPLES,
-            "seed": bootstrap_seed(),
-            "confidence": 0.95,
-        }
+        bootstrap = {"baseline": systems[0].name, "resamples": RESAMPLES, "seed": bootstrap_seed(), "confidence": 0.95}
+    entries: List[Dict[str, Any]] = []
+    for system in systems:
+        entries.append({"name": system.name, "file": system.path, "undone": list(system.undone), "metrics": []})
     for metric in metrics:
-        for row, entry in zip(score_metric(metric, systems), report["systems"]):
-            tokens = {"reference_tokens": sum(metric.reference_tokens)}
-            entry["metrics"].append({"name": metric.name, "what": metric.what, **row, **tokens})
+        shared = {"name": metric.name, "what": metric.what, "reference_tokens": sum(metric.reference_tokens)}
+        for row, entry in zip(score_metric(metric, systems), entries):
+            entry["metrics"].append({**shared, **row})
     if source:
         words = [len(line.split()) for line in source]
-        for system, entry in zip(systems, report["systems"]):
+        for system, entry in zip(systems, entries):
             entry["sacreBLEU_by_source_length"] = score_by_length(system, references, tokenize, words)
     if comet is not None:
-        scores = score_comet(systems, references[0], source, comet)
-        for entry, comet_score in zip(report["systems"], scores):
+        for entry, comet_score in zip(entries, score_comet(systems, references[0], source, comet)):
             entry["COMET"] = {"score": comet_score, "model": comet}
-    return report
+    modules = {"fairseq_rope": __version__, "sacrebleu": sacrebleu.__version__, "sacremoses": sacremoses.__version__}
+    report = {"versions": modules, "target_lang": target_lang, "references": files, "paired_bootstrap": bootstrap}
+    return {**report, "systems": entries}
 
 
 def bootstrap_seed() -> int:
@@ -578,67 +536,54 @@ def format_report(report: Dict[str, Any]) -> str:
             scores = "  ".join(f"{row['score']:{max(6, len(system['name']))}.2f}" for row, system in zip(rows, systems))
             lines.append(f"  {rows[0]['words']:>6}  {rows[0]['sentences']:>9}  {scores}")
     if bootstrap:
-        lines += [
-            "",
-            f"paired bootstrap (sacrebleu): {bootstrap['resamples']} resamples, seed {bootstrap['seed']}; "
-            f"± is the 95% interval; p: the probability of as large a difference from "
-            f"{bootstrap['baseline']} by chance",
-        ]
+        resamples = f"{bootstrap['resamples']} resamples, seed {bootstrap['seed']}; ± is the 95% interval"
+        chance = f"p: the probability of as large a difference from {bootstrap['baseline']} by chance"
+        lines += ["", f"paired bootstrap (sacrebleu): {resamples}; {chance}"]
     return "\n".join(lines)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-rope score",
-        description="Score translations with sacreBLEU, tokenised BLEU, chrF2++ and TER.\n"
+    description = (
+        "Score translations with sacreBLEU, tokenised BLEU, chrF2++ and TER.\n"
         "Several systems are compared with the first by sacrebleu's paired bootstrap.\n"
-        "A file may be gzipped; - is standard input.",
-        epilog="example:\n  fairseq-rope score --sys hypotheses.de --ref test.de --src test.en --target-lang de",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "A file may be gzipped; - is standard input."
     )
-    add = parser.add_argument
-    files = {"nargs": "+", "metavar": "FILE"}
-    add("--sys", **files, default=[], help="translations, as detokenised text")
-    add(
-        "--generate-output",
-        **files,
-        default=[],
-        help="translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone",
-    )
-    add("--ref", **files, required=True, help="the reference or references, as detokenised text")
-    add("--target-lang", required=True, metavar="LANG", help="the language of both, as in de")
-    add(
-        "--tokenize",
-        choices=TOKENIZERS,
-        help="sacreBLEU's tokeniser; default: one for the target language, usually 13a; sacrebleu downloads "
-        "flores101 and flores200",
-    )
-    add(
-        "--src",
-        metavar="FILE",
-        help="the source as plain text, for BLEU by its length in words; default: from --generate-output",
-    )
-    add("--names", nargs="+", metavar="NAME", help="names of the systems, those of --sys first; default: their files")
-    add(
-        "--comet",
-        nargs="?",
-        const=COMET_MODEL,
-        metavar="MODEL",
-        help="also score with the program comet-score and this model, which needs the source; default model: "
-        f"{COMET_MODEL}",
-    )
-    add("--json", action="store_true", help="print the whole report as JSON")
-    add("--version", action="version", version=f"%(prog)s {__version__}")
+    parser = command_parser("score", description, "--sys hypotheses.de --ref test.de --src test.en --target-lang de")
+    files = {**FILE, "nargs": "+"}
+    model = {"nargs": "?", "const": COMET_MODEL, "metavar": "MODEL"}
+    rows = [
+        ("--sys", {**files, "default": []}, "translations, as detokenised text"),
+        (
+            *("--generate-output", {**files, "default": []}),
+            "translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone",
+        ),
+        ("--ref", {**files, **REQUIRED}, "the reference or references, as detokenised text"),
+        ("--target-lang", {**REQUIRED, "metavar": "LANG"}, "the language of both, as in de"),
+        (
+            *("--tokenize", {"choices": TOKENIZERS}),
+            "sacreBLEU's tokeniser; default: one for the target language, usually 13a; sacrebleu downloads flores101 "
+            "and flores200",
+        ),
+        ("--src", FILE, "the source as plain text, for BLEU by its length in words; default: from --generate-output"),
+        (
+            *("--names", {"nargs": "+", "metavar": "NAME"}),
+            "names of the systems, those of --sys first; default: their files",
+        ),
+        (
+            *("--comet", model),
+            f"also score with the program comet-score and this model, which needs the source; default: {COMET_MODEL}",
+        ),
+        ("--json", SWITCH, "print the whole report as JSON"),
+    ]
+    add_flags(parser, rows)
     return parser
 
 
-def _check_count(path: str, lines: Sequence[str], reference: Reference) -> None:
+def _check_count(path: str, lines: Sequence[str], reference: Text) -> None:
     if len(lines) != len(reference.lines):
-        raise ScoreError(
-            f"{named(path)} has {len(lines)} lines, and the reference {named(reference.path)} has "
-            f"{len(reference.lines)}; both must have the same sentences"
-        )
+        expected = f"the reference {named(reference.path)} has {len(reference.lines)}"
+        raise ScoreError(f"{named(path)} has {len(lines)} lines, and {expected}; both must have the same sentences")
 
 
 def _refuse_flags(args: argparse.Namespace, names: Sequence[str], paths: Sequence[str]) -> None:
@@ -686,22 +631,21 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
     tokenize = args.tokenize or default_tokenize(args.target_lang)
     _refuse_tokeniser(tokenize)
 
-    references = [Reference(path, read_lines(path)) for path in args.ref]
-    for path, lines in references:
-        _check_count(path, lines, references[0])
-        check_plain(named(path), lines, is_reference=True)
-    systems, source = [], []
+    references = [Text(path, read_lines(path)) for path in args.ref]
+    for reference in references:
+        _check_count(reference.path, reference.lines, references[0])
+        check_plain(named(reference.path), reference.lines, is_reference=True)
+    systems, source, lang = [], [], language(args.target_lang)
     for number, (name, path) in enumerate(zip(names, paths)):
         if number < len(args.sys):
             lines, undone = read_lines(path), []
             _check_count(path, lines, references[0])
         else:
-            lang = language(args.target_lang)
             raw, raw_source = read_generated(path, len(references[0].lines))
             lines, undone = undo_preprocessing(raw, lang)
             source = source or undo_preprocessing(raw_source, lang)[0]
         check_plain(named(path), lines, is_reference=False)
-        systems.append(System(name, path, lines, undone))
+        systems.append(Text(path, lines, name, undone))
     if args.src is not None:
         source = read_lines(args.src)
         _check_count(args.src, source, references[0])

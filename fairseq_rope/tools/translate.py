@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
-from .. import __version__
 from ..errors import InputError, ending_in_one_sentence, refuse_output
 from ..files import written_whole
 from ..lines import decode
+from . import FILE, INTEGER, NUMBER, REQUIRED, add_flags, command_parser
 
 SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which checkpoint was exported
 # The file names of subword models, by the method's name in fairseq's --bpe. Data folders of the recipes and
@@ -49,65 +49,59 @@ LONG = 1024  # tokens; fairseq does not train on longer sentences by default
 # the square of the characters of a word: README.md has the measurements.
 LONGEST = 4096  # tokens
 CHARACTERS = 8 * LONGEST
-# The smallest and the largest values of integer options, and the largest length penalty. Larger ones would
-# exhaust the memory or overflow.
-RANGES = {"beam": (1, 1000), "nbest": (1, 1000), "threads": (1, 1024), "max_len_b": (0, 10_000)}
-MOST_LENPEN = 100
 
 
 class TranslateError(InputError):
     """A folder or file cannot be used, or a line cannot be translated; the message says which one and why."""
 
 
-def _is_integer(least: float, most: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and least <= value <= most
+Rule = Tuple[Callable[[Any], bool], str]  # says whether a value is allowed; the allowed values in words
+
+
+def _integer(least: int, most: float = math.inf) -> Rule:
+    return lambda value: type(value) is int and least <= value <= most, f"an integer from {least} to {most}"
+
+
+def _number(most: int) -> Rule:
+    return lambda value: type(value) in (int, float) and abs(value) <= most, f"a number from -{most} to {most}"
 
 
 def _is_moses(value: Any) -> bool:
     types = {"source": str, "target": str, "dash_splits": bool}
-    return value is None or (
-        isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in types.items())
-    )
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in types.items())
 
 
 def _is_positions(value: Any) -> bool:
+    is_count, _ = _integer(1)
     return isinstance(value, dict) and all(
-        side in value and (value[side] is None or _is_integer(1)(value[side])) for side in ("source", "target")
+        side in value and (value[side] is None or is_count(value[side])) for side in ("source", "target")
     )
 
 
 def _is_checksums(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
-    )
+    return isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
 
 
-def is_length_penalty(value: Any) -> bool:
-    """Whether *value* can be a length penalty; NaN cannot."""
-    return type(value) in (int, float) and abs(value) <= MOST_LENPEN
-
-
-def _in_words(least: int, most: int) -> str:
-    return f"an integer from {least} to {most}"
-
-
-LENGTH_PENALTY = f"a number from -{MOST_LENPEN} to {MOST_LENPEN}"
+# The values of numeric options. Larger ones would exhaust the memory or overflow.
+NUMBERS = {
+    "beam": _integer(1, 1000),
+    "nbest": _integer(1, 1000),
+    "threads": _integer(1, 1024),
+    "max_len_b": _integer(0, 10_000),
+    "lenpen": _number(100),
+}
 _SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
-# For each setting: a function that says whether a value is allowed, and the allowed values in words.
-ALLOWED: Dict[str, Tuple[Callable[[Any], bool], str]] = {
-    "moses": (_is_moses, "null or an object with source, target and dash_splits"),
+# The allowed values of each setting.
+ALLOWED: Dict[str, Rule] = {
+    "moses": (lambda value: value is None or _is_moses(value), "null or an object with source, target and dash_splits"),
     # No other file is opened, because the folder may come from someone else.
     "subwords": (lambda value: value in [None, *_SUBWORD_SETTINGS], f"null or one of {_SUBWORD_SETTINGS}"),
-    "positions": (
-        _is_positions, "an object with source and target, each of them null or an integer of at least 1",
-    ),
-    "beam": (_is_integer(*RANGES["beam"]), _in_words(*RANGES["beam"])),
-    "lenpen": (is_length_penalty, LENGTH_PENALTY),
-    "max_len_b": (_is_integer(*RANGES["max_len_b"]), _in_words(*RANGES["max_len_b"])),
+    "positions": (_is_positions, "an object with source and target, each of them null or an integer of at least 1"),
+    **{name: NUMBERS[name] for name in ("beam", "lenpen", "max_len_b")},
     "quantization": (lambda value: isinstance(value, str), "a string"),
     # The first version of this project wrote no checksums.
-    "sha256": (_is_checksums, "null or the checksums of files in the folder"),
-}  # fmt: skip
+    "sha256": (lambda value: value is None or _is_checksums(value), "null or the checksums of files in the folder"),
+}
 
 
 def read_settings(folder: str) -> Dict[str, Any]:
@@ -122,10 +116,9 @@ def read_settings(folder: str) -> Dict[str, Any]:
         if not isinstance(settings, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise TranslateError(
-            f"--model {folder}: must be a folder that fairseq-rope export wrote, and {SETTINGS} cannot "
-            f"be read there ({error.strerror if isinstance(error, OSError) else error})"
-        ) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        folders = "must be a folder that fairseq-rope export wrote"
+        raise TranslateError(f"--model {folder}: {folders}, and {SETTINGS} cannot be read there ({reason})") from None
     for name, (is_allowed, allowed) in ALLOWED.items():
         value = settings.get(name)
         if not is_allowed(value):
@@ -152,10 +145,8 @@ def refuse_changed_files(folder: str, checksums: Optional[Dict[str, str]]) -> No
         except OSError as error:
             raise TranslateError(f"--model {folder}: {name} cannot be read ({error.strerror})") from None
         if not same:
-            raise TranslateError(
-                f"--model {folder}: {name} is not the file that was exported: its SHA-256 differs from the "
-                f"one in {SETTINGS}; copy or export the model again"
-            )
+            changed = f"{name} is not the file that was exported: its SHA-256 differs from the one in {SETTINGS}"
+            raise TranslateError(f"--model {folder}: {changed}; copy or export the model again")
 
 
 class Text:
@@ -190,9 +181,8 @@ class Text:
     def tokens(self, line: str) -> List[str]:
         """Return the tokens of a sentence; an empty sentence has none."""
         if self._tokeniser is not None:
-            line = self._tokeniser.tokenize(
-                line, aggressive_dash_splits=self._dash_splits, return_str=True, escape=True
-            )
+            options = {"aggressive_dash_splits": self._dash_splits, "return_str": True, "escape": True}
+            line = self._tokeniser.tokenize(line, **options)
         if self._bpe is not None:
             line = self._bpe.process_line(line)
         if self._pieces is not None:
@@ -272,9 +262,8 @@ class Translator:
 
     def _refuse_other_vocabulary(self, folder: str) -> None:
         """Raise a ValueError if the model scores another number of words than its vocabulary has."""
-        (result,) = self._model.translate_batch(
-            [["<unk>"]], beam_size=1, max_decoding_length=1, return_logits_vocab=True
-        )
+        options = {"beam_size": 1, "max_decoding_length": 1, "return_logits_vocab": True}
+        (result,) = self._model.translate_batch([["<unk>"]], **options)
         scored = result.logits[0][0].shape[-1]
         names = ("shared_vocabulary.json", "target_vocabulary.json")
         path = next(path for name in names if os.path.exists(path := os.path.join(folder, name)))
@@ -361,8 +350,8 @@ class Translator:
                 _warn(f"{length}, more than models are trained on")
             if positions is None and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
                 _warn(
-                    f"line {number} has <pad> after a word. fairseq leaves its position empty, which "
-                    "CTranslate2 cannot do: the translation may differ"
+                    f"line {number} has <pad> after a word. fairseq leaves its position empty, which CTranslate2 "
+                    "cannot do: the translation may differ"
                 )
             sources.append(source)
         for hypotheses in self.search(sources, beam, lenpen, done, nbest):
@@ -460,19 +449,11 @@ class Translator:
         """
         hypotheses, scores = result.hypotheses, result.scores
         weights = [(len(words) + 1) ** -lenpen for words in hypotheses]  # + 1: the end
-        others = range(1, len(hypotheses))
-        if (
-            nbest
-            or any(len(words) >= limit for words in hypotheses)
-            or any(scores[0] - scores[n] < CLOSE * (weights[0] - weights[n]) for n in others)
-        ):
-            whole = self._model.score_batch(
-                [source] * len(hypotheses),
-                hypotheses,
-                max_input_length=0,
-                max_batch_size=LONG,  # limits the memory for long hypotheses
-                batch_type="tokens",
-            )
+        close = [score - CLOSE * weight for score, weight in zip(scores, weights)]
+        if nbest or any(len(words) >= limit for words in hypotheses) or max(close) > close[0]:
+            sources = [source] * len(hypotheses)
+            options = {"max_input_length": 0, "max_batch_size": LONG, "batch_type": "tokens"}  # limits the memory
+            whole = self._model.score_batch(sources, hypotheses, **options)
             scores = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
         order = sorted(range(len(hypotheses)), key=lambda n: -scores[n])
         return [(hypotheses[n], scores[n] / math.log(2)) for n in order[: nbest or 1]]
@@ -590,45 +571,35 @@ def output(path: Optional[str]) -> Iterator[IO[str]]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-rope translate",
-        description="Translate plain text, one sentence per line, with an exported model.",
-        epilog="example:\n  fairseq-rope translate --model served < raw.en > translated.de",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = "Translate plain text, one sentence per line, with an exported model."
+    parser = command_parser("translate", description, "--model served < raw.en > translated.de")
+    devices = {"choices": ("cpu", "cuda", "auto"), "default": "cpu"}
+    longer = "how many tokens longer than its source an output may be; default: the exported one, usually 50"
+    best = (
+        "write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the line number, from 1, and "
+        "fairseq's score, the log2 probability divided by length**lenpen"
     )
-    add = parser.add_argument
-    add("--version", action="version", version=f"%(prog)s {__version__}")
-    add("--model", required=True, metavar="DIR", help="a folder that fairseq-rope export wrote")
-    add("--input", metavar="FILE", help="plain text or .gz; default: -, standard input")
-    add("--output", metavar="FILE", help="is written completely or not at all; default: standard output")
-    add("--beam", type=int, metavar="N", help="beam size; default: the exported setting, usually 4")
-    add("--lenpen", type=float, metavar="X", help="length penalty; default: the exported one, usually 0.6")
-    add(
-        "--max-len-b",
-        type=int,
-        metavar="N",
-        help="how many tokens longer than its source an output may be; default: the exported one, usually 50",
-    )
-    add(
-        "--nbest",
-        type=int,
-        metavar="N",
-        help="write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the line "
-        "number, from 1, and fairseq's score, the log2 probability divided by length**lenpen",
-    )
-    add("--threads", type=int, metavar="N", help="CPU threads; default: all cores")
-    add("--device", choices=("cpu", "cuda", "auto"), default="cpu", help="default: %(default)s")
+    rows = [
+        ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
+        ("--input", FILE, "plain text or .gz; default: -, standard input"),
+        ("--output", FILE, "is written completely or not at all; default: standard output"),
+        ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
+        ("--lenpen", NUMBER, "length penalty; default: the exported one, usually 0.6"),
+        ("--max-len-b", INTEGER, longer),
+        ("--nbest", INTEGER, best),
+        ("--threads", INTEGER, "CPU threads; default: all cores"),
+        ("--device", devices, "default: %(default)s"),
+    ]
+    add_flags(parser, rows)
     return parser
 
 
 def refuse_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with the usage and an error if a number in *args* is out of its range."""
-    for name, (least, most) in RANGES.items():
+    for name, (is_allowed, allowed) in NUMBERS.items():
         value = getattr(args, name, None)
-        if value is not None and not least <= value <= most:
-            parser.error(f"--{name.replace('_', '-')} {value}: must be {_in_words(least, most)}")
-    if args.lenpen is not None and not is_length_penalty(args.lenpen):
-        parser.error(f"--lenpen {args.lenpen}: must be {LENGTH_PENALTY}")
+        if value is not None and not is_allowed(value):
+            parser.error(f"--{name.replace('_', '-')} {value}: must be {allowed}")
 
 
 def _progress(beside_the_output: bool) -> Any:
@@ -641,24 +612,6 @@ def _progress(beside_the_output: bool) -> Any:
     terminal = sys.stderr.isatty()
     every = {} if terminal else {"mininterval": 30, "delay": 30}
     return tqdm(unit=" lines", disable=terminal and beside_the_output, **every)
-
-
-def write_translations(
-    translator: Translator,
-    chunks: Iterable[List[str]],
-    out: IO[str],
-    nbest: Optional[int],
-    done: Callable[[int], object],
-) -> None:
-    """Write one line to *out* for each line of *chunks*, or one for each of its *nbest* translations."""
-    first = 1
-    for lines in chunks:
-        translations = translator.chunk(lines, first=first, done=done, nbest=nbest or 0)
-        for number, hypotheses in enumerate(translations, first):
-            for text, score in hypotheses:
-                print(text if nbest is None else f"{number}\t{score:.4f}\t{text}", file=out)
-        out.flush()
-        first += len(lines)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -679,5 +632,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             if args.nbest is not None and args.nbest > settings["beam"]:
                 raise TranslateError(f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}")
             on_terminal = args.output is None and sys.stdout.isatty()
+            first = 1
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
-                write_translations(translator, as_they_come(read, name), out, args.nbest, bar.update)
+                for lines in as_they_come(read, name):
+                    translations = translator.chunk(lines, first=first, done=bar.update, nbest=args.nbest or 0)
+                    for number, hypotheses in enumerate(translations, first):
+                        for text, score in hypotheses:
+                            print(text if args.nbest is None else f"{number}\t{score:.4f}\t{text}", file=out)
+                    out.flush()
+                    first += len(lines)

@@ -1,16 +1,17 @@
 """fairseq_rope/tools/average.py against the mean, computed here."""
 
 import argparse
+import gc
 import os
+import resource
 import shutil
-import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 
 import pytest
 import torch
 from fairseq.models import MODEL_REGISTRY
 
+from fairseq_rope.patches import loading
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.tools.average import MEANING, main
 
@@ -33,13 +34,6 @@ def test_average_is_the_exact_mean_in_the_weights_own_type(tmp_path, dtype):
     exact = torch.stack([w.double() for w in weights]).mean(0)
     assert torch.equal(state["model"]["w"], exact.to(dtype))
     assert state["model"]["steps"] == 3
-
-
-def test_checkpoints_with_nothing_but_weights_are_averaged_too(tmp_path):
-    for number, value in enumerate((1.0, 4.0, 7.0), 1):
-        torch.save({"model": {"w": torch.tensor([value])}}, tmp_path / f"checkpoint{number}.pt")
-    state = average(tmp_path, "--num-epoch-checkpoints", "3")
-    assert state["model"]["w"] == 4 and set(state) == {"model"}
 
 
 def test_sums_do_not_saturate_in_16_bits(tmp_path):
@@ -91,18 +85,18 @@ def test_best_checkpoints_are_the_best_by_the_metrics_own_sense(tmp_path, maximi
 
 def test_best_of_negative_scores_and_of_old_checkpoints(tmp_path):
     for value in (-9, -3, -1):
-        path = tmp_path / f"checkpoint.best_score_{value}.000.pt"
         args = argparse.Namespace(maximize_best_checkpoint_metric=True)
-        torch.save({"model": {"w": torch.tensor([float(value)])}, "args": args, "cfg": None}, path)
+        save(tmp_path, f"checkpoint.best_score_{value}.000.pt", {"w": torch.tensor([float(value)])}, args=args)
     main(["--inputs", str(tmp_path), "--output", str(tmp_path / "o.pt"), "--num-best-checkpoints", "2"])
     assert load_checkpoint(str(tmp_path / "o.pt"))["model"]["w"] == -2
 
 
-def test_named_files_are_averaged_as_they_are(tmp_path):
-    save(tmp_path, "a.pt", {"w": torch.tensor([1.0])})
-    save(tmp_path, "b.pt", {"w": torch.tensor([4.0])})
-    main(["--inputs", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--output", str(tmp_path / "c.pt")])
-    assert torch.load(tmp_path / "c.pt", weights_only=True)["model"]["w"] == 2.5
+def test_named_files_with_nothing_but_weights_are_averaged_as_they_are(tmp_path):
+    for name, value in {"a.pt": 1.0, "b.pt": 4.0, "c.pt": 7.0}.items():
+        torch.save({"model": {"w": torch.tensor([value])}}, tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("a.pt", "b.pt", "c.pt")]
+    main(["--inputs", *paths, "--output", str(tmp_path / "d.pt")])
+    assert torch.load(tmp_path / "d.pt", weights_only=True) == {"model": {"w": torch.tensor([4.0])}}
 
 
 def refuse(capsys, folder, *flags):
@@ -129,11 +123,8 @@ def test_differing_keys_and_shapes_are_refused_by_name(tmp_path, capsys):
     save(tmp_path, "checkpoint1.pt", {"same": torch.ones(1), "gone": torch.ones(1)})
     save(tmp_path, "checkpoint2.pt", {"same": torch.ones(1), "new": torch.ones(1)})
     said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
-    assert (
-        "the former lacks new; only the former has gone" in said
-        and "checkpoint1.pt" in said
-        and "checkpoint2.pt" in said
-    )
+    parts = ("the former lacks new; only the former has gone", "checkpoint1.pt", "checkpoint2.pt")
+    assert all(part in said for part in parts)
     save(tmp_path, "checkpoint1.pt", {"same": torch.ones(2), "new": torch.ones(1)})
     said = refuse(capsys, tmp_path, "--num-epoch-checkpoints", "2")
     assert "same has shape (2,)" in said and "(1,)" in said
@@ -313,31 +304,22 @@ def test_a_broken_checkpoint_is_refused_and_the_old_average_stays(tmp_path, caps
     assert torch.load(tmp_path / "average.pt", weights_only=True)["model"]["w"] == 1
 
 
-def test_an_output_that_cannot_be_written_is_refused_by_name(tmp_path):
-    save(tmp_path, "a.pt", {"w": torch.ones(1)})
-    with pytest.raises(SystemExit, match="--output .*/c.pt: must be a file in a folder that exists"):
-        main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "no/such/folder/c.pt")])
-
-
 def test_a_disk_that_refuses_the_write_is_one_sentence_and_leaves_nothing_behind(tmp_path):
     save(tmp_path, "a.pt", {"w": torch.ones(100, 1000)})
-    script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
-        "from fairseq_rope.tools.average import main; main()"
-    )
-    command = [sys.executable, "-c", script, "--inputs", tmp_path / "a.pt", "--output", tmp_path / "b.pt"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and f"{tmp_path}/b.pt: could not be written whole" in done.stderr
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["--inputs", str(tmp_path / "a.pt"), "--output", str(tmp_path / "b.pt")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    said = stopped.value.code
+    assert "\n" not in said and f"{tmp_path}/b.pt: could not be written whole" in said
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatch):
-    import gc
-
-    from fairseq_rope.patches import loading
-
-    for number in range(1, 7):
+    for number in range(1, 5):
         save(tmp_path, f"checkpoint{number}.pt", {"w": torch.full((1000, 100), float(number))})
     loaded, real = [], loading.load_checkpoint
 
@@ -348,21 +330,5 @@ def test_one_checkpoint_and_the_sum_are_in_memory_at_a_time(tmp_path, monkeypatc
         return real(path)
 
     monkeypatch.setattr(loading, "load_checkpoint", counting)
-    average(tmp_path, "--num-epoch-checkpoints", "6")
-    assert loaded == [0, 1, 1, 1, 1, 1]  # before each load: nothing, then the sum alone
-
-
-def test_an_output_that_is_a_folder_is_refused_before_anything_is_read(tmp_path):
-    with pytest.raises(SystemExit, match=f"--output {tmp_path}: must be a file in a folder that exists"):
-        main(["--inputs", str(tmp_path / "missing.pt"), "--output", str(tmp_path)])
-
-
-@pytest.mark.parametrize("missing", ["torch", "fairseq"])
-def test_absence_of_torch_or_fairseq_is_one_sentence(tmp_path, missing):
-    script = (
-        f"import sys; sys.modules['{missing}'] = None; "
-        "from fairseq_rope.tools.average import main; main(['--inputs', 'x', '--output', 'y'])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and f"{missing} is not installed" in done.stderr
+    average(tmp_path, "--num-epoch-checkpoints", "4")
+    assert loaded == [0, 1, 1, 1]  # before each load: nothing, then the sum alone

@@ -22,16 +22,22 @@ def logits(path):
     return model.eval()(source, lengths, words)[0].detach()
 
 
+def convert(path, there, output, *flags):
+    layout.main([str(word) for word in ("--path", path, "--rope-layout", there, "--output", output, *flags)])
+
+
 @pytest.mark.parametrize("fraction", [1, 0.5])
-@pytest.mark.parametrize("there, back", [("half", "interleaved"), ("interleaved", "half")])
 def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weights(
-    data_bin, tmp_path, fraction, there, back
+    data_bin, trained, tmp_path, fraction
 ):
-    flags = ["--rope-layout", back, "--rope-fraction", fraction, "--decoder-attention-heads", 4]
-    train(data_bin, tmp_path, *flags, "--no-epoch-checkpoints")
     path, turned, again = (tmp_path / name for name in ("checkpoint_last.pt", "turned.pt", "again.pt"))
-    layout.main(["--path", str(path), "--rope-layout", there, "--output", str(turned)])
-    layout.main(["--path", str(turned), "--rope-layout", back, "--output", str(again)])
+    if fraction == 1:
+        path = trained / "checkpoint_last.pt"
+    else:
+        flags = ["--rope-fraction", fraction, "--decoder-attention-heads", 4]
+        train(data_bin, tmp_path, *flags, "--no-epoch-checkpoints")
+    convert(path, "half", turned)
+    convert(turned, "interleaved", again)
     torch.testing.assert_close(logits(turned), logits(path), atol=1e-5, rtol=1e-5)
     weights = [load_checkpoint(str(file))["model"] for file in (path, turned, again)]
     assert all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
@@ -41,22 +47,33 @@ def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weight
     }
     # Without the change of weights it would be another model, silently.
     state = load_checkpoint(str(path))
-    state["cfg"]["model"].rope_layout = there
+    state["cfg"]["model"].rope_layout = "half"
     torch.save(state, tmp_path / "wrong.pt")
     assert not torch.allclose(logits(tmp_path / "wrong.pt"), logits(path), atol=1e-2)
 
 
 def test_a_converted_checkpoint_translates_the_same(data_bin, trained, tmp_path):
-    turned = tmp_path / "half.pt"
-    layout.main(["--path", str(trained / "checkpoint_last.pt"), "--rope-layout", "half", "--output", str(turned)])
-    printed = [
-        call("fairseq-generate", data_bin, "--user-dir", PLUGIN, "--path", path, "--cpu", "--beam", 3)
-        for path in (trained / "checkpoint_last.pt", turned)
-    ]
-    assert outputs(printed[0]) == outputs(printed[1])
-    assert [pytest.approx(values, abs=1e-3) for values in scores(printed[0]).values()] == list(
-        scores(printed[1]).values()
+    path, turned = trained / "checkpoint_last.pt", tmp_path / "half.pt"
+    convert(path, "half", turned)
+    flags = ["--user-dir", PLUGIN, "--cpu"]
+    one, other = (
+        call("fairseq-generate", data_bin, "--path", each, *flags, "--max-len-b", 20) for each in (path, turned)
     )
+    assert outputs(one) == outputs(other) and scores(one).keys() == scores(other).keys()
+    assert sum(scores(one).values(), []) == pytest.approx(sum(scores(other).values(), []), abs=1e-3)
+    validate = [
+        "fairseq-validate",
+        data_bin,
+        "--task",
+        "translation",
+        "--log-format",
+        "json",
+        "--max-tokens",
+        500,
+        *flags,
+    ]
+    losses = [re.findall(r'"valid_[a-z_]*loss": "[\d.]+"', call(*validate, "--path", each)) for each in (path, turned)]
+    assert losses[0] and losses[0] == losses[1]
 
 
 SMALL = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("embed-dim=32", "layers=1")]
@@ -93,11 +110,11 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
     undisturbed, converted = tmp_path / "undisturbed", tmp_path / "converted"
     converted.mkdir()
     expected = train(data_bin, undisturbed, *flags)
-    paths = ["--path", undisturbed / "checkpoint1.pt", "--output", converted / "checkpoint_last.pt"]
-    layout.main(["--rope-layout", "half", *map(str, paths)])
+    first = undisturbed / "checkpoint1.pt"
+    convert(first, "half", converted / "checkpoint_last.pt")
+    count = len(load_checkpoint(str(first))["last_optimizer_state"]["param_groups"][0]["params"])
     resumed = train(data_bin, converted, *flags, "--rope-layout", "half")
 
-    count = len(load_checkpoint(str(paths[1]))["last_optimizer_state"]["param_groups"][0]["params"])
     assert (count == 1) == flat, "the form of the optimiser's state that is tested"
     losses = update_losses(expected)
     second_half = {update: loss for update, loss in losses.items() if update > len(losses) // 2}
@@ -118,15 +135,21 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             torch.testing.assert_close(averages[1], averages[0], atol=1e-5, rtol=0)
 
 
+ONE_OPTIMISER = "it is not that of one optimiser with one group of parameters"
+
+
+def as_multilingual(state):
+    """Make *state* one of multilingual_transformer_rope for the pair en-de."""
+    state["model"] = {f"models.en-de.{name}": weight for name, weight in state["model"].items()}
+    state["cfg"]["model"].arch = "multilingual_transformer_rope"
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
         # of --optimizer composite
-        (
-            lambda state: {"default": state["last_optimizer_state"]},
-            "it is not that of one optimiser with one group of parameters",
-        ),
-        (lambda state: [1, 2], "it is not that of one optimiser with one group of parameters"),
+        (lambda state: {"default": state["last_optimizer_state"]}, ONE_OPTIMISER),
+        (lambda state: [1, 2], ONE_OPTIMISER),
         (
             lambda state: with_state(state, {**state["last_optimizer_state"]["state"], 999: {}}),
             "it has entries for parameters that its group does not list",
@@ -144,10 +167,7 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             lambda state: with_moments(state, exp_avg=torch.ones(3, 2)),
             "its exp_avg of encoder.embed_tokens.weight has the shape (3, 2)",
         ),
-        (
-            lambda state: as_multilingual(state),
-            "the order of parameters is not known for a model without encoder.embed_tokens",
-        ),
+        (as_multilingual, "the order of parameters is not known for a model without encoder.embed_tokens"),
         # of a model with a frozen parameter
         (lambda state: with_numbers(state, range(84)), "it has 84 parameters, and the model has 85"),
         (
@@ -173,19 +193,13 @@ def test_a_state_of_the_optimiser_that_is_not_understood_is_dropped_with_a_warni
         state["last_optimizer_state"] = changed
     path, output = tmp_path / "odd.pt", tmp_path / "half.pt"
     torch.save(state, path)
-    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(output)])
+    convert(path, "half", output)
     printed, warned = capsys.readouterr()
     assert f"fairseq-rope convert-layout: warning: the optimiser's state is dropped: {reason}" in warned
     assert "starts with a new optimiser" in warned
     assert printed == f"wrote {output}, without the state of the optimiser\n"
     after = load_checkpoint(str(output))
     assert set(state) - set(after) == {"last_optimizer_state"}
-
-
-def as_multilingual(state):
-    """Make *state* one of multilingual_transformer_rope for the pair en-de."""
-    state["model"] = {f"models.en-de.{name}": weight for name, weight in state["model"].items()}
-    state["cfg"]["model"].arch = "multilingual_transformer_rope"
 
 
 def with_state(state, entries):
@@ -211,7 +225,7 @@ def test_a_checkpoint_without_the_state_of_an_optimiser_is_turned_without_a_warn
     del state["last_optimizer_state"]  # as fairseq_rope.tools.average writes it
     path, output = tmp_path / "average.pt", tmp_path / "half.pt"
     torch.save(state, path)
-    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(output)])
+    convert(path, "half", output)
     assert capsys.readouterr() == (f"wrote {output}\n", "")
 
 
@@ -222,28 +236,23 @@ def test_the_input_is_replaced_only_with_force(trained, tmp_path):
     hard_link.hardlink_to(path)
     before = path.read_bytes()
     for given, output in ((path, path), (path, link), (link, path), (path, hard_link)):
-        flags = ["--path", str(given), "--rope-layout", "half", "--output", str(output)]
         with pytest.raises(SystemExit, match=f"--output {output}: is the file of --path {given}"):
-            layout.main(flags)
+            convert(given, "half", output)
         assert path.read_bytes() == before
-    layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(path), "--force"])
+    convert(path, "half", path, "--force")
     assert load_checkpoint(str(path))["cfg"]["model"].rope_layout == "half"
 
 
-def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(data_bin, tmp_path):
-    train(data_bin, tmp_path, "--no-epoch-checkpoints", "--store-ema")
-    path, nested, turned = (tmp_path / name for name in ("checkpoint_last.pt", "nested.pt", "turned.pt"))
+def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, tmp_path):
+    path, nested, turned = trained / "checkpoint_last.pt", tmp_path / "nested.pt", tmp_path / "turned.pt"
     state = load_checkpoint(str(path))
-    flat = vars(state["cfg"]["model"])
-    sides = {
-        side: {"layers": 2, "embed_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
-        for side in ("encoder", "decoder")
-    }
-    given = {"_name": "transformer_rope", "share_all_embeddings": True, **sides}
-    assert flat["encoder_ffn_embed_dim"] == 64, "the sizes of the tiny model"
+    state["extra_state"]["ema"] = {name: 0.5 * weight for name, weight in state["model"].items()}
+    assert state["cfg"]["model"].encoder_ffn_embed_dim == 64, "the sizes of the tiny model"
+    sizes = {"layers": 2, "embed_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
+    given = {"_name": "transformer_rope", "share_all_embeddings": True, "encoder": sizes, "decoder": dict(sizes)}
     state["cfg"]["model"] = given
     torch.save(state, nested)
-    layout.main(["--path", str(nested), "--rope-layout", "half", "--output", str(turned)])
+    convert(nested, "half", turned)
     torch.testing.assert_close(logits(turned), logits(path), atol=1e-5, rtol=1e-5)
     after, name = load_checkpoint(str(turned)), "encoder.layers.0.self_attn.q_proj.weight"
     order = [row for head in (0, 1) for row in (head * 32 + n for n in layout.row_order(32, 32, "half"))]
@@ -272,7 +281,7 @@ def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_p
     path = tmp_path / "changed.pt"
     torch.save(state, path)
     with pytest.raises(SystemExit, match=f"{path}: .*{said}"):
-        layout.main(["--path", str(path), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+        convert(path, "half", tmp_path / "x.pt")
 
 
 def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
@@ -284,7 +293,7 @@ def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
 
 def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, tmp_path, capsys):
     path, same = trained / "checkpoint_last.pt", tmp_path / "same.pt"
-    layout.main(["--path", str(path), "--rope-layout", "interleaved", "--output", str(same)])
+    convert(path, "interleaved", same)
     said = f"{path} already has the layout interleaved: nothing was changed\nwrote {same}\n"
     assert capsys.readouterr() == (said, "")
     before, after = (load_checkpoint(str(file)) for file in (path, same))
@@ -295,7 +304,7 @@ def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, 
 
 def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
     with pytest.raises(SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"):
-        layout.main(["--path", str(sinusoidal), "--rope-layout", "half", "--output", str(tmp_path / "x.pt")])
+        convert(sinusoidal, "half", tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
 
 

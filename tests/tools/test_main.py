@@ -1,10 +1,22 @@
-"""The command fairseq-rope: its tools, their help and their version."""
+"""The command fairseq-rope: its tools, their help, and what they refuse in the same way."""
+
+import sys
 
 import pytest
 
 from fairseq_rope import __file__ as package
 from fairseq_rope import __version__
 from fairseq_rope.__main__ import TOOLS, main
+from fairseq_rope.errors import REQUIREMENTS
+from tests.commands import ROOT
+
+NEEDED = {
+    "average": "--inputs none.pt --output out",
+    "convert-layout": "--path none.pt --rope-layout half --output out",
+    "score": "--sys none --ref none --target-lang de",
+    "export": "--path none.pt --data none --output out",
+    "translate": "--model none",
+}
 
 
 @pytest.mark.parametrize("tool", [(), *((name,) for name in TOOLS)])
@@ -30,3 +42,49 @@ def test_every_tool_is_listed_and_the_path_for_user_dir_is_printed(capsys):
     with pytest.raises(SystemExit, match="2"):
         main([])
     assert f"a tool is needed: {', '.join(TOOLS)}" in capsys.readouterr().err
+
+
+BEAM, LENPEN = "must be an integer from 1 to 1000", "must be a number from -100 to 100"
+OUT_OF_RANGE = [("--beam", value, BEAM) for value in ("0", "-3", "2147483648")]
+OUT_OF_RANGE += [("--lenpen", value, LENPEN) for value in ("nan", "inf", "-1e+308")]
+OUT_OF_RANGE += [("--max-len-b", "-1", "must be an integer from 0 to 10000")]
+OF_TRANSLATE = [("--nbest", "0", BEAM), ("--threads", "0", "must be an integer from 1 to 1024")]
+
+
+@pytest.mark.parametrize(
+    "tool, flag, value, allowed",
+    [*(("export", *row) for row in OUT_OF_RANGE), *(("translate", *row) for row in OUT_OF_RANGE + OF_TRANSLATE)],
+)
+def test_numbers_out_of_range_are_refused(capsys, tool, flag, value, allowed):
+    with pytest.raises(SystemExit, match="2"):
+        main([tool, *NEEDED[tool].split(), f"{flag}={value}"])
+    assert f"{flag} {value}: {allowed}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["average", "convert-layout", "translate"])
+@pytest.mark.parametrize("output", ["/dev/null", ".", "none/out"])
+def test_an_output_that_cannot_be_a_file_is_refused_before_anything_is_read(tool, output):
+    with pytest.raises(SystemExit, match=f"--output {output}: must be a file in a folder that exists"):
+        main([tool, *NEEDED[tool].split(), "--output", output])
+
+
+@pytest.mark.parametrize(
+    "tool, missing",
+    [
+        *(("average", "torch"), ("average", "fairseq"), ("export", "ctranslate2")),
+        *(("score", "sacrebleu"), ("score", "sacremoses")),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_in_one_sentence(tmp_path, monkeypatch, tool, missing):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "fairseq_rope.patches.saving")  # which average imports when it runs
+    how = f": pip install '{REQUIREMENTS[missing]}'" if missing in REQUIREMENTS else " (see README, Installation)"
+    with pytest.raises(SystemExit) as stopped:
+        main([tool, *NEEDED[tool].split()])
+    assert stopped.value.code == f"fairseq-rope {tool}: {missing} is not installed{how}"
+
+
+def test_missing_packages_are_named_as_in_setup_py():
+    setup = (ROOT / "setup.py").read_text()
+    assert [name for name in REQUIREMENTS.values() if f'"{name}' not in setup] == []

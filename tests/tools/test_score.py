@@ -56,13 +56,18 @@ def ngrams(units, order):
     return Counter(tuple(units[i : i + order]) for i in range(len(units) - order + 1))
 
 
+def precisions(translations, references, orders=(1, 2, 3, 4)):
+    """The share of n-grams in *translations* that one reference has, for each order; lists of lists of tokens."""
+    shares = []
+    for order in orders:
+        counts = [(ngrams(t, order), ngrams(r, order)) for t, r in zip(translations, references, strict=True)]
+        shares.append(sum((t & r).total() for t, r in counts) / sum(t.total() for t, _ in counts))
+    return shares
+
+
 def bleu(translations, references):
     """Papineni et al. (2002), one reference, no smoothing; both are lists of lists of tokens."""
-    log_precision = 0.0
-    for order in (1, 2, 3, 4):
-        counts = [(ngrams(t, order), ngrams(r, order)) for t, r in zip(translations, references, strict=True)]
-        right = sum((t & r).total() for t, r in counts)
-        log_precision += math.log(right / sum(t.total() for t, _ in counts)) / 4
+    log_precision = sum(map(math.log, precisions(translations, references))) / 4
     length, wanted = sum(map(len, translations)), sum(map(len, references))
     return 100 * math.exp(log_precision + min(0, 1 - wanted / length))
 
@@ -70,16 +75,10 @@ def bleu(translations, references):
 def chrf(translations, references):
     """Popović (2017): F2 of the mean precision and recall over characters 1-6 and words 1-2, as sacrebleu
     (mean of precisions first), summed over the corpus; words come with punctuation apart."""
-    precisions, recalls = [], []
-    for form, orders in ((lambda words: "".join(words), range(1, 7)), (list, (1, 2))):
-        for order in orders:
-            counts = [
-                (ngrams(form(t), order), ngrams(form(r), order)) for t, r in zip(translations, references, strict=True)
-            ]
-            right = sum((t & r).total() for t, r in counts)
-            precisions.append(right / sum(t.total() for t, _ in counts))
-            recalls.append(right / sum(r.total() for _, r in counts))
-    precision, recall = sum(precisions) / 8, sum(recalls) / 8
+    characters = [["".join(words) for words in side] for side in (translations, references)]
+    sides = ((characters, range(1, 7)), ((translations, references), (1, 2)))
+    precision = sum(sum(precisions(*pair, orders)) for pair, orders in sides) / 8
+    recall = sum(sum(precisions(*pair[::-1], orders)) for pair, orders in sides) / 8
     return 100 * 5 * precision * recall / (4 * precision + recall)
 
 
@@ -107,10 +106,14 @@ def metrics(system):
 def test_bleu_is_the_papers_on_tokens_made_by_hand(files, capsys):
     reference, translation = ([line.split() for line in side.values()] for side in (REFERENCE, TRANSLATION))
     found = metrics(report(capsys, "--sys", files[1], "--ref", files[0])["systems"][0])
-    assert found["sacreBLEU"]["score"] == pytest.approx(bleu(translation, reference))
-    assert found["tokenised BLEU"]["score"] == pytest.approx(bleu(translation, reference))
-    assert found["sacreBLEU"]["reference_tokens"] == sum(map(len, reference))
-    assert found["sacreBLEU"]["system_tokens"] == sum(map(len, translation))
+    shares = [100 * share for share in precisions(translation, reference)]
+    for name in ("sacreBLEU", "tokenised BLEU"):
+        assert found[name]["score"] == pytest.approx(bleu(translation, reference))
+        assert found[name]["precisions"] == pytest.approx(shares)
+        assert found[name]["reference_tokens"] == found[name]["reference_length"] == sum(map(len, reference))
+        assert found[name]["system_tokens"] == sum(map(len, translation))
+    main(["--target-lang", "de", "--sys", files[1], "--ref", files[0]])
+    assert "/".join(f"{share:.1f}" for share in shares) in capsys.readouterr().out
 
     reference, translation = (
         [" ".join(SPLIT.get(token, token) for token in line).split() for line in side]
@@ -197,12 +200,10 @@ def test_paired_bootstrap_is_that_of_sacrebleus_command(tmp_path, capsys):
     assert [metric["p_value"] for metric in ours[:3]] == [None] * 3
     assert [metric["p_value"] for metric in ours[3:]] == pytest.approx(chances, abs=1e-4)
     assert all(metric["signature"] in table for metric in ours)
-    assert found["paired_bootstrap"] == {
-        "baseline": "base", "resamples": 1000, "seed": 12345, "confidence": 0.95,
-    }  # fmt: skip
-    assert [metrics(system)["tokenised BLEU"]["p_value"] is None for system in found["systems"]] == [
-        True, False, False,
-    ]  # fmt: skip
+    expected = {"baseline": "base", "resamples": 1000, "seed": 12345, "confidence": 0.95}
+    assert found["paired_bootstrap"] == expected
+    tokenised = [metrics(system)["tokenised BLEU"]["p_value"] for system in found["systems"]]
+    assert [chance is None for chance in tokenised] == [True, False, False]
 
 
 def test_every_metric_is_labelled_with_its_tokens(files, capsys):
@@ -210,9 +211,8 @@ def test_every_metric_is_labelled_with_its_tokens(files, capsys):
     (system,) = found["systems"]
     signatures = {name: metric["signature"] for name, metric in metrics(system).items()}
     assert system["name"] == "rope" and system["file"] == files[1] and found["paired_bootstrap"] is None
-    assert list(signatures) == [
-        "sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER",
-    ]  # fmt: skip
+    names = ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
+    assert list(signatures) == names
     theirs = json.loads(sacrebleu(files[0], "-i", files[1], "--format", "json"))["signature"]
     assert signatures["sacreBLEU"] == theirs and "|tok:13a|" in theirs
     assert "|tok:moses-de-sacremoses-0.2.0|smooth:none|" in signatures["tokenised BLEU"]
@@ -226,21 +226,6 @@ def test_every_metric_is_labelled_with_its_tokens(files, capsys):
         "Moses -a": tokens["tokenised BLEU"] + 2 * 5,
     }
     assert set(found["versions"]) == {"fairseq_rope", "sacrebleu", "sacremoses"}
-
-
-def test_precisions_and_lengths_are_those_of_the_tokens(files, capsys):
-    reference, translation = ([line.split() for line in side.values()] for side in (REFERENCE, TRANSLATION))
-    expected = []
-    for order in (1, 2, 3, 4):
-        counts = [(ngrams(t, order), ngrams(r, order)) for t, r in zip(translation, reference, strict=True)]
-        right, total = sum((t & r).total() for t, r in counts), sum(t.total() for t, _ in counts)
-        expected.append(100 * right / total)
-    found = metrics(report(capsys, "--sys", files[1], "--ref", files[0])["systems"][0])
-    for name in ("sacreBLEU", "tokenised BLEU"):
-        assert found[name]["precisions"] == pytest.approx(expected)
-        assert found[name]["reference_length"] == sum(map(len, reference))
-    main(["--target-lang", "de", "--sys", files[1], "--ref", files[0]])
-    assert "/".join(f"{precision:.1f}" for precision in expected) in capsys.readouterr().out
 
 
 def test_several_references_are_scored_as_by_sacrebleus_command(tmp_path, capsys):
@@ -367,11 +352,10 @@ def test_gzipped_files_and_standard_input_are_scored_as_plain_files(tmp_path, ca
             assert scored({**plain, name: "-"}) == expected
 
 
-def test_gzipped_output_of_fairseq_generate_is_read(tmp_path, capsys):
-    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
+def test_gzipped_output_of_fairseq_generate_is_read(generate, tmp_path, capsys):
     out = tmp_path / "generate.txt.gz"
-    out.write_bytes(gzip.compress("\n".join(generated(range(8), LINES)).encode()))
-    found = report(capsys, "--generate-output", out, "--ref", ref)
+    out.write_bytes(gzip.compress(Path(generate[0]).read_bytes()))
+    found = report(capsys, "--generate-output", out, "--ref", generate[1])
     assert found["systems"][0]["metrics"][0]["score"] > 90
 
 
@@ -417,9 +401,8 @@ def test_comet_scores_the_plain_sentences_and_its_model_is_reported(files, tmp_p
     flags = ["--sys", files[1], files[0], "--ref", files[0], "--src", src, "--names", "base", "rope"]
     found = report(capsys, *flags, "--comet")
     model = "Unbabel/wmt22-comet-da"
-    assert [system["COMET"] for system in found["systems"]] == [
-        {"score": 0.8, "model": model}, {"score": 0.81, "model": model},
-    ]  # fmt: skip
+    expected = [{"score": score, "model": model} for score in (0.8, 0.81)]
+    assert [system["COMET"] for system in found["systems"]] == expected
     noted = json.loads(notes.read_text())
     assert noted["model"] == [model]
     assert noted["flags"] == ["--model", "--only_system", "--quiet", "-r", "-s", "-t"]
@@ -432,31 +415,24 @@ def test_comet_scores_the_plain_sentences_and_its_model_is_reported(files, tmp_p
     assert json.loads(notes.read_text())["model"] == ["Unbabel/XCOMET-XL"]
 
 
-def test_comet_takes_the_source_from_the_output_of_fairseq_generate(tmp_path, capsys, monkeypatch):
+def test_comet_takes_the_source_from_the_output_of_fairseq_generate(generate, tmp_path, capsys, monkeypatch):
     notes = install_comet(tmp_path, monkeypatch)
-    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
-    out = write(tmp_path / "generate.txt", generated(range(8), LINES))
+    out, ref = generate
     report(capsys, "--generate-output", out, "--ref", ref, "--comet")
     (source,) = json.loads(notes.read_text())["texts"]["-s"]
     assert source.split("\n")[:3] == ["a", "a bc d", "ab"]
-    without_source = [line for line in generated(range(8), LINES) if line[:2] != "S-"]
-    out = write(tmp_path / "without.txt", without_source)
+    out = write(tmp_path / "without.txt", [line for line in generated(range(8), LINES) if line[:2] != "S-"])
     said = refuse(capsys, "--generate-output", out, "--ref", ref, "--comet")
     assert f"--comet needs the source text, and {out} has no lines S-…: give --src" in said
 
 
-@pytest.mark.parametrize(
-    "ending, said",
-    [
-        ("sys.exit('no such model')", "ended with status 1 and 0 scores for 1 systems"),
-        ("sys.exit()", "ended with status 0 and 0 scores for 1 systems"),
-    ],
-)
-def test_comet_that_fails_is_one_sentence(files, tmp_path, capsys, monkeypatch, ending, said):
+@pytest.mark.parametrize("ending, status", [("sys.exit('no such model')", 1), ("sys.exit()", 0)])
+def test_comet_that_fails_is_one_sentence(files, tmp_path, capsys, monkeypatch, ending, status):
     install_comet(tmp_path, monkeypatch, ending)
     src = write(tmp_path / "src", ["w"] * 4)
     sentence = refuse(capsys, "--sys", files[1], "--ref", files[0], "--src", src, "--comet")
-    assert f"--comet Unbabel/wmt22-comet-da: {tmp_path}/comet-score {said}" in sentence
+    program = f"--comet Unbabel/wmt22-comet-da: {tmp_path}/comet-score"
+    assert f"{program} ended with status {status} and 0 scores for 1 systems" in sentence
 
 
 def test_comet_is_refused_before_the_work_if_it_cannot_be_run(files, tmp_path, capsys, monkeypatch):
@@ -510,6 +486,13 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def generate(tmp_path):
+    """The paths of the output of fairseq-generate and of the reference for LINES."""
+    out = write(tmp_path / "generate.txt", generated(range(8), LINES))
+    return out, write(tmp_path / "generate.ref", [line[2] or "Leer." for line in LINES])
+
+
 @pytest.mark.parametrize(
     "rewrite, kinds, undone",
     [
@@ -536,13 +519,11 @@ def test_generated_translations_are_put_in_order_and_made_plain(tmp_path, capsys
     assert metrics(found["systems"][0]) == metrics(by_hand["systems"][0])
 
 
-def test_bleu_by_source_length_counts_words_of_the_plain_source(tmp_path, capsys):
-    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
-    out = write(tmp_path / "generate.txt", generated(range(8), LINES))
-    found = report(capsys, "--generate-output", out, "--ref", ref)["systems"][0]["sacreBLEU_by_source_length"]
-    assert [(row["words"], row["sentences"], row["reference_tokens"]) for row in found] == [
-        ("0-10", 5, 7 + 7 + 6 + 2 + 4), ("11-20", 3, 4 * 3),
-    ]  # fmt: skip
+def test_bleu_by_source_length_counts_words_of_the_plain_source(generate, capsys):
+    found = report(capsys, "--generate-output", generate[0], "--ref", generate[1])["systems"][0]
+    rows = found["sacreBLEU_by_source_length"]
+    expected = [("0-10", 5, 7 + 7 + 6 + 2 + 4), ("11-20", 3, 4 * 3)]
+    assert [(row["words"], row["sentences"], row["reference_tokens"]) for row in rows] == expected
 
 
 def test_bleu_by_source_length_is_the_bleu_of_those_sentences(files, tmp_path, capsys):
@@ -557,13 +538,12 @@ def test_bleu_by_source_length_is_the_bleu_of_those_sentences(files, tmp_path, c
     assert "sacreBLEU_by_source_length" not in found["systems"][0]
 
 
-def test_translations_in_plain_text_and_generated_ones_can_be_compared(tmp_path, capsys):
-    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
+def test_translations_in_plain_text_and_generated_ones_can_be_compared(generate, tmp_path, capsys):
     plain = write(tmp_path / "sys", [line[2] for line in LINES])
-    out = write(tmp_path / "generate.txt", generated(range(8), LINES))
-    found = report(capsys, "--generate-output", out, "--sys", plain, "--ref", ref, "--names", "p", "g")
-    assert [(system["name"], system["file"]) for system in found["systems"]] == [("p", plain), ("g", out)]
-    one, other = (metrics(system)["TER"]["score"] for system in found["systems"])
+    flags = ["--generate-output", generate[0], "--sys", plain, "--ref", generate[1], "--names", "p", "g"]
+    systems = report(capsys, *flags)["systems"]
+    assert [(system["name"], system["file"]) for system in systems] == [("p", plain), ("g", generate[0])]
+    one, other = (metrics(system)["TER"]["score"] for system in systems)
     assert one == other
 
 
@@ -579,10 +559,9 @@ def test_translations_in_plain_text_and_generated_ones_can_be_compared(tmp_path,
         (lambda out: [line for line in out if line[:2] not in ("D-", "H-")], "has no line D-… or H-…"),
     ],
 )  # fmt: skip
-def test_generated_output_that_is_not_one_whole_run_is_refused(tmp_path, capsys, change, said):
-    ref = write(tmp_path / "ref", [line[2] or "Leer." for line in LINES])
-    out = write(tmp_path / "generate.txt", change(generated(range(8), LINES)))
-    sentence = refuse(capsys, "--generate-output", out, "--ref", ref)
+def test_generated_output_that_is_not_one_whole_run_is_refused(generate, tmp_path, capsys, change, said):
+    out = write(tmp_path / "changed.txt", change(generated(range(8), LINES)))
+    sentence = refuse(capsys, "--generate-output", out, "--ref", generate[1])
     assert out in sentence and said in sentence
 
 
@@ -707,27 +686,13 @@ def test_plain_text_with_odd_places_is_not_taken_for_tokenised(text):
     assert looks_tokenised(lines) == 0 and looks_subworded(lines) == 0
 
 
-def run_python(*words, **options):
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, **options)
-
-
 def test_neither_torch_nor_fairseq_is_imported(files):
-    command = ["-X", "importtime", "-m", "fairseq_rope", "score", "--target-lang", "de"]
-    done = run_python(*command, "--sys", files[1], "--ref", files[0], cwd=Path(__file__).parent.parent)
+    words = ["-m", "fairseq_rope", "score", "--target-lang", "de", "--sys", files[1], "--ref", files[0]]
+    command = [sys.executable, "-X", "importtime", *words]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0 and "sacreBLEU – detokenised text" in done.stdout
     imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "sacrebleu" in imported and not imported & {"torch", "fairseq", "omegaconf", "hydra"}
-
-
-@pytest.mark.parametrize("missing", ["sacrebleu", "sacremoses"])
-def test_absence_of_sacrebleu_or_sacremoses_is_one_sentence(missing):
-    script = (
-        f"import sys; sys.modules['{missing}'] = None; "
-        "from fairseq_rope.tools.score import main; main('--sys x --ref y --target-lang de'.split())"
-    )
-    done = run_python("-c", script)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and f"{missing} is not installed" in done.stderr
 
 
 # newstest2014, where it is at hand
