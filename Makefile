@@ -55,7 +55,6 @@ lint: $(STAMP)
 docs: $(STAMP)
 	.venv/bin/python -m mkdocs --version >/dev/null 2>&1 || .venv/bin/python -m pip install -q --disable-pip-version-check \
 		-c .venv/constraints.txt --no-build-isolation -e '.[docs]'
-	.venv/bin/python docs/differences.py
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
 # The tools that need neither torch nor fairseq run from the wheel alone.
@@ -74,7 +73,7 @@ distclean: clean
 	rm -rf .venv recipes/*/work
 
 # install.sh writes the stamp last, so a stamp stands for a whole installation.
-$(STAMP): install.sh setup.py
+$(STAMP): install.sh pyproject.toml
 	bash install.sh
 
 # The stamp also says what it stands for. Moved to another folder, the scripts in .venv/bin point nowhere; and a setting
