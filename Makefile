@@ -1,24 +1,29 @@
-# make install    install into .venv, and no more
-# make demo       install into .venv, then train a small rotary model and print its BLEU (ARCH=name: another preset)
-# make test       install, then run the tests, save those that train for long
-# make test-slow  install, then run those
-# make bench      install, then measure speed and memory beside fairseq's own transformer (13 minutes on 2 cores with BENCH='--rounds 5')
-# make compare    install, then train RECIPE's baseline and rotary model from SEEDS seeds each, and report how they differ:
-#                 make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: any flag of the recipe)
-# make lint       install, then check the code's style
-# make clean      remove caches and what building left; .venv, data and trained models stay
-# make distclean  remove these, .venv, and the work folders of all recipes with the models trained there
+# make           list the targets
+# make install   create .venv and install everything
+# make demo      train a small rotary model, print its BLEU and translations (ARCH=transformer: the sinusoidal baseline)
+# make test      run the fast tests
+# make test-slow run the tests that take long
+# make bench     measure speed and memory beside fairseq's transformer (BENCH='--rounds 5' takes 13 minutes on 2 cores)
+# make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
+#                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
+# make lint      check style (ruff) and types (mypy)
+# make docs      build the documentation into site/; broken links fail
+# make wheel     build the wheel, install it into a fresh environment, and run its command
+# make clean     remove caches and build output; .venv, data and trained models stay
+# make distclean also remove .venv, and the work folders of all recipes with their models
 #
-# Installing takes minutes the first time and nothing after. Two settings, on the command line or in the environment:
-#   PYTHON=python3.12            the interpreter, 3.11 or newer (default: python3)
-#   TORCH=torch==2.13.0+cpu      another build of torch, as pip names it (default: see install.sh). Where pip looks for
-#                                it is pip's own setting (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS or pip.conf)
-# pytest takes options from its own variable: make test PYTEST_ADDOPTS="-n 2 -x"
+# Every target installs first if it is necessary. This takes minutes the first time. Two variables change what is installed:
+#   PYTHON=python3.12          the interpreter, 3.11 or newer (default: python3)
+#   TORCH=torch==2.13.0+cpu    the build of torch, as pip names it (pip's own settings say where it looks for it)
+# pytest takes options from the environment: make test PYTEST_ADDOPTS="-x"
 
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: install demo test test-slow bench compare lint clean distclean again
+.PHONY: help install demo test test-slow bench compare lint docs wheel clean distclean again
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 
@@ -35,7 +40,7 @@ test-slow: $(STAMP)
 
 # BENCH takes options of all: make bench BENCH=--json
 bench: $(STAMP)
-	for what in rotary train generate serve preprocess; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
+	for what in rotary train generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
 SEEDS ?= 3
 compare: $(STAMP)
@@ -45,16 +50,30 @@ compare: $(STAMP)
 lint: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+docs: $(STAMP)
+	.venv/bin/python -m mkdocs --version >/dev/null 2>&1 || .venv/bin/python -m pip install -q --disable-pip-version-check \
+		-c .venv/constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
+# The tools that need neither torch nor fairseq run from the wheel alone.
+wheel: $(STAMP)
+	rm -rf build dist
+	.venv/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	.venv/bin/python -m venv build/fresh
+	build/fresh/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
+	cd build && fresh/bin/fairseq-rope --version && fresh/bin/fairseq-rope --user-dir && fresh/bin/fairseq-rope score --help >/dev/null
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . \( -path ./.venv -o -path './recipes/*/work' \) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf .venv recipes/*/work
 
 # install.sh writes the stamp last, so a stamp stands for a whole installation.
-$(STAMP): install.sh setup.py
+$(STAMP): install.sh pyproject.toml
 	bash install.sh
 
 # The stamp also says what it stands for. Moved to another folder, the scripts in .venv/bin point nowhere; and a setting

@@ -1,5 +1,6 @@
 """Time things against each other: in turns, in one process, and by medians."""
 
+import argparse
 import json
 import platform
 import statistics
@@ -8,6 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+
+
+def build_parser(module: str, description: str, rounds: int = 5) -> argparse.ArgumentParser:
+    """Return a parser with the flags of all benchmarks; *description* is the docstring of *module*."""
+    parser = argparse.ArgumentParser(prog=f"benchmarks.{module}", description=description.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
 
 
 def in_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

@@ -7,7 +7,6 @@ does, and until then takes the words that the model likes best. With --long, bat
 outputs of up to 1,000 tokens, to see what a token costs late in a sentence.
 """
 
-import argparse
 import math
 import statistics
 
@@ -16,7 +15,7 @@ from fairseq.data import Dictionary
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks.alternating import in_turns, ratio, report
+from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
 
 ARCHS = ("transformer", "transformer_rope")
@@ -78,12 +77,10 @@ class Translating:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.generate", description=__doc__.splitlines()[0])
+    parser = build_parser("generate", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long", action="store_true", help="what a token costs as the output grows")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for size in args.size or SIZES:
         if args.long:

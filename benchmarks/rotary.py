@@ -5,14 +5,13 @@
 Shapes are (T, B, H, D), of queries as the projection leaves them: heads beside each other in a row.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from benchmarks.alternating import in_turns, report
+from benchmarks.alternating import build_parser, in_turns, report
 from benchmarks.subjects import DEVICE
 from fairseq_rope.positions.rotary import RotaryEmbedding, rotary_tables
 from fairseq_rope.search.step import turn_in_place
@@ -111,9 +110,7 @@ def measure(name: str, layout: str, backward: bool, rounds: int) -> list[dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.rotary", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
+    parser = build_parser("rotary", __doc__, rounds=15)
     args = parser.parse_args()
     rows = [
         row

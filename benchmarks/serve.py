@@ -9,7 +9,6 @@ new process, less the imports: the model and Moses' rules are loaded, and a line
 at most 26 subwords. There are no BPE codes to load, as there are no words.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ import ctranslate2
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks.alternating import in_turns, ratio, report
+from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.tools.export import to_spec, words
 from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, checksum, in_batches
@@ -120,10 +119,8 @@ class Exported:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.serve", description=__doc__.splitlines()[0])
+    parser = build_parser("serve", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for name in args.size or SIZES:
         size = SIZES[name]

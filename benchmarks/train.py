@@ -5,7 +5,6 @@
 A step is forward, criterion, backward and Adam, as fairseq-train does them, on batches of real lengths.
 """
 
-import argparse
 import itertools
 import multiprocessing
 import os
@@ -18,7 +17,7 @@ import torch
 from fairseq import optim
 from fairseq.criterions import CRITERION_REGISTRY
 
-from benchmarks.alternating import in_turns, ratio, report
+from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
 
 # architecture, criterion; the first is the yardstick
@@ -109,11 +108,9 @@ def peak_memory(name: str, size: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.train", description=__doc__.splitlines()[0])
+    parser = build_parser("train", __doc__, rounds=7)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
-    parser.add_argument("--rounds", type=int, default=7, help="with all batches; default %(default)s")
     parser.add_argument("--no-memory", action="store_true", help="time only")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     names = [name for name, (_, criterion) in CANDIDATES.items() if criterion in CRITERION_REGISTRY]
     sizes = args.size or list(SIZES)

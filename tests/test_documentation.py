@@ -1,0 +1,86 @@
+"""The documentation: its notebook runs, its tables name tests and flags that exist, its links lead somewhere."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from fairseq_rope.__main__ import TOOLS
+from fairseq_rope.transformer.architectures import ARCHITECTURES
+from tests.commands import ROOT
+
+PAGES = sorted(
+    page
+    for part in ("*.md", "docs/*.md", "recipes/*.md", "recipes/*/*.md", "benchmarks/*.md")
+    for page in ROOT.glob(part)
+)
+
+
+def heading_anchors(page):
+    """The anchors that GitHub and mkdocs give to the headings of *page*."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower(), flags=re.ASCII).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        if "://" not in link:
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in heading_anchors(target), link
+
+
+def test_the_notebook_derives_what_the_module_computes():
+    cells = json.loads((ROOT / "docs" / "rope_in_60_lines.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert sum(bool(line.strip()) for source in sources for line in source.splitlines()) <= 60
+    names: dict[str, object] = {}
+    for source in sources:
+        exec(source, names)  # the last cell asserts that the plugin's module gives the same numbers
+    # DESIGN's known values of the equation: d = 4, m = 1 and m = 4.
+    rotate = names["rotate_by_the_equation"]
+    expected = torch.tensor([-0.84147, 0.54030, -0.01000, 0.99995])
+    assert torch.allclose(rotate(torch.tensor([0.0, 1.0, 0.0, 1.0]), 1), expected, atol=1e-5)
+    expected = torch.tensor([0.0516, -0.7052, 0.4796, 0.5196])
+    assert torch.allclose(rotate(torch.full((4,), 0.5), 4), expected, atol=1e-4)
+    # Three curves that start at 1, and stay below it.
+    curves = [line.get_ydata() for line in names["axes"].get_lines()]
+    assert len(curves) == 3 and all(curve[0] == 1 and curve[1:].max() < 1 for curve in curves)
+
+
+@pytest.mark.parametrize("page", ["compatibility", "errors"])
+def test_every_row_of_a_table_names_tests_that_exist(page):
+    paragraphs = (ROOT / "docs" / f"{page}.md").read_text().split("\n\n")
+    tables = [paragraph.splitlines() for paragraph in paragraphs if paragraph.startswith("| ")]
+    rows = [row for header, _, *table in tables for row in table if header.endswith("| test |")]
+    assert len(rows) > 20
+    file = ""
+    for row in rows:
+        cell = row.rstrip("| ").rsplit("|", 1)[-1]
+        named = re.findall(r"`([^`]+)`", cell)
+        assert named or cell.strip() == "the same", row
+        for name in named:
+            path, _, function = name.partition("::")
+            file = path if "::" in name or name.endswith(".py") else file
+            function = function or ("" if name.endswith(".py") else name.lstrip("…"))
+            assert not function or f"def {function}(" in (ROOT / "tests" / file).read_text(), f"{name} of {row}"
+
+
+def test_the_tables_have_every_architecture_and_every_tool():
+    named = re.findall(r"^\| `([\w]+)` \| `(\w+)` \|$", (ROOT / "docs" / "training.md").read_text(), re.M)
+    twins = {
+        arch.replace("transformer", "transformer_rope"): arch for archs in ARCHITECTURES.values() for arch in archs
+    }
+    assert dict(named) == twins
+    assert re.findall(r"^\| `([\w-]+)` \| .*\(docs/", (ROOT / "README.md").read_text(), re.M) == list(TOOLS)
+
+
+def test_the_readme_is_short_and_the_make_targets_are_listed():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.M)
+    listed = re.findall(r"^# make ([\w-]+) ", makefile, re.M)
+    assert {*listed, "help", "again"} == set(phony.split())
