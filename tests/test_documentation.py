@@ -1,5 +1,6 @@
 """The documentation: its notebook runs, its tables name tests and flags that exist, its links lead somewhere."""
 
+import cmath
 import json
 import re
 
@@ -46,9 +47,13 @@ def test_the_notebook_derives_what_the_module_computes():
     assert torch.allclose(rotate(torch.tensor([0.0, 1.0, 0.0, 1.0]), 1), expected, atol=1e-5)
     expected = torch.tensor([0.0516, -0.7052, 0.4796, 0.5196])
     assert torch.allclose(rotate(torch.full((4,), 0.5), 4), expected, atol=1e-4)
-    # Three curves that start at 1, and stay below it.
-    curves = [line.get_ydata() for line in names["axes"].get_lines()]
-    assert len(curves) == 3 and all(curve[0] == 1 and curve[1:].max() < 1 for curve in curves)
+    # The drawn bound is the mean of |S_j|, equation 37.
+    for head_dim, curve in zip((32, 64, 128), names["axes"].get_lines(), strict=True):
+        for distance in (0, 1, 50, 512):
+            angles = [distance * 10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+            sums = [abs(sum(cmath.exp(1j * angle) for angle in angles[:j])) for j in range(1, head_dim // 2 + 1)]
+            at_zero = (head_dim // 2 + 1) / 2  # the mean of 1 … d/2
+            assert curve.get_ydata()[distance] == pytest.approx(sum(sums) / len(sums) / at_zero, abs=1e-6)
 
 
 @pytest.mark.parametrize("page", ["compatibility", "errors"])

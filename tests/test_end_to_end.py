@@ -10,7 +10,7 @@ import torch
 
 import fairseq_rope.__main__
 from fairseq_rope.patches.loading import load_checkpoint
-from tests.commands import BIN, ENVIRONMENT, PLUGIN, outputs, run_program, train, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
 
 FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 6]
 
@@ -126,15 +126,15 @@ checkpoint: {{save_dir: {tmp_path / "checkpoints"}}}
         assert torch.equal(by_yaml[name], weight), name
 
 
-def test_without_user_dir_fairseq_says_what_the_readme_quotes(kept, data_bin):
+def test_without_user_dir_fairseq_says_what_the_documentation_quotes(kept, data_bin):
     done = run_program("fairseq-generate", data_bin, "--path", kept[0] / "average.pt", "--cpu", check=False)
     assert done.returncode != 0
     # torch < 2.6, and fairseq's git main, read the checkpoint, then do not know the model, nor how to say so.
     quoted = ("Weights only load failed", "Replacement index 1 out of range for positional args tuple")
     said = [text for text in quoted if text in done.stderr]
     assert said, done.stderr
-    readme = (PLUGIN.parent / "README.md").read_text()
-    assert all(text in readme for text in quoted)
+    page = " ".join((ROOT / "docs" / "training.md").read_text().split())
+    assert all(text in page for text in quoted)
 
 
 def test_a_refusal_is_the_last_line_of_the_command(data_bin, tmp_path, capsys):

@@ -33,7 +33,7 @@ TRANSLATION = [
     "tests/test_binaries.py::TestActivationCheckpointing",
     *(f"tests/test_{name}.py" for name in FILES),
 ]
-# Refused by design: COMPATIBILITY.md, "Refused".
+# Refused by design: docs/compatibility.md, "Refused".
 REFUSED = {
     "tests/test_binaries.py::TestTranslation::test_transformer_cross_self_attention",
     "tests/test_multihead_attention.py::test_add_bias_parity",

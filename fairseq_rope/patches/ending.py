@@ -11,10 +11,6 @@ import fairseq
 
 from ..errors import InputError
 
-PROGRAMS = tuple(
-    f"fairseq-{name}"
-    for name in ("train", "hydra-train", "generate", "interactive", "validate", "preprocess", "score", "eval-lm")
-)
 _excepthook = sys.excepthook
 
 
@@ -39,10 +35,19 @@ def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Option
     return None
 
 
+def program_of(trace: Optional[TracebackType]) -> Optional[str]:
+    """Return the name of fairseq's program that runs in *trace*, like "fairseq-train"; None if there is none."""
+    for frame, _ in traceback.walk_tb(trace):
+        folder, file = os.path.split(frame.f_code.co_filename)
+        if os.path.basename(folder) == "fairseq_cli" and frame.f_code.co_name == "cli_main":
+            return f"fairseq-{os.path.splitext(file)[0].replace('_', '-')}"
+    return None
+
+
 def excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
     """Print the sentence for an *error* that ends one of fairseq's programs; for others the traceback."""
-    program = os.path.basename(sys.argv[0]) if sys.argv else ""
-    sentence = sentence_for(error, trace) if program in PROGRAMS else None
+    program = program_of(trace)
+    sentence = sentence_for(error, trace) if program else None
     if sentence is None:
         _excepthook(kind, error, trace)
     else:

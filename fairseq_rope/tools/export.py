@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 # The allowed difference from the checkpoint in the log-probability of a word: see check(). Trained models
-# differed by 0.01 to 0.12 in int8, the most where CTranslate2 multiplies with oneDNN (COMPATIBILITY.md), and
+# differed by 0.01 to 0.12 in int8, the most where CTranslate2 multiplies with oneDNN (docs/compatibility.md), and
 # a tiny model with random weights by 0.25.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64

@@ -46,7 +46,7 @@ DEFAULT_BATCH_TOKENS = 1024
 CLOSE = 1.0
 LONG = 1024  # tokens; fairseq does not train on longer sentences by default
 # The longest line that is translated. Memory grows with the square of its tokens, and the time of BPE with
-# the square of the characters of a word: README.md has the measurements.
+# the square of the characters of a word: docs/serving.md has the measurements.
 LONGEST = 4096  # tokens
 CHARACTERS = 8 * LONGEST
 

@@ -256,7 +256,7 @@ def _yaml(value: Any) -> str:
 
 
 def table(results: Results) -> str:
-    """The rows for RESULTS.md, and the facts about them."""
+    """The rows for docs/results.md, and the facts about them."""
     first = next(iter(processes(results)), {})
     return TEMPLATES.get_template("results.md.j2").render(
         results,

@@ -27,7 +27,9 @@ def check_machine(experiment: Experiment) -> None:
     programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
-            raise StageError(f"{program} is not found, neither in {beside} nor on the PATH; see README, Installation")
+            raise StageError(
+                f"{program} is not found, neither in {beside} nor on the PATH; docs/install.md says how to install it"
+            )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
     if memory < needed:
@@ -52,7 +54,7 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Versions, commit and hardware, as a row of RESULTS.md names them."""
+    """Versions, commit and hardware, as a row of docs/results.md names them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -60,7 +60,7 @@ def announce(experiment: Experiment) -> None:
 
 
 def write_down(experiment: Experiment, program: str, folder: Path) -> None:
-    """Keep what a row of RESULTS.md needs to know beside the score, as of the last stage that ran."""
+    """Keep what a row of docs/results.md needs to know beside the score, as of the last stage that ran."""
     settings, run = asdict(experiment.settings), {"command": program, **describe()}
     for name, contents in (("settings.yaml", settings), ("run.yaml", run)):
         write_whole(folder / name, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))

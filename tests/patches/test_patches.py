@@ -21,6 +21,7 @@ from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
+import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
@@ -30,7 +31,7 @@ from fairseq.file_io import PathManager
 from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_rope import patches
-from fairseq_rope.patches import ending, options, saving
+from fairseq_rope.patches import options, saving
 from tests.commands import ENVIRONMENT, PLUGIN, QUICK_START, ROOT, call, train
 
 
@@ -199,17 +200,25 @@ def fasta_files_have_the_same_index(request, folder):
 
 
 def other_programs_keep_their_tracebacks(request, folder):
-    for name in ("fairseq-mine", "mine.py", "fairseq-generate"):
+    def of_no_program():
+        raise missing
+
+    missing = OSError(errno.ENOENT, "No such file", "x.pt")
+    for name, run in {"fairseq-score": fairseq_cli.score.cli_main, "fairseq-generate": of_no_program}.items():
         printed = io.StringIO()
-        with mock.patch.object(sys, "argv", [name]), contextlib.redirect_stderr(printed):
+        with (
+            mock.patch.object(fairseq_cli.score, "get_parser", side_effect=missing),
+            mock.patch.object(sys, "argv", [name]),
+            contextlib.redirect_stderr(printed),
+        ):
             try:
-                raise OSError(errno.ENOENT, "No such file", "x.pt")
+                run()
             except OSError:
                 sys.excepthook(*sys.exc_info())
-        if name in ending.PROGRAMS:
-            assert printed.getvalue() == "fairseq-generate: error: x.pt: No such file\n"
-        else:
+        if run is of_no_program:
             assert "Traceback" in printed.getvalue() and printed.getvalue().endswith(": 'x.pt'\n")
+        else:
+            assert printed.getvalue() == "fairseq-score: error: x.pt: No such file\n"
 
 
 def the_same_checkpoints_are_written(request, folder):
@@ -360,7 +369,7 @@ MODULES = sorted(
 
 
 IMPORTS = {
-    "fairseq first": "import sys; sys.argv[0] = 'fairseq-rope-search'; import fairseq, fairseq_rope",
+    "fairseq first": "import fairseq, fairseq_rope",
     "plugin, user-dir": "import fairseq_rope" + USER_DIR,
     "module, user-dir": "import fairseq_rope.attention" + USER_DIR,
     "models first, a-z": "import fairseq_rope.transformer.models; "

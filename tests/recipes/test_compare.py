@@ -1,9 +1,7 @@
 """recipes/compare: two architectures from several seeds, and the report of how they differ."""
 
-import cmath
 import contextlib
 import html
-import importlib.util
 import io
 import json
 import math
@@ -656,47 +654,6 @@ def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):
     for seeds, bars in zip(([[30, 31], [20, 22]], [[30, 32], [10, 11]]), axes[2][0].containers, strict=True):
         ends = [sorted(point[1] for point in segment) for segment in bars.lines[2][0].get_segments()]
         assert ends == [pytest.approx(sorted(of)) for of in seeds]
-
-
-# -- docs/decay.py -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def decay(monkeypatch):
-    """docs/decay.py as a module; decay.run(*flags) runs it."""
-    spec = importlib.util.spec_from_file_location("decay", ROOT / "docs" / "decay.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def run(*flags):
-        monkeypatch.setattr(sys, "argv", ["decay.py", *map(str, flags)])
-        module.main()
-
-    module.run = run
-    return module
-
-
-def test_the_decay_is_drawn_from_the_papers_sums(decay, tmp_path):
-    decay.run("--output", tmp_path / "decay.png")
-    assert (tmp_path / "decay.png").read_bytes()[:4] == b"\x89PNG"
-    found = decay.bound(8, 100.0, farthest=20)
-    for distance in range(21):
-        angles = [distance * 100.0 ** (-2 * i / 8) for i in range(4)]
-        sums = [sum(cmath.exp(1j * angle) for angle in angles[: j + 1]) for j in range(4)]
-        assert found[distance].item() == pytest.approx(sum(map(abs, sums)) / 4, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        (["--base", "1"], "--base 1.0: must be a number above 1"),
-        (["--base", "nan"], "--base nan: must be a number above 1"),
-        (["--output", "none/decay.png"], "--output none/decay.png: must be a .png, .svg or .pdf file in"),
-        (["--output", "decay.txt"], "--output decay.txt: must be a .png, .svg or .pdf file in a folder"),
-    ],
-)
-def test_flags_of_the_decay_are_checked(decay, capsys, flags, said):
-    assert said in usage_error(capsys, decay.run, *flags)
 
 
 # -- what makes the comparison fair ------------------------------------------------------------------

@@ -20,11 +20,11 @@ def corpus():
     return {name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True)) for name in names}
 
 
-def test_sizes_are_those_that_the_readme_names(corpus):
+def test_sizes_are_those_that_the_documentation_names(corpus):
     assert {name: len(pairs) for name, pairs in corpus.items()} == {"train": 21664, "valid": 500, "test": 500}
     assert sum(path.stat().st_size for path in CORPUS.glob("*.gz")) < 1_000_000
-    readme = (CORPUS.parent / "README.md").read_text()
-    assert all(words in readme for words in ("21,664", "LibreOffice", "(corpus/NOTICE)"))
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert all(words in page for words in ("21,664", "LibreOffice", "MPL-2.0"))
 
 
 def test_paragraphs_are_short_without_code_and_occur_once(corpus):

@@ -148,12 +148,12 @@ def test_all_that_a_row_of_the_results_needs_is_kept(finished):
 
 
 def test_raw_text_is_treated_as_the_recipe_treated_it(finished, monkeypatch):
-    """fairseq-interactive with the flags of recipes/README.md gives the translations of the test set."""
+    """fairseq-interactive with the flags of docs/recipes.md gives the translations of the test set."""
     work, _ = finished
     model = work / MODEL
-    readme = (ROOT / "recipes" / "README.md").read_text()
+    page = (ROOT / "docs" / "recipes.md").read_text()
     flags = "--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes data-bin/bpecodes"
-    assert f"`{flags}`" in readme
+    assert f"`{flags}`" in page
     monkeypatch.chdir(work)
     printed = call(
         "fairseq-interactive", "data-bin", "--user-dir", ROOT / "fairseq_rope", "--source-lang", "en",
@@ -243,15 +243,15 @@ def test_what_a_data_folder_lacks_is_downloaded(copy, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ones_own_plain_text_goes_through_it(tmp_path):
-    """The command of recipes/README.md, `Your own texts`."""
+    """The command of docs/your_own_data.md."""
     texts = tmp_path / "my-texts"
     texts.mkdir()
     for name, number in (("train", 150), ("valid", 10), ("test", 10)):
         for lang in ("en", "fr"):
             (texts / f"{name}.{lang}").write_text("".join(f"{lang} word {n} of {name}.\n" for n in range(number)))
-    readme = (ROOT / "recipes" / "README.md").read_text()
+    page = (ROOT / "docs" / "your_own_data.md").read_text()
     (command,) = re.findall(
-        r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", readme, re.MULTILINE | re.DOTALL
+        r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", page, re.MULTILINE | re.DOTALL
     )
     command = command.replace("my-texts", str(texts)).replace("my-work", str(tmp_path / "my-work"))
     small = "layers=1 width=32 ffn_width=32 heads=2 max_epochs=1 average_checkpoints=1 vocab_size=60".split()
