@@ -206,7 +206,7 @@ def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkey
         check("memory_gb=1000000")
     there = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw))
-    with pytest.raises(StageError, match="subword-nmt is not found, neither in "):
+    with pytest.raises(StageError, match="subword-nmt is neither in "):
         check("disk_gb=0", "memory_gb=0")
     check("disk_gb=0", "memory_gb=0", bpe="sentencepiece")
 
