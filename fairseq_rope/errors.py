@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Iterator
 
-# What pip calls the packages that tools need, as in setup.py.
+# What pip calls the packages that tools need, as in pyproject.toml.
 REQUIREMENTS = {
     "ctranslate2": "ctranslate2>=4.6.3,<5",
     "sacrebleu": "sacrebleu>=2.3,<3",

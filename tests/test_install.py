@@ -27,7 +27,7 @@ def checkout(tmp_path):
     """A folder with what an installation starts from, and nothing installed."""
     folder = tmp_path.resolve() / "a checkout"
     folder.mkdir()
-    for name in ("install.sh", "Makefile", "setup.py"):
+    for name in ("install.sh", "Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -216,7 +216,7 @@ def test_make_goes_straight_to_the_tests_once_installed(installed, settings):
 
 @needs_make
 @pytest.mark.parametrize(
-    "changed", ["install.sh", "setup.py", "PYTHON=python3.99", "TORCH=torch==2.13.0+cpu", "folder"]
+    "changed", ["install.sh", "pyproject.toml", "PYTHON=python3.99", "TORCH=torch==2.13.0+cpu", "folder"]
 )
 def test_make_installs_again_when_pins_settings_or_the_folder_change(installed, changed):
     settings = [changed] if "=" in changed else []

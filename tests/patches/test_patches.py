@@ -201,13 +201,12 @@ def fasta_files_have_the_same_index(request, folder):
 
 def other_programs_keep_their_tracebacks(request, folder):
     def of_no_program():
-        raise missing
+        raise OSError(errno.ENOENT, "No such file", "x.pt")
 
-    missing = OSError(errno.ENOENT, "No such file", "x.pt")
     for name, run in {"fairseq-score": fairseq_cli.score.cli_main, "fairseq-generate": of_no_program}.items():
         printed = io.StringIO()
         with (
-            mock.patch.object(fairseq_cli.score, "get_parser", side_effect=missing),
+            mock.patch.object(fairseq_cli.score, "get_parser", side_effect=of_no_program),
             mock.patch.object(sys, "argv", [name]),
             contextlib.redirect_stderr(printed),
         ):

@@ -89,6 +89,6 @@ def test_a_package_that_is_not_installed_is_named_in_one_sentence(tmp_path, monk
     assert stopped.value.code == f"fairseq-rope {tool}: {missing} is not installed{how}"
 
 
-def test_missing_packages_are_named_as_in_setup_py():
-    setup = (ROOT / "setup.py").read_text()
+def test_missing_packages_are_named_as_in_pyproject_toml():
+    setup = (ROOT / "pyproject.toml").read_text()
     assert [name for name in REQUIREMENTS.values() if f'"{name}' not in setup] == []
