@@ -15,7 +15,7 @@ from tests.commands import call, train
 
 
 def half_on_cpus(what, run):
-    """The mark of a test that wants *run* on a float16 tensor, which older torch has on GPUs only."""
+    """Return the mark of a test that needs *run* on a float16 tensor, which older torch supports on GPUs only."""
     try:
         run(torch.ones(2, 2, dtype=torch.float16))
         lacking = False

@@ -39,7 +39,7 @@ run() { # a command, its output in $work/log, shown only when it fails
 
 "$python" -m venv "$work/venv"
 PATH=$work/venv/bin:$PATH
-# git main wants an omegaconf whose metadata newer pips reject; the build writes into the source, so a copy is built
+# git main needs an omegaconf whose metadata newer pips reject; the build writes into the source, so a copy is built
 if [ -d "$fairseq" ]; then
     run pip install 'pip<24.1'
     cp -R "$fairseq" "$work/fairseq"

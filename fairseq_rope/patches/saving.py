@@ -123,7 +123,7 @@ def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) ->
 
 
 def _save_with_retries(obj: Any, f: Any) -> None:
-    """``torch.save`` with fairseq's retries, each of which begins again at the start of the file."""
+    """``torch.save`` with fairseq's retries; each retry begins again at the start of the file."""
     for attempt in range(1, TRIES + 1):
         try:
             return torch.save(obj, f)

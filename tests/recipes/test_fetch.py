@@ -43,7 +43,7 @@ class Reply:
 
 
 class Site(ThreadingHTTPServer):
-    """A server on this machine; its replies by path, of which the last is given again and again."""
+    """A server on this machine. It has a list of replies for each path and repeats the last one."""
 
     daemon_threads = True
 

@@ -242,7 +242,7 @@ def test_what_a_data_folder_lacks_is_downloaded(copy, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ones_own_plain_text_goes_through_it(tmp_path):
+def test_plain_text_of_the_user_goes_through_all_stages(tmp_path):
     """The command of docs/your_own_data.md."""
     texts = tmp_path / "my-texts"
     texts.mkdir()
