@@ -49,11 +49,9 @@ class Settings:
     normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("remove training pairs with a longer side, in words", 1, names_model=True)
     max_length_ratio: float = _setting(
-        "remove training pairs with one side so many times as long as the other", 1, names_model=True
+        "remove pairs with a side this many times as long as the other", 1, names_model=True
     )
-    holdout_every: int = _setting(
-        "n: every n-th training pair is used for validation instead of valid_files; 0: none", 0
-    )
+    holdout_every: int = _setting("n: use every n-th training pair for validation instead of valid_files", 0)
     vocab_size: int = _setting("size of the subword vocabulary of both languages together", 1, names_model=True)
 
     layers: int = _learnt("number of encoder layers, and of decoder layers", 1)
