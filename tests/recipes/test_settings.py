@@ -88,7 +88,7 @@ def test_help_describes_every_setting(capsys):
         "target_lang (str, a language's code, like en or pt-BR): code of the target language",
         "normalise_punctuation (str, one of none, source, target, both): sides with normalised punctuation",
         "dropout (float, 0 to 1): probability of dropout",
-        "beam (int, 1 or more): hypotheses of the search",
+        "beam (int, 1 or more): beam size",
         "fairseq_train_flags (str): more flags for fairseq-train",
     ):
         assert f"  {line}\n" in printed
