@@ -28,14 +28,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     manifest = "names, sizes, checksums and addresses of these files; default: the recipe's manifest.tsv; none: take "
     add("--manifest", metavar="FILE", help=manifest + "those in --data-dir without a check")
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
-    add("--gpus", type=int, metavar="N", help="train on so many; 0: on the CPU; default: all that there are")
+    add("--gpus", type=int, metavar="N", help="number of GPUs to train on; 0: train on the CPU; default: all GPUs")
     name = "the model's folder is ARCH.seedS.NAME; default: ARCH.seedS for the recipe's own settings, and "
     add("--name", metavar="NAME", help=name + "ARCH.seedS.HASH for others")
-    bpe = "default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not divide"
+    bpe = "default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not split"
     add("--bpe", choices=("subword-nmt", "sentencepiece"), help=bpe)
     add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
     add("--dry-run", action="store_true", help="print every command, run none")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="another value for one of settings.yaml")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="give a setting of settings.yaml another value")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, str]:
@@ -44,7 +44,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
     end = words.index("--") if "--" in words else len(words)
     args, unknown = parser.parse_known_args(words[:end])
     if unknown:
-        parser.error(f"{unknown[0]}: no flag of this; flags for fairseq-train stand after a lone --")
+        parser.error(f"{unknown[0]}: unknown flag; write flags for fairseq-train after a lone --")
     return args, shlex.join(words[end + 1 :])
 
 
@@ -68,7 +68,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     for word in shlex.split(settings.fairseq_train_flags):
         if word.partition("=")[0] in OURS or word.startswith("-a"):
-            raise SettingsError(f"{word} among the flags for fairseq-train: it is set by the recipe's own flags")
+            raise SettingsError(f"{word} among the flags for fairseq-train: use the recipe's own flags instead")
     usual_bpe = _usual_bpe(settings, args.bpe)
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
@@ -103,9 +103,9 @@ def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) ->
         (re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
         (
             args.name is None or re.fullmatch(r"(?!old-)[\w-]+", args.name),
-            f"--name {args.name}: must be of letters, digits, _ and -, and not begin with old-",
+            f"--name {args.name}: must consist of letters, digits, _ and -, and must not begin with old-",
         ),
-        (":" not in str(work), f"--work-dir {work}: must have no colon in it, at which fairseq divides paths"),
+        (":" not in str(work), f"--work-dir {work}: must not contain a colon, because fairseq splits paths at colons"),
         (has_manifest, f"--manifest {args.manifest}: must be a file that exists, or none"),
     ):
         if not allowed:
@@ -118,8 +118,7 @@ def _usual_bpe(settings: Settings, asked: str | None) -> str:
     unspaced = [lang for lang in languages if lang in UNSPACED]
     if asked == "subword-nmt" and unspaced:
         raise SettingsError(
-            f"--bpe subword-nmt: divides words, and {unspaced[0]} is written without blanks between them; "
-            "sentencepiece is for such languages"
+            f"--bpe subword-nmt: needs blanks between words, and {unspaced[0]} has none; use --bpe sentencepiece"
         )
     return "sentencepiece" if unspaced or "ko" in languages else "subword-nmt"
 
@@ -128,7 +127,7 @@ def _refuse_to_write_over_data(experiment: Experiment) -> None:
     folder, work = experiment.data_dir, experiment.work
     for path in (folder / file for file in experiment.files() if folder):
         if work in path.parents and path.relative_to(work).parts[0] in (*WRITTEN, experiment.model.name):
-            raise SettingsError(f"--data-dir {folder}: the recipe would write over {path}, or beside it")
+            raise SettingsError(f"--data-dir {folder}: the recipe would overwrite {path}, or write beside it")
 
 
 def _fits(manifest: Path, experiment: Experiment) -> bool:
@@ -139,13 +138,13 @@ def _fits(manifest: Path, experiment: Experiment) -> bool:
     unknown = [file for file in files if file not in known]
     if unknown and unknown != files:
         raise SettingsError(
-            f"{manifest}: has no {', '.join(unknown)}: write there where to fetch them, or take the files in "
-            "--data-dir as they are with --manifest none"
+            f"{manifest}: has no {', '.join(unknown)}: add their addresses, or use the files in "
+            "--data-dir unchecked with --manifest none"
         )
     if unknown and experiment.data_dir is None:
         raise SettingsError(
-            f"{manifest}: has none of the recipe's files, {', '.join(files)}: write there where to "
-            "fetch them, or say with --data-dir where they are"
+            f"{manifest}: has none of the recipe's files, {', '.join(files)}: add their "
+            "addresses, or name their folder with --data-dir"
         )
     return not unknown
 
@@ -158,7 +157,7 @@ def _recipe(given: str) -> str:
             folder = folder.resolve()
             return folder.name if folder.parent == recipes else str(folder)
     known = ", ".join(sorted(path.parent.name for path in recipes.glob("*/settings.yaml")))
-    raise argparse.ArgumentTypeError(f"{given} is no folder with settings.yaml, and none of {known}")
+    raise argparse.ArgumentTypeError(f"{given} must be a folder with settings.yaml, or one of {known}")
 
 
 def called(recipe: str, words: Sequence[str]) -> str:

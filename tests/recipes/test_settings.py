@@ -184,7 +184,7 @@ def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(tmp
     assert f"--target-lang {lang.partition('_')[0]} --tokenize {tokenize} --json" in said
     assert said.count("--no-tokeniser") == 6 and "subword" not in said
     refusal = usage_error(capsys, main, [*words, "--bpe", "subword-nmt"])
-    assert f"and {lang.partition('_')[0]} is written without blanks" in refusal
+    assert f"and {lang.partition('_')[0]} has none" in refusal
 
 
 @pytest.mark.parametrize("code", ["zho_Hans", "cmn", "wuu", "lzh", "nan", "hak", "jpn", "tha", "lao", "khm", "mya"])
@@ -278,7 +278,7 @@ def test_the_work_folder_can_lie_beside_the_texts_or_be_theirs(tmp_path, work):
 def test_texts_that_the_recipe_would_write_over_are_refused(tmp_path, capsys, folder):
     texts(tmp_path / folder)
     where = ["--data-dir", str(tmp_path / folder), "--work-dir", str(tmp_path), "--manifest", "none"]
-    said = f"--data-dir {tmp_path}/{folder}: the recipe would write over {tmp_path}/{folder}/train.en"
+    said = f"--data-dir {tmp_path}/{folder}: the recipe would overwrite {tmp_path}/{folder}/train.en"
     assert said in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
 
 
@@ -297,7 +297,7 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     manifest, header = own / "manifest.tsv", "file\tbytes\tchecksum\turl\n"
     others = manifest.read_text()
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
-    said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: write there where to fetch them"
+    said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their addresses"
     assert said in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # it fits some of the files
     manifest.write_text(others)
     done = until_raw(own, "--data-dir", texts(tmp_path / "texts"), clone=ROOT, cwd=tmp_path)
@@ -313,7 +313,7 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     main([str(ROOT / "recipes" / "demo"), "--dry-run", "--stage", "10"])
     assert capsys.readouterr().out == by_name
     refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
-    assert f"{tmp_path} is no folder with settings.yaml, and none of demo, multi30k" in refusal
+    assert f"{tmp_path} must be a folder with settings.yaml, or one of demo, multi30k" in refusal
 
 
 def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stood():
