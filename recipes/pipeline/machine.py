@@ -28,7 +28,7 @@ def check_machine(experiment: Experiment) -> None:
     for program in (*programs, "grep", "sort", "cut", "tee"):
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
             raise StageError(
-                f"{program} is not found, neither in {beside} nor on the PATH; docs/install.md says how to install it"
+                f"{program} is neither in {beside} nor on the PATH; docs/install.md says how to install it"
             )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
