@@ -146,7 +146,7 @@ class _MidEpoch(_InPlaceOf):
 @functools.wraps(_save_checkpoint)
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
     every = cfg.save_interval_updates
-    writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
-    if every > 0 and trainer.get_num_updates() % every == 0 and not writes_epoch:
-        epoch_itr = _MidEpoch(epoch_itr)
+    if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
+        if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint of the epoch
+            epoch_itr = _MidEpoch(epoch_itr)
     return _save_checkpoint(cfg, trainer, epoch_itr, val_loss)

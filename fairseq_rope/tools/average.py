@@ -70,7 +70,8 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
                 sums[name] = torch.zeros_like(
                     weights[name], dtype=torch.float64 if dtype.is_floating_point else torch.int64
                 )
-        refuse_other_model(paths[0], state, path, loaded)
+        else:
+            refuse_other_model(paths[0], state, path, loaded)
         checksums = tuple((name, _checksum(weight)) for name, weight in weights.items())
         if checksums in path_of:
             raise AverageError(f"{path} has the same weights as {path_of[checksums]}; give one of them")

@@ -312,6 +312,6 @@ def _without_places(command: str) -> str:
     """*command* without the flags that name folders of one machine."""
     words = shlex.split(command)
     places = {"--data-dir", "--work-dir", "--manifest"}
-    befores = ["", *words[:-1]]
+    befores = ["", *words][: len(words)]
     kept = [w for w, before in zip(words, befores, strict=True) if not {before, w.partition("=")[0]} & places]
     return shlex.join(kept)

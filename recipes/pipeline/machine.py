@@ -65,7 +65,7 @@ def describe() -> dict[str, Any]:
 
 def _hardware() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*:\s*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    model = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     cpu = model[1] if model else platform.processor() or platform.machine()
     gpus = _printed("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return {"cpu": cpu, "cores": os.cpu_count(), "gpus": gpus}

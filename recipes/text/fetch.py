@@ -28,11 +28,11 @@ COLUMNS = {  # of a manifest: the form of a value, and the words that a message 
     "file": (r"(?!\.\.?$)[^/\\]+", "a file's name without a folder"),
     "bytes": ("-|[1-9][0-9]*", "a number greater than 0, or - where it is unknown"),
     "checksum": ("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", "sha256: and 64 hexadecimal digits, or md5: and 32"),
-    "url": ("https?://[!-~]+( +https?://[!-~]+)*", "addresses, http:// or https://, separated by blanks"),
+    "url": (" *https?://[!-~]+( +https?://[!-~]+)* *", "addresses, http:// or https://, separated by blanks"),
 }
 CURL = (  # options that curl 7.63 of 2018 has
-    "curl --fail --location --proto =http,https --proto-redir =http,https --globoff --silent --show-error --no-buffer "
-    f"--user-agent fairseq-rope/{__version__} --write-out %{{stderr}}\\n%{{http_code}} --speed-limit 1"
+    "curl --disable --fail --location --proto =http,https --proto-redir =http,https --globoff --silent --show-error "
+    f"--no-buffer --user-agent fairseq-rope/{__version__} --write-out %{{stderr}}\\n%{{http_code}} --speed-limit 1"
 ).split()
 HTTP_ERROR, RANGE_ERROR = 22, 33  # exit statuses of curl
 FINAL = (1, 3, 47, 63)  # those that another attempt cannot change: protocol, address, redirections, size
@@ -104,26 +104,26 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
     one if it was the last, since what an earlier run had left may have been the wrong part of it.
     """
     part = folder / f"{entry.name}.part"
+    if entry.size is not None and _size(part) >= entry.size:  # an earlier run was stopped before it could check
+        if not what_is_wrong(part, entry):
+            return _finish(part, folder / entry.name, "an earlier run's download")
+        part.unlink()
     problems: list[str] = []
     addresses = list(entry.addresses)
     for address in addresses:
-        problem, is_final, failures = "", False, 0
+        problem, is_final, failures, most = "", False, 0, _size(part)
         while not is_final and failures <= retries:
             if failures:
                 pause = min(wait * 2 ** (failures - 1), 120)
                 print(f"  {address}: {problem}; attempt {failures + 1} in {pause:g} s", file=sys.stderr)
                 time.sleep(pause)
-            before = _size(part)
             problem, is_final = _run_curl(part, entry, address)
             # A server that cuts the connection every few megabytes gives the whole file in the end.
-            failures = 1 if _size(part) > before else failures + 1
+            failures, most = 1 if _size(part) > most else failures + 1, max(most, _size(part))
         if not problem:
             problem = what_is_wrong(part, entry)
             if not problem:
-                with part.open("rb") as file:
-                    os.fsync(file.fileno())
-                part.replace(folder / entry.name)
-                return address
+                return _finish(part, folder / entry.name, address)
             part.unlink()
             if len(problems) == len(entry.addresses) - 1:
                 addresses.append(address)
@@ -131,6 +131,14 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
         print(f"  {problems[-1]}", file=sys.stderr)
     kept = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
     raise FetchError(f"{entry.name} could not be fetched: {'; '.join(problems)}{kept}")
+
+
+def _finish(part: Path, path: Path, origin: str) -> str:
+    """Give a checked *part* its name, once it is on the disk. Returns *origin*."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+    return origin
 
 
 def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
@@ -159,8 +167,8 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
             finally:
                 curl.kill()
     except OSError as error:
-        raise FetchError(f"{part}: {error.strerror}") from None
-    if status and not _size(part):
+        raise FetchError(f"{error.filename or part}: {error.strerror}") from None
+    if not _size(part) and (status or entry.size):
         part.unlink()
     if start and (status == RANGE_ERROR or (status == HTTP_ERROR and answer == "416")):
         print(f"  {address}: gives no part of a file; starting anew", file=sys.stderr)
@@ -168,6 +176,8 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
         return _run_curl(part, entry, address)
     if status == HTTP_ERROR:
         return f"answered {answer}", answer < "500" and answer not in ("408", "429")
+    if status == 0 and _size(part) < (entry.size or 0):
+        return f"connection ended after {_size(part)} of {entry.size} bytes", False
     if status == 0:
         return "", True
     problem = re.sub(r"^curl: \(\d+\) ", "", said.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
@@ -182,6 +192,8 @@ def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
     """Whether *path*, in the folder of *flag*, is there and right. A wrong one in --output is removed."""
     if not path.exists():
         return False
+    if not path.is_file():
+        raise FetchError(f"{flag}: {path} is not a file")
     problem = "" if entry is None else what_is_wrong(path, entry)
     if problem and flag == "--data-dir":
         raise FetchError(f"--data-dir: {path} {problem}")
@@ -218,7 +230,7 @@ def ensure(
     if shutil.which("curl") is None:
         raise FetchError(f"{wanted[0].name} must be downloaded, and the program curl is not installed")
     output.mkdir(parents=True, exist_ok=True)
-    needed = sum(entry.size - _size(output / f"{entry.name}.part") for entry in wanted if entry.size)
+    needed = sum(max(0, entry.size - _size(output / f"{entry.name}.part")) for entry in wanted if entry.size)
     free = shutil.disk_usage(output).free
     if needed > free:
         raise FetchError(f"--output {output}: {needed / 1e9:.3f} GB must be downloaded, and {free / 1e9:.3f} are free")

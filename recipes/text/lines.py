@@ -83,10 +83,12 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
             ours, theirs = context.Pipe()  # of sockets, which hold a few chunks; a pipe of one way would hold less
             process = context.Process(target=_work, args=(theirs, make, source, number, workers), daemon=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # for the process, too
-            process.start()
-            processes.append((process, ours))
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
+            try:
+                process.start()
+                processes.append((process, ours))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                theirs.close()
         for _, connection in cycle(processes):
             try:
                 answer = connection.recv()

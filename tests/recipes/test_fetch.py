@@ -194,6 +194,8 @@ def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path,
         leave(tmp_path, "f.tgz.part", part)
     manifest(tmp_path, site.put("f.tgz", *replies), size, checksum)
     fetch(tmp_path, "--retries", 1)
+    if size != "-" and len(part) >= SIZE:
+        asked = asked[1:]  # it is checked before anything is asked for
     assert site.seen["f.tgz"] == [f"bytes={start}-" if start else None for start in asked]
 
 
@@ -205,9 +207,9 @@ def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path,
         (Reply(ranges=False, cut=100_000), 5, 100_000, "100000 bytes; FOLDER/f.tgz.part keeps 100000 b"),
         (Reply(GOOD * 2), 1, None, "Maximum file size exceeded"),
         (Reply(GOOD * 30, has_length=False), 1, None, "sends more than 300000 bytes"),
-        (Reply(GOOD[:9]), 2, None, "has 9 bytes, and must have 300000"),
-        (Reply(GOOD[:9], has_length=False), 2, None, "has 9 bytes, and must have 300000"),
-        (Reply(b""), 2, None, "has 0 bytes, and must have 300000"),
+        (Reply(GOOD[:9]), 3, 9, "connection ended after 9 of 300000 bytes"),
+        (Reply(GOOD[:9], has_length=False), 3, 9, "connection ended after 9 of 300000 bytes"),
+        (Reply(b""), 3, None, "connection ended after 0 of 300000 bytes"),
         (Reply(BAD), 2, None, f"has the checksum sha256:{hashlib.sha256(BAD).hexdigest()}, and must have {SHA256}"),
         (Reply(b"", 302, location=f"file://{__file__}"), 1, None, "rotocol"),
         (Reply(b"", 302, location="/f.tgz"), 51, None, "redirects"),
@@ -221,6 +223,25 @@ def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests
         f"f.tgz could not be fetched: {address}: " in refused and said.replace("FOLDER", f"{tmp_path}/out") in refused
     )
     assert len(site.seen["f.tgz"]) == requests
+
+
+def test_a_server_without_ranges_that_cuts_at_varying_places_is_given_up(site, tmp_path):
+    cuts = [Reply(ranges=False, cut=cut) for cut in (20_000, *(30_000, 20_000) * 20)]
+    manifest(tmp_path, site.put("f.tgz", *cuts))
+    refuse(tmp_path, "--retries", 2, kept=20_000)
+    assert len(site.seen["f.tgz"]) < 10
+
+
+def test_a_transfer_of_unknown_length_that_ends_early_is_continued(site, tmp_path):
+    manifest(tmp_path, site.put("f.tgz", Reply(GOOD[:100_000], has_length=False), Reply()))
+    fetch(tmp_path, "--retries", 1)
+    assert site.seen["f.tgz"] == [None, "bytes=100000-"]
+
+
+def test_a_complete_part_needs_no_server(tmp_path):
+    leave(tmp_path, "f.tgz.part", GOOD)
+    manifest(tmp_path, refused_address())
+    fetch(tmp_path, "--retries", 0)
 
 
 def test_a_server_that_is_silent_or_gone_is_given_up(site, tmp_path, monkeypatch):
