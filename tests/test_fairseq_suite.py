@@ -66,16 +66,8 @@ def run(suite: Path, mode: str, *words: str) -> str:
     path = os.pathsep.join([str(suite), str(ROOT / "tests")])
     command = [
         *(sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line"),
-        *(
-            "-k",
-            f"not ({' or '.join(LEFT_OUT)})",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(suite),
-            "--continue-on-collection-errors",
-            *words,
-        ),
+        *("-k", f"not ({' or '.join(LEFT_OUT)})", "-c", os.devnull, "--rootdir", str(suite)),
+        *("--continue-on-collection-errors", *words),
     ]
     environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "PYTHONPATH": path}
     return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True).stdout
@@ -94,7 +86,7 @@ def passed(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:
 
 
 def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) -> set[str]:
-    """The tests of *cases* that pass with the *other* mode, and twice do not pass with *mode*."""
+    """The tests of *cases* that pass with the *other* mode, and do not pass with *mode*: twice, and then alone."""
     every_test = collected(suite, other, cases)
     first = passed(suite, mode, cases)
     print(f"{len(first)} of {len(every_test)} tests of fairseq pass with {mode}")
@@ -102,7 +94,8 @@ def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) 
     # Some of fairseq's tests fail at random, or because of another one before them.
     missing = every_test - first
     missing -= passed(suite, mode, missing) if missing else set()
-    return passed(suite, other, missing) if missing else set()
+    only_other = passed(suite, other, missing) if missing else set()
+    return {case for case in only_other if not passed(suite, mode, [case])}
 
 
 @pytest.mark.slow
