@@ -82,7 +82,7 @@ def passed(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:
     """The names of the tests of *cases* that pass."""
     printed = run(suite, mode, "-v", "-n", "2", "--dist", "worksteal", *sorted(cases))
     assert re.search(r"\d (passed|failed|skipped)", printed), printed
-    return set(re.findall(r"^\[gw\d\] \[ *\d+%\] PASSED (.*?)\s*$", printed, re.M))
+    return set(re.findall(r"^\[gw\d+\] \[ *\d+%\] PASSED (.*?)\s*$", printed, re.M))
 
 
 def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) -> set[str]:
