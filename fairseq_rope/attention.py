@@ -1,26 +1,58 @@
-"""Attention: self-attention with rotated queries and keys, and fairseq's cross-attention, faster.
+"""Attention: self-attention with a position encoding, and fairseq's cross-attention, faster.
 
 Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
 """
 
-from typing import Dict, Optional, Tuple
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from .positions.rotary import RotaryEmbedding
+from .positions.interface import PositionEncoding
+from .positions.rotary import RotaryEmbedding, is_compiling
 
 # The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a left-padded
 # target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
 
 
+# What the layers of one side share in one forward pass, by what it was computed from. Each thread has its own value.
+_forward_pass: ContextVar[Optional[Dict[Any, Any]]] = ContextVar("fairseq_rope_forward_pass", default=None)
+
+
+@contextmanager
+def forward_pass() -> Iterator[None]:
+    """Let the layers that are called inside compute only once what they share."""
+    token = _forward_pass.set({})
+    try:
+        yield
+    finally:
+        _forward_pass.reset(token)
+
+
+def once_per_forward_pass(key: Tuple[Any, ...], compute: Callable[..., Any], *args: Any) -> Any:
+    """Return ``compute(*args)``, or what it returned earlier in this forward pass for the same *key*.
+
+    Tensors and modules in *key* are compared by identity. Outside :func:`forward_pass`, for example when activation
+    checkpointing computes a layer again, it is computed anew.
+    """
+    shared = _forward_pass.get()
+    if shared is None:
+        return compute(*args)
+    key = (*key, torch.is_grad_enabled())
+    if key not in shared:
+        shared[key] = compute(*args)
+    return shared[key]
+
+
 class FusedAttention(MultiheadAttention):
     """What self- and cross-attention share: heads, and what follows once queries, keys and values are there.
 
-    Where no weights are asked for, torch's fused kernels attend (``F.scaled_dot_product_attention``).
+    Where no weights are needed, torch's fused kernels attend (``F.scaled_dot_product_attention``).
     """
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -32,16 +64,19 @@ class FusedAttention(MultiheadAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        key_padding_mask: Optional[Tensor],
-        attn_mask: Optional[Tensor],
+        mask: Optional[Tensor],
         need_weights: bool,
         before_softmax: bool,
         need_head_weights: bool,
+        explicit: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """What ``forward`` returns, of *q* (B, H, T, D), *k* and *v* (B, H, S, D)."""
-        mask = self._score_mask(attn_mask, key_padding_mask, q)
+        """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, H, S, D).
+
+        *mask* is added to the scores, and broadcasts to (B, H, T, S). With *explicit*, weights are computed even if
+        the caller needs none.
+        """
         weights: Optional[Tensor] = None
-        if need_weights or need_head_weights or before_softmax:
+        if need_weights or need_head_weights or before_softmax or explicit:
             scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
             if mask is not None:
                 scores = scores + mask
@@ -49,7 +84,11 @@ class FusedAttention(MultiheadAttention):
                 return scores.flatten(0, 1), v.flatten(0, 1)
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
             weights = torch.softmax(scores, dim=-1, dtype=wide)
-            attn = torch.matmul(self.dropout_module(weights.to(q.dtype)), v)
+            dropped = self.dropout_module(weights.to(q.dtype))
+            attn = torch.matmul(dropped, v)
+            of_positions = self._position_values(dropped)
+            if of_positions is not None:
+                attn = attn + of_positions
         else:
             dropout = 0.0
             if self.training or self.dropout_module.apply_during_inference:
@@ -60,16 +99,20 @@ class FusedAttention(MultiheadAttention):
         attn = attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim)
         attn = self.out_proj(attn)
 
-        if weights is not None:
+        if weights is not None and (need_weights or need_head_weights):
             weights = weights.transpose(0, 1)  # (H, B, T, S)
             if not need_head_weights:
                 weights = weights.mean(dim=0)
-        return attn, weights
+            return attn, weights
+        return attn, None
+
+    def _position_values(self, weights: Tensor) -> Optional[Tensor]:
+        return None
 
     def _score_mask(
         self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
     ) -> Optional[Tensor]:
-        """What to add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type."""
+        """Return what the masks add to the scores: None, or a tensor that broadcasts to (B, H, T, S) in q's type."""
         mask: Optional[Tensor] = None
         if attn_mask is not None:
             mask = attn_mask.to(q.dtype)
@@ -81,32 +124,33 @@ class FusedAttention(MultiheadAttention):
         return mask
 
 
-class RotaryMultiheadAttention(FusedAttention):
-    """fairseq's self-attention whose queries and keys are rotated by their positions.
+class SelfAttention(FusedAttention):
+    """fairseq's self-attention with a position encoding.
 
     Parameters, their names and their initialisation are those of ``fairseq/modules/multihead_attention.py``; so are
-    head pruning, quantisation noise and the names in the incremental state. ``prev_key`` holds *rotated* keys: a key
-    is rotated once, when it enters the cache, and the position of a new token is the number of keys in the cache.
+    head pruning, quantisation noise and the names in the incremental state. ``prev_key`` holds keys as the encoding
+    returns them (*rotated* keys): a key is rotated once, when it enters the cache, and the position of a new token is
+    the number of keys in the cache.
 
-    A position is an index into the tensor, padding counted. Scores depend on differences of positions only, so padding
+    A position is an index into the tensor, padding counted. If scores depend on differences of positions only, padding
     on the left changes nothing.
 
     Args:
         embed_dim: C
         num_heads: H
+        position: the encoding; may be shared between layers
         dropout: probability of dropping an attention weight
-        rotary: rotates (B, H, T, D) by position; may be shared between layers
         q_noise, qn_block_size: quantisation noise of the projections, as fairseq's
 
     Raises:
-        ValueError: *rotary* was made for another head dimension.
+        ValueError: *position* rotates heads of another dimension.
     """
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        rotary: RotaryEmbedding,
+        position: PositionEncoding,
         dropout: float = 0.0,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
@@ -114,14 +158,14 @@ class RotaryMultiheadAttention(FusedAttention):
         super().__init__(
             embed_dim, num_heads, dropout=dropout, self_attention=True, q_noise=q_noise, qn_block_size=qn_block_size
         )
-        if rotary.head_dim != self.head_dim:
+        if isinstance(position, RotaryEmbedding) and position.head_dim != self.head_dim:
             raise ValueError(
-                f"rotary embedding made for heads of {rotary.head_dim} dimensions, "
+                f"rotary embedding made for heads of {position.head_dim} dimensions, "
                 f"but {embed_dim} dimensions in {num_heads} heads give {self.head_dim}"
             )
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
-        self.rotary = rotary
+        self.position = position
 
     def forward(
         self,
@@ -140,9 +184,9 @@ class RotaryMultiheadAttention(FusedAttention):
 
         Args:
             query: (T, B, C)
-            key, value, static_kv: there for fairseq's signature; self-attention reads *query*
+            key, value, static_kv: arguments of fairseq's signature that are not used; self-attention reads *query*
             key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero where a pad stands
-            incremental_state: fairseq's cache of keys (rotated) and values
+            incremental_state: fairseq's cache of keys, as the encoding returns them, and values
             need_weights, need_head_weights: also return the attention weights, averaged over heads or of each head
             attn_mask: (T, S), added to the scores (or boolean, true where attention is forbidden)
             before_softmax: return the masked scores (B * H, T, S) and the values (B * H, S, D)
@@ -151,7 +195,7 @@ class RotaryMultiheadAttention(FusedAttention):
             The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with *need_head_weights*, in
             float32 (float64 if *query* is).
         """
-        assert not static_kv, "rotary self-attention has no static keys"
+        assert not static_kv, "self-attention has no static keys"
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         k = self._split_heads(self.k_proj(query))
         v = self._split_heads(self.v_proj(query))
@@ -162,8 +206,8 @@ class RotaryMultiheadAttention(FusedAttention):
         prev_key = saved_state["prev_key"] if "prev_key" in saved_state else None
 
         offset = 0 if prev_key is None else prev_key.size(2)
-        q = self.rotary(q, offset)
-        k = self.rotary(k, offset)
+        projected = q
+        q, k = self.position.queries_and_keys(q, k, offset)
 
         if incremental_state is not None:
             if prev_key is not None:
@@ -180,7 +224,31 @@ class RotaryMultiheadAttention(FusedAttention):
             saved_state["prev_key_padding_mask"] = key_padding_mask
             self._set_input_buffer(incremental_state, saved_state)
 
-        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights)
+        mask = self._mask(attn_mask, key_padding_mask, projected, k.size(2))
+        explicit = self.position.explicit_weights
+        return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, explicit)
+
+    def _mask(
+        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor, keys: int
+    ) -> Optional[Tensor]:
+        """Return what masks and positions add to the scores: None, or a tensor that broadcasts to (B, H, T, S)."""
+        if not torch.jit.is_scripting():
+            if self.position.shared and not is_compiling():
+                key = (self.position, attn_mask, key_padding_mask, q.size(2), keys, q.dtype)
+                return once_per_forward_pass(key, self._with_bias, attn_mask, key_padding_mask, q, keys)
+        return self._with_bias(attn_mask, key_padding_mask, q, keys)
+
+    def _with_bias(
+        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor, keys: int
+    ) -> Optional[Tensor]:
+        mask = self._score_mask(attn_mask, key_padding_mask, q)
+        bias = self.position.bias(q, keys)
+        if mask is None or bias is None:
+            return bias if mask is None else mask
+        return mask + bias
+
+    def _position_values(self, weights: Tensor) -> Optional[Tensor]:
+        return self.position.values(weights)
 
     def joined_projections(self) -> Tuple[Tensor, Tensor]:
         """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
@@ -195,18 +263,20 @@ class RotaryMultiheadAttention(FusedAttention):
 
     def _neighbours(self, x: Tensor) -> Tensor:
         """*x* (C, …), the rows of each head ordered so that pairs which rotate are neighbours."""
-        if self.rotary.interleaved:
+        position = self.position
+        if not isinstance(position, RotaryEmbedding) or position.interleaved:
             return x
         heads = x.unflatten(0, (self.num_heads, self.head_dim))
-        turning, rest = heads.split([self.rotary.dim, self.head_dim - self.rotary.dim], dim=1)
+        turning, rest = heads.split([position.dim, self.head_dim - position.dim], dim=1)
         pairs = turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
         return torch.cat([pairs, rest], dim=1).flatten(0, 1)
 
     def in_own_order(self, keys: Tensor) -> Tensor:
         """*keys* (…, D) that :meth:`joined_projections` gave, in the order of dimensions of ``k_proj``."""
-        if self.rotary.interleaved:
+        position = self.position
+        if not isinstance(position, RotaryEmbedding) or position.interleaved:
             return keys
-        turning, rest = keys.split([self.rotary.dim, self.head_dim - self.rotary.dim], dim=-1)
+        turning, rest = keys.split([position.dim, self.head_dim - position.dim], dim=-1)
         return torch.cat([turning.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest], dim=-1)
 
 
@@ -232,7 +302,7 @@ class CrossAttention(FusedAttention):
             key_padding_mask: (B, S), nonzero where a pad stands
             incremental_state: fairseq's cache; with *static_kv*, keys and values are projected once for it
 
-        The other arguments, and what is returned, are those of :class:`RotaryMultiheadAttention`.
+        The other arguments, and what is returned, are those of :class:`SelfAttention`.
         """
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         saved_state: Dict[str, Optional[Tensor]] = {}
@@ -253,7 +323,15 @@ class CrossAttention(FusedAttention):
                 saved_state["prev_key_padding_mask"] = key_padding_mask
                 self._set_input_buffer(incremental_state, saved_state)
         assert k is not None and v is not None
-        return self._attend(q, k, v, key_padding_mask, attn_mask, need_weights, before_softmax, need_head_weights)
+        mask = self._mask(attn_mask, key_padding_mask, q)
+        return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
+
+    def _mask(self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
+        if not torch.jit.is_scripting():
+            if not is_compiling():
+                key = (attn_mask, key_padding_mask, q.dtype)
+                return once_per_forward_pass(key, self._score_mask, attn_mask, key_padding_mask, q)
+        return self._score_mask(attn_mask, key_padding_mask, q)
 
     def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
         """*encoder_out* (S, B, C), projected: each (B, H, S, D), contiguous."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from .overrides import has_methods, hooked, is_plain_linear, methods_of
 from .search.step import autocasts
-from .transformer import RotaryDecoder
+from .transformer import Decoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
 UNDERFLOW = 1e-20  # a probability below may be 0, or have lost digits, and its logarithm with it
@@ -170,7 +170,7 @@ FORWARD = methods_of(LabelSmoothedCrossEntropyCriterion, "forward")
 NLL_LOSS = fairseq_criterion.label_smoothed_nll_loss
 PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")
 MODEL = methods_of(TransformerModelBase, *PROBS, "get_targets")
-DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecoderBase, RotaryDecoder)]
+DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecoderBase, Decoder)]
 
 
 def _is_fairseqs() -> bool:

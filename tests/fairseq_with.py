@@ -46,11 +46,11 @@ def with_heads_that_can_rotate(architecture: Callable[[Namespace], None]) -> Cal
 
 
 if MODE == "transformer_rope":
-    from fairseq_rope.attention import RotaryMultiheadAttention
+    from fairseq_rope.attention import SelfAttention
     from fairseq_rope.positions.rotary import RotaryEmbedding
     from fairseq_rope.transformer import TransformerRopeModel
 
-    class AttentionAsFairseqBuildsIt(RotaryMultiheadAttention):
+    class AttentionAsFairseqBuildsIt(SelfAttention):
         """Rotary attention with the constructor of fairseq's MultiheadAttention."""
 
         def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **_: object) -> None:

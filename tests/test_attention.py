@@ -10,7 +10,7 @@ from fairseq.modules import MultiheadAttention
 from hypothesis import strategies
 from torch import Tensor
 
-from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.attention import SelfAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from tests.conftest import needs_half_linear
 
@@ -21,7 +21,7 @@ C = H * D
 def make(layout="interleaved", fraction=1.0, dtype=torch.float32, **kwargs):
     torch.manual_seed(0)
     rotary = RotaryEmbedding(D, layout=layout, fraction=fraction)
-    attention = RotaryMultiheadAttention(C, H, rotary, **kwargs)
+    attention = SelfAttention(C, H, rotary, **kwargs)
     for bias in (attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias):
         torch.nn.init.normal_(bias)
     return attention.to(dtype).eval()
@@ -101,7 +101,7 @@ def test_without_rotation_it_is_fairseqs_attention():
     # At base 1e30 and a fraction of one pair, only dimensions 0 and 1 of a head turn; with their
     # projections at zero, nothing turns, and fairseq's own module must agree.
     torch.manual_seed(1)
-    ours = RotaryMultiheadAttention(C, H, RotaryEmbedding(D, fraction=2 / D)).eval()
+    ours = SelfAttention(C, H, RotaryEmbedding(D, fraction=2 / D)).eval()
     with torch.no_grad():
         for p in (ours.q_proj, ours.k_proj):
             p.weight.view(H, D, C)[:, :2] = 0
@@ -203,7 +203,7 @@ def test_attention_scripts_and_gives_the_same_numbers():
 
 def test_rotary_embedding_of_another_head_size_is_refused():
     with pytest.raises(ValueError, match="made for heads of 8 dimensions, .* give 16"):
-        RotaryMultiheadAttention(C, H, RotaryEmbedding(8))
+        SelfAttention(C, H, RotaryEmbedding(8))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=needs_half_linear)])

@@ -17,7 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from fairseq_rope.attention import RotaryMultiheadAttention
+from fairseq_rope.attention import SelfAttention
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train, training, valid_losses
@@ -472,7 +472,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     assert '"valid_alignment_loss"' in log
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert isinstance(model, TransformerAlignModel)
-    assert isinstance(model.decoder.layers[0].self_attn, RotaryMultiheadAttention)
+    assert isinstance(model.decoder.layers[0].self_attn, SelfAttention)
     assert model.encoder.embed_positions is None
     printed = generate(data, path, "--gen-subset", "valid", "--print-alignment", "--max-len-b", 8)
     assert sorted(outputs(printed, "A")) == list(range(20))

@@ -1,0 +1,30 @@
+"""The position encodings. Each is one file, written in torch alone, and one row of ``ENCODINGS``."""
+
+from typing import Dict, Type
+
+from .absolute import Learned, NoPositions, Sinusoidal
+from .alibi import ALiBi
+from .interface import Option, PositionEncoding
+from .kerple import Kerple
+from .rotary import RotaryEmbedding
+from .shaw import Shaw
+from .t5 import T5Bias
+from .transformer_xl import TransformerXL
+from .xpos import XPos
+
+__all__ = ["DEFAULT", "ENCODINGS", "Option", "PositionEncoding"]
+
+DEFAULT = "rope"
+# by their names in --position-encoding
+ENCODINGS: Dict[str, Type[PositionEncoding]] = {
+    "none": NoPositions,
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rope": RotaryEmbedding,
+    "alibi": ALiBi,
+    "t5": T5Bias,
+    "shaw": Shaw,
+    "transformer-xl": TransformerXL,
+    "kerple": Kerple,
+    "xpos": XPos,
+}

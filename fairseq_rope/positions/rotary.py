@@ -24,7 +24,9 @@ from typing import Any, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from .interface import Option, PositionEncoding
 
 # The defaults are the paper's.
 BASE = 10000.0
@@ -121,8 +123,8 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(grad, cos, -sin, ctx.interleaved), None, None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """:func:`rotate`, by the fastest way that there is where it is called."""
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """:func:`rotate`, by the fastest way where it is called."""
     # Complex numbers, and a function with a gradient of its own, are not for what traces or compiles a
     # model; a compiler fuses the plain formula by itself.
     if torch.jit.is_tracing() or is_compiling():
@@ -140,7 +142,7 @@ def is_compiling() -> bool:
     return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(PositionEncoding):
     """Rotates queries and keys by their positions; holds the tables, and no parameters.
 
     The tables are plain attributes, not buffers: ``.half()`` and ``.bfloat16()`` leave them float32,
@@ -157,6 +159,16 @@ class RotaryEmbedding(nn.Module):
         ValueError: *layout*, *base* or *fraction* is not one of the allowed values.
     """
 
+    options = {
+        "rope_base": Option(BASE, "base of the rotation's angles, theta_i = base^(-2i/d)"),
+        "rope_layout": Option(
+            LAYOUTS[0],
+            "which dimensions of a head rotate together: interleaved = (2i, 2i+1), as the RoFormer paper; half = "
+            "(i, i + d/2), as GPT-NeoX and LLaMA",
+        ),
+        "rope_fraction": Option(FRACTION, "fraction of each head's dimensions that rotates, in (0, 1]"),
+    }
+
     def __init__(self, head_dim: int, base: float = BASE, layout: str = LAYOUTS[0], fraction: float = FRACTION) -> None:
         super().__init__()
         if layout not in LAYOUTS:
@@ -170,6 +182,10 @@ class RotaryEmbedding(nn.Module):
         self.interleaved = layout == "interleaved"
         # cos and sin, each (length so far, d_r / 2); one attribute, for threads that share a model
         self._tables = (torch.empty(0), torch.empty(0))
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "RotaryEmbedding":
+        return cls(embed_dim // heads, options["rope_base"], options["rope_layout"], options["rope_fraction"])
 
     def extra_repr(self) -> str:
         return f"dim={self.dim} of {self.head_dim}, base={self.base:g}, layout={self.layout}"
@@ -194,6 +210,17 @@ class RotaryEmbedding(nn.Module):
             self._tables = (cos, sin)
         return cos[offset : offset + length], sin[offset : offset + length]
 
+    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate the first d_r dimensions of *x* (..., T, D) by *cos* and *sin* (T, d_r / 2)."""
+        turning = x if self.dim == self.head_dim else x[..., : self.dim]
+        if torch.jit.is_scripting():
+            turned = rotate(turning, cos, sin, self.interleaved)
+        else:
+            turned = turn(turning, cos, sin, self.interleaved)
+        if self.dim == self.head_dim:
+            return turned
+        return torch.cat([turned, x[..., self.dim :]], dim=-1)
+
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Rotate *x* (..., T, D), queries or keys, as positions *offset*, *offset* + 1, ….
 
@@ -201,17 +228,18 @@ class RotaryEmbedding(nn.Module):
         the shape and type of *x*.
         """
         cos, sin = self.tables(offset, x.size(-2), x.device)
-        turning = x if self.dim == self.head_dim else x[..., : self.dim]
-        if torch.jit.is_scripting():
-            turned = rotate(turning, cos, sin, self.interleaved)
-        else:
-            turned = _turn(turning, cos, sin, self.interleaved)
-        if self.dim == self.head_dim:
-            return turned
-        return torch.cat([turned, x[..., self.dim :]], dim=-1)
+        return self.rotated(x, cos, sin)
+
+    def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
+        if not torch.jit.is_scripting():
+            return self(q, offset), self(k, offset)
+        return self.forward(q, offset), self.forward(k, offset)
 
     def numbers(self, position: int, device: torch.device) -> Tensor:
-        """By which complex numbers (D / 2) pairs of neighbours turn at *position*; 1 past the fraction."""
+        """Return the complex numbers (1, 1, D / 2) by which pairs of neighbours turn at *position*.
+
+        The first dimension is for queries and keys, the second for heads. Past the fraction, the numbers are 1.
+        """
         cos, sin = self.tables(position, 1, device)
         rest = (self.head_dim - self.dim) // 2
-        return F.pad(torch.complex(cos[0], sin[0]), (0, rest), value=1.0)
+        return F.pad(torch.complex(cos, sin), (0, rest), value=1.0).unsqueeze(0)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..attention import PAD_SCORE
+from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from .equal_rows import whole_sentences
 
@@ -57,13 +58,13 @@ class Beams:
         self.rows: Optional[Tensor] = None
         self._slots = list(range(sentences))  # the place of each of the caller's sentences
         self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
-        self._numbers: Dict[Tuple[int, int, float], Tensor] = {}
+        self._of_step: Dict[Any, Tensor] = {}  # what the layers share in this step
         self._scores = like.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
 
     def begin_step(self, is_pad: Tensor) -> None:
         """Make room for one more token of each hypothesis. *is_pad* (N * K): whether it is padding."""
         self.position += 1
-        self._numbers.clear()
+        self._of_step.clear()
         begin, end = self.position * self.beam, (self.position + 1) * self.beam
         if end > self._scores.size(1):
             self._scores = _doubled(self._scores, 1, float("-inf"))
@@ -78,11 +79,39 @@ class Beams:
         return x if self.rows is None else torch.empty_like(x).index_copy_(0, self.rows, x)
 
     def numbers(self, rotary: RotaryEmbedding, device: torch.device) -> Tensor:
-        """``rotary.numbers`` for the position of this step, shared by layers with the same rotation."""
-        key = (rotary.head_dim, rotary.dim, rotary.base)
-        if key not in self._numbers:
-            self._numbers[key] = rotary.numbers(self.position, device)
-        return self._numbers[key]
+        """``rotary.numbers`` for the position of this step, shared by layers with the same encoding."""
+        if rotary not in self._of_step:
+            self._of_step[rotary] = rotary.numbers(self.position, device)
+        return self._of_step[rotary]
+
+    def mask_with_bias(self, position: PositionEncoding, q: Tensor) -> Tensor:
+        """Return ``mask`` and the bias of *position* for queries *q* (N, H, K, D): (N, H, K, n * K) or ``mask``.
+
+        It is shared by layers if they share the encoding.
+        """
+        if position in self._of_step:
+            return self._of_step[position]
+        bias = position.bias(self.rows_of(q), self.position + 1)  # (1 or N * K, H, 1, n)
+        mask = self.mask
+        if bias is not None:
+            by_hypothesis = bias.unflatten(0, (-1, self.beam if bias.size(0) > 1 else 1)).transpose(1, 2).squeeze(3)
+            mask = mask + by_hypothesis.repeat_interleave(self.beam, dim=3)  # a key of each hypothesis at each step
+        if position.shared:
+            self._of_step[position] = mask
+        return mask
+
+    def turned(self, position: PositionEncoding, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+        """Return what *position* makes of queries and keys, each (N, H, K, D), of this step."""
+        turned_q, turned_k = position.queries_and_keys(self.rows_of(q), self.rows_of(k), self.position)
+        return self._by_sentence(turned_q), self._by_sentence(turned_k)
+
+    @staticmethod
+    def rows_of(x: Tensor) -> Tensor:
+        """*x* (N, H, K, D) with a row for each hypothesis, and one position: (N * K, H, 1, D)."""
+        return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+
+    def _by_sentence(self, x: Tensor) -> Tensor:
+        return x.squeeze(2).unflatten(0, (-1, self.beam)).transpose(1, 2)
 
     def append(self, layer: Any, new: Tensor) -> Tuple[Tensor, ...]:
         """Write the keys and values of this step, *new* (2, N, H, K, D), into the cache of *layer*.

@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
 from ..attention import pad_scores
@@ -54,7 +55,7 @@ def begin(
         not is_on(states.device)
         or torch.is_grad_enabled()
         or not has_methods(decoder, methods)
-        or decoder.embed_positions is not None
+        or not _is_known(decoder.embed_positions)
         or decoder.layers.training  # then LayerDrop drops layers
         or prev_output_tokens.size(0) != states.size(1)
     ):
@@ -73,6 +74,14 @@ def begin(
     source = {attention: attention.keys_and_values(states) for attention in attentions}
     packed = decoder.packed_projection.of(decoder.output_projection) if decoder.adaptive_softmax is None else None
     incremental_state[STATE] = Beams(states.size(1), beam, steps, source, mask, packed, states)
+
+
+def _is_known(embed_positions: Any) -> bool:
+    """Whether a step can call *embed_positions*: nothing, or one of fairseq's embeddings of positions."""
+    return embed_positions is None or type(embed_positions) in (
+        SinusoidalPositionalEmbedding,
+        LearnedPositionalEmbedding,
+    )
 
 
 def _are_equal(states: Tensor, is_pad: Optional[Tensor], beam: int) -> bool:
@@ -96,6 +105,8 @@ def step(
         x = decoder.quant_noise(x)
     if decoder.project_in_dim is not None:
         x = decoder.project_in_dim(x)
+    if decoder.embed_positions is not None:
+        x = x + decoder.embed_positions(prev_output_tokens, incremental_state={})[:, -1:]
     if decoder.layernorm_embedding is not None:
         x = decoder.layernorm_embedding(x)
     x = decoder.dropout_module(x)  # (B, 1, C)

@@ -16,10 +16,12 @@ import torch.nn.functional as F
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
-from ..attention import CrossAttention, RotaryMultiheadAttention
+from ..attention import CrossAttention, SelfAttention
 from ..dropout import DROPOUT, Dropout, ResidualInPlace
 from ..overrides import CALL, has_methods, hooked, is_plain, is_plain_linear, methods_of
+from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
+from ..positions.xpos import XPos
 from .cache import Beams
 
 Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
@@ -27,13 +29,14 @@ Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 # The methods whose work a step does.
 LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
-    *(*CALL, "_attend", "_score_mask", "_split_heads", "reorder_incremental_state"),
+    *(*CALL, "_attend", "_score_mask", "_mask", "_split_heads", "reorder_incremental_state"),
     *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
 )
 PARTS = {
-    RotaryMultiheadAttention: methods_of(RotaryMultiheadAttention, *ATTENTION),
+    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_with_bias", "_position_values"),
     CrossAttention: methods_of(CrossAttention, *ATTENTION),
-    RotaryEmbedding: methods_of(RotaryEmbedding, *CALL),
+    RotaryEmbedding: methods_of(RotaryEmbedding, *CALL, "queries_and_keys"),
+    XPos: methods_of(XPos, *CALL, "queries_and_keys"),
     nn.LayerNorm: methods_of(nn.LayerNorm, *CALL),
     Dropout: DROPOUT,
 }
@@ -44,7 +47,7 @@ def bind(layer: nn.Module) -> Optional[Step]:
     if not has_methods(layer, LAYER) or hooked(layer):
         return None  # a wrapper (FSDP), overridden methods, or a hook
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
-    if not (_is_part(self_attn, RotaryMultiheadAttention) and _is_part(cross_attn, CrossAttention)):
+    if not (_is_part(self_attn, SelfAttention) and _is_part(cross_attn, CrossAttention)):
         return None
     linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc1, layer.fc2]
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
@@ -53,15 +56,17 @@ def bind(layer: nn.Module) -> Optional[Step]:
         and all(_is_part(norm, nn.LayerNorm) for norm in norms)
         and _is_part(layer.dropout_module, Dropout)
         and _is_part(layer.activation_dropout_module, Dropout)
-        and _is_part(self_attn.rotary, RotaryEmbedding)
+        and _can_step(self_attn.position)
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
-        and self_attn.head_dim % 2 == 0  # pairs of neighbours lie within a head
         and not any(m.training or getattr(m, "apply_during_inference", False) for m in layer.modules())
         and not (layer.need_attn or layer.onnx_trace)
     ):
         return None
 
-    heads, dim, rotary = self_attn.num_heads, self_attn.head_dim, self_attn.rotary
+    heads, dim, position = self_attn.num_heads, self_attn.head_dim, self_attn.position
+    rotates = isinstance(position, RotaryEmbedding)
+    changes = not rotates and _overrides(position, "queries_and_keys")
+    biases = _overrides(position, "bias")
     cross_heads, cross_dim = cross_attn.num_heads, cross_attn.head_dim
     qkv_weight, qkv_bias = self_attn.joined_projections()
     out, cross_q, cross_out, fc1, fc2 = (
@@ -76,10 +81,16 @@ def bind(layer: nn.Module) -> Optional[Step]:
 
         y = layer_norm(x, *self_norm) if pre_norm else x
         qkv = linear(y, qkv_weight, qkv_bias)  # (B, 3 * C)
-        turn_in_place(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(rotary, x.device))
+        if rotates:
+            turn_in_place(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(position, x.device))
         qkv = qkv.view(sentences, beam, 3, heads, dim).permute(2, 0, 3, 1, 4)
-        k, v = beams.append(self_attn, qkv[1:])  # each (N, H, n * K, D)
-        y = attend(qkv[0], k, v, attn_mask=beams.mask)  # (N, H, K, D)
+        q, new = qkv[0], qkv[1:]  # (N, H, K, D), (2, N, H, K, D)
+        mask = beams.mask_with_bias(position, q) if biases else beams.mask
+        if changes:
+            q, k = beams.turned(position, q, new[0])
+            new = torch.stack([k, new[1]])
+        k, v = beams.append(self_attn, new)  # each (N, H, n * K, D)
+        y = attend(q, k, v, attn_mask=mask)  # (N, H, K, D)
         x = linear(y.transpose(1, 2).reshape(rows, heads * dim), *out).add_(x)
         if not pre_norm:
             x = layer_norm(x, *self_norm)
@@ -107,6 +118,18 @@ def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
     return None if None in steps else steps
 
 
+def _can_step(position: Any) -> bool:
+    """Whether a step can do what *position* does in attention."""
+    if isinstance(position, RotaryEmbedding):  # the step turns pairs of neighbours, which must lie within a head
+        return any(_is_part(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
+    return isinstance(position, PositionEncoding) and not position.explicit_weights and not hooked(position)
+
+
+def _overrides(position: PositionEncoding, method: str) -> bool:
+    own, inherited = getattr(position, method), getattr(PositionEncoding, method)
+    return getattr(own, "__func__", own) is not inherited
+
+
 def _is_part(module: Any, cls: type) -> bool:
     return is_plain(module, cls, PARTS[cls])
 
@@ -116,8 +139,8 @@ def _projections(attention: Any) -> List[nn.Module]:
 
 
 def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
-    """Rotate queries and keys *qk* (B, 2 * C), in which pairs are neighbours, in place."""
-    pairs = qk.unflatten(1, (-1, numbers.size(0), 2))  # (B, 2 * H, D / 2, 2)
+    """Rotate queries and keys *qk* (B, 2 * C), in which pairs are neighbours, by *numbers* (1 or 2, 1, D / 2)."""
+    pairs = qk.unflatten(1, (2, -1, numbers.size(-1), 2))  # (B, 2, H, D / 2, 2)
     if qk.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(numbers)
     else:

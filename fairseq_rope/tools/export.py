@@ -64,7 +64,7 @@ def refuse_unsupported(model: Any, path: str) -> None:
     from torch import nn
 
     from ..positions.rotary import RotaryEmbedding
-    from ..transformer import RotaryDecoder, RotaryEncoder
+    from ..transformer import Decoder, Encoder
 
     def refuse(what: str) -> None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
@@ -89,7 +89,7 @@ def refuse_unsupported(model: Any, path: str) -> None:
         f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
     }
     refuse_flags(flags)
-    for side, name, rotary in ((encoder, "encoder", RotaryEncoder), (decoder, "decoder", RotaryDecoder)):
+    for side, name, rotary in ((encoder, "encoder", Encoder), (decoder, "decoder", Decoder)):
         flags = {
             "no-token-positional-embeddings": side.embed_positions is None and not isinstance(side, rotary),
             "quant-noise-pq": side.quant_noise is not None,  # an additional layer after the embeddings

@@ -1,7 +1,7 @@
 """The rotary transformer: configuration, layers, encoder, decoder, models and named architectures."""
 
-from .decoder import RotaryDecoder
-from .encoder import RotaryEncoder
+from .decoder import Decoder
+from .encoder import Encoder
 from .models import TransformerRopeModel
 
-__all__ = ["RotaryDecoder", "RotaryEncoder", "TransformerRopeModel"]
+__all__ = ["Decoder", "Encoder", "TransformerRopeModel"]

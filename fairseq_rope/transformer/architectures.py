@@ -1,17 +1,17 @@
-"""The named architectures: for each of fairseq's transformers for translation, its rotary twin.
+"""The named architectures: for each of fairseq's transformers for translation, a twin with another position encoding.
 
-Sizes are not repeated here: each twin calls fairseq's own architecture function. A twin's name is
-fairseq's, with ``transformer`` become ``transformer_rope``.
+Sizes are not repeated here: each twin calls fairseq's own architecture function. The name of a twin is
+fairseq's, in which ``transformer_rope``, ``transformer_alibi``, … replaces ``transformer``.
 """
 
 from argparse import Namespace
-from typing import Callable, Union
+from typing import Callable, Dict, Union
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from omegaconf import DictConfig, OmegaConf
 
 from . import align, multilingual  # noqa: F401  they register their models
-from .config import rope_architecture
+from .config import set_defaults
 
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
@@ -23,10 +23,20 @@ ARCHITECTURES = {
     "transformer_rope_align": ("transformer_align", "transformer_wmt_en_de_big_align"),
     "multilingual_transformer_rope": ("multilingual_transformer", "multilingual_transformer_iwslt_de_en"),
 }
+# the first part of a twin's name -> its position encodings; all of these are architectures of transformer_rope
+ENCODINGS_OF = {
+    "transformer_nope": {"position_encoding": "none"},
+    "transformer_alibi": {"position_encoding": "alibi"},
+    "transformer_t5": {"position_encoding": "t5"},
+    "transformer_shaw": {"position_encoding": "shaw"},
+    "transformer_xl_positions": {"position_encoding": "transformer-xl"},
+    "transformer_kerple": {"position_encoding": "kerple"},
+    "transformer_xpos": {"position_encoding": "rope", "decoder_position_encoding": "xpos"},
+}
 
 
-def _rotary_twin(fairseq_arch: str) -> Callable[[Union[Namespace, DictConfig]], None]:
-    """The architecture function of *fairseq_arch*'s twin, for flags and for fairseq-hydra-train.
+def _twin(fairseq_arch: str, encodings: Dict[str, str]) -> Callable[[Union[Namespace, DictConfig]], None]:
+    """Return the architecture function of a twin of *fairseq_arch*, for flags and for fairseq-hydra-train.
 
     An architecture asks ``getattr(args, option, default)``. The DictConfig of OmegaConf 2.0, which fairseq's
     git main needs, answers None there for every option that is left open, and no model could be built. So
@@ -40,7 +50,7 @@ def _rotary_twin(fairseq_arch: str) -> Callable[[Union[Namespace, DictConfig]], 
         if OmegaConf.is_config(args):
             filled = Namespace(**{"base_layers": 0, **OmegaConf.to_container(args, resolve=True)})
         fairseq_architecture(filled)
-        rope_architecture(filled)
+        set_defaults(filled, **encodings)
         if filled is not args:
             for option, value in vars(filled).items():
                 setattr(args, option, value)
@@ -48,7 +58,13 @@ def _rotary_twin(fairseq_arch: str) -> Callable[[Union[Namespace, DictConfig]], 
     return architecture
 
 
+def _register(model: str, fairseq_arch: str, prefix: str, encodings: Dict[str, str]) -> None:
+    register_model_architecture(model, fairseq_arch.replace("transformer", prefix))(_twin(fairseq_arch, encodings))
+
+
 for _model, _fairseq_archs in ARCHITECTURES.items():
     for _fairseq_arch in _fairseq_archs:
-        _name = _fairseq_arch.replace("transformer", "transformer_rope")
-        register_model_architecture(_model, _name)(_rotary_twin(_fairseq_arch))
+        _register(_model, _fairseq_arch, "transformer_rope", {})
+for _prefix, _encodings in ENCODINGS_OF.items():
+    for _fairseq_arch in ARCHITECTURES["transformer_rope"]:
+        _register("transformer_rope", _fairseq_arch, _prefix, _encodings)

@@ -1,40 +1,65 @@
-"""The options of the rotary models: their defaults, and which values are refused."""
+"""The options of our models: their defaults, and which values are refused."""
 
 from argparse import Namespace
-from dataclasses import dataclass, field
-from typing import Union
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Dict, Optional, Type, Union
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer.transformer_legacy import base_architecture as fairseq_base_architecture
 from omegaconf import DictConfig, OmegaConf
 
-from ..positions.rotary import BASE, FRACTION, LAYOUTS
+from ..errors import InputError
+from ..positions import DEFAULT, ENCODINGS
+from ..positions.interface import SIDES, Option
 
 
 @dataclass
-class TransformerRopeConfig(TransformerConfig):
-    """fairseq's transformer configuration with the options of the rotation."""
+class PositionsConfig(TransformerConfig):
+    """fairseq's transformer configuration with the choice of a position encoding."""
 
-    rope_base: float = field(default=BASE, metadata={"help": "base of the rotation's angles, theta_i = base^(-2i/d)"})
-    rope_layout: ChoiceEnum(LAYOUTS) = field(  # type: ignore[valid-type]
-        default=LAYOUTS[0],
-        metadata={
-            "help": "which dimensions of a head rotate together: interleaved = (2i, 2i+1), as the RoFormer "
-            "paper; half = (i, i + d/2), as GPT-NeoX and LLaMA"
-        },
+    position_encoding: str = field(
+        default=DEFAULT, metadata={"help": f"position encoding of both sides: one of {', '.join(ENCODINGS)}"}
     )
-    rope_fraction: float = field(
-        default=FRACTION, metadata={"help": "fraction of each head's dimensions that rotates, in (0, 1]"}
+    encoder_position_encoding: Optional[str] = field(
+        default=None, metadata={"help": "position encoding of the encoder; default: --position-encoding"}
     )
+    decoder_position_encoding: Optional[str] = field(
+        default=None, metadata={"help": "position encoding of the decoder; default: --position-encoding"}
+    )
+
+
+def all_options() -> Dict[str, Option]:
+    """Return the options of all encodings."""
+    return {name: option for encoding in ENCODINGS.values() for name, option in encoding.options.items()}
+
+
+def config_class() -> Type[TransformerConfig]:
+    """Return PositionsConfig with a field for each option of each encoding in ``ENCODINGS``."""
+    options = [
+        (name, type(option.default), field(default=option.default, metadata={"help": option.help}))
+        for name, option in all_options().items()
+    ]
+    return make_dataclass("TransformerRopeConfig", options, bases=(PositionsConfig,))
+
+
+def encoding_name(args: Any, side: str) -> str:
+    """Return the name of the position encoding of *side*; checkpoints without the option are rotary."""
+    return getattr(args, f"{side}_position_encoding", None) or getattr(args, "position_encoding", None) or DEFAULT
+
+
+def position_options(args: Any) -> Dict[str, Any]:
+    """Return the encoding of each side in *args*, by "SIDE_position_encoding", and the options that the two use."""
+    names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
+    used = {option: default for name in names.values() for option, (default, _) in ENCODINGS[name].options.items()}
+    return {**names, **{option: getattr(args, option, default) for option, default in used.items()}}
 
 
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
     """Return the options as a namespace, as the command line gives them.
 
     fairseq-hydra-train gives a DictConfig. TransformerConfig.from_namespace would copy only the fields that
-    it declares, and not those of the rotation. A nested ``encoder:``, ``decoder:`` or ``quant_noise:``
+    it declares, and not those of positions. A nested ``encoder:``, ``decoder:`` or ``quant_noise:``
     overrides the architecture, as with fairseq's transformer.
     """
     if not OmegaConf.is_config(args):
@@ -49,35 +74,77 @@ def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
     return flat
 
 
-def rope_architecture(args: Union[Namespace, DictConfig]) -> None:
-    """Set the options that *args* lacks: fairseq's base sizes and the paper's rotation."""
-    args.rope_base = getattr(args, "rope_base", BASE)
-    args.rope_layout = getattr(args, "rope_layout", LAYOUTS[0])
-    args.rope_fraction = getattr(args, "rope_fraction", FRACTION)
-    args.no_token_positional_embeddings = True
+def set_defaults(args: Union[Namespace, DictConfig], **encodings: str) -> None:
+    """Set the options that *args* lacks: fairseq's base sizes, the position encodings and their options.
+
+    Args:
+        encodings: the architecture's position_encoding, encoder_position_encoding and decoder_position_encoding
+
+    Raises:
+        InputError: an encoding does not exist or cannot be used on its side, or an option of another one is given
+    """
+    defaults = {"position_encoding": DEFAULT, **{f"{side}_position_encoding": None for side in SIDES}, **encodings}
+    for option, default in defaults.items():
+        setattr(args, option, getattr(args, option, default))
+    refuse_encodings(args)
+    for option, value in position_options(args).items():
+        if option not in defaults:
+            setattr(args, option, value)
+    absolute = [side for side in SIDES if ENCODINGS[encoding_name(args, side)].absolute]
+    if absolute and getattr(args, "no_token_positional_embeddings", False):
+        raise InputError(
+            "--no-token-positional-embeddings contradicts the position encoding "
+            f"{encoding_name(args, absolute[0])} of the {absolute[0]}; drop the flag, or use --position-encoding none"
+        )
+    args.no_token_positional_embeddings = not absolute
     fairseq_base_architecture(args)
 
 
+def refuse_encodings(args: Union[Namespace, DictConfig]) -> None:
+    """Raise an InputError if *args* has an unknown encoding, or an option that its encodings do not use."""
+    names = {side: encoding_name(args, side) for side in SIDES}
+    for side, name in names.items():
+        given = getattr(args, f"{side}_position_encoding", None) is not None
+        flag = f"--{side}-position-encoding" if given else "--position-encoding"
+        if name not in ENCODINGS:
+            raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}")
+        if side not in ENCODINGS[name].sides:
+            other = next(other for other in SIDES if other in ENCODINGS[name].sides)
+            raise InputError(
+                f"{flag} {name}: is for the {other} only; use --{side}-position-encoding {DEFAULT} "
+                f"--{other}-position-encoding {name}"
+            )
+    used = {option for name in names.values() for option in ENCODINGS[name].options}
+    for option in all_options():
+        if option not in used and getattr(args, option, None) is not None:
+            users = [name for name, encoding in ENCODINGS.items() if option in encoding.options]
+            raise InputError(
+                f"--{option.replace('_', '-')} {getattr(args, option)}: is not used by the position encodings "
+                f"{names['encoder']} (encoder) and {names['decoder']} (decoder), but by {' and '.join(users)}"
+            )
+
+
 def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
-    """Raise a ValueError with one sentence if rotary self-attention does not support an option in *args*."""
+    """Raise a ValueError with one sentence if our self-attention does not support an option in *args*."""
     if args.cross_self_attention:
         raise ValueError(
-            "--cross-self-attention has no meaning with rotary positions: its keys are the encoder's output "
+            "--cross-self-attention has no meaning with positions in self-attention: its keys are the encoder's output "
             "followed by the prefix, which share no positions; drop the flag"
         )
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
         if heads < 1 or width % heads:
             raise ValueError(
                 f"--{side}-attention-heads {heads}: must divide --{side}-embed-dim {width} without remainder"
             )
-        if getattr(args, f"{side}_learned_pos"):
+        name = encoding_name(args, side)
+        if getattr(args, f"{side}_learned_pos") and name != "learned":
             raise ValueError(
-                f"--{side}-learned-pos asks for learned absolute positions, but positions of "
-                "transformer_rope are rotary; drop the flag, or use --arch transformer"
+                f"--{side}-learned-pos asks for learned absolute positions, but the {side}'s position encoding is "
+                f"{name}; drop the flag, or use --{side}-position-encoding learned"
             )
         if getattr(args, f"{side}_xformers_att_config", None):
             raise ValueError(
                 f"--{side}-xformers-att-config {getattr(args, f'{side}_xformers_att_config')}: xFormers' "
-                "attention cannot rotate queries and keys; drop the flag"
+                "attention has no position encodings; drop the flag"
             )

@@ -1,5 +1,6 @@
-"""The decoder of the rotary transformer. Source: ``fairseq/models/transformer/transformer_decoder.py``."""
+"""The decoder. Source: ``fairseq/models/transformer/transformer_decoder.py``."""
 
+import copy
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -8,13 +9,15 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
 from .. import search
+from ..attention import forward_pass
 from ..overrides import methods_of
 from ..search.projection import PackedProjection
-from .layers import RotaryDecoderLayer, drop_absolute_positions, with_dropout, wrap_layer
+from .layers import DecoderLayer, with_dropout, wrap_layer
+from .positions import SidePositions, fit_positions
 
 
-class RotaryDecoder(TransformerDecoderBase):
-    """fairseq's decoder of rotary layers, without absolute positions."""
+class Decoder(TransformerDecoderBase):
+    """fairseq's decoder with the position encoding that *cfg* names."""
 
     def __init__(
         self,
@@ -24,13 +27,19 @@ class RotaryDecoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: Optional[nn.Module] = None,
     ) -> None:
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.positions = SidePositions(cfg, "decoder")
+        without_positions = copy.copy(cfg)
+        without_positions.no_token_positional_embeddings = True
+        super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        dim = cfg.decoder.embed_dim
+        self.embed_positions = self.positions.embedding(self.max_target_positions, dim, self.padding_idx)
         with_dropout(self, "TransformerDecoder")
         self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
         self.packed_projection = PackedProjection()
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        layer = RotaryDecoderLayer(cfg, no_encoder_attn)
+        layer = DecoderLayer(cfg, no_encoder_attn)
+        layer.self_attn.position = self.positions.of_layer()
         return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
 
     def forward(
@@ -85,6 +94,11 @@ class RotaryDecoder(TransformerDecoderBase):
                     search.begin(self, DECODER, prev_output_tokens, encoder_out, incremental_state)
                 if search.STATE in incremental_state:
                     return search.step(self, prev_output_tokens, incremental_state[search.STATE])
+            with forward_pass():
+                return self.extract_features_scriptable(
+                    *(prev_output_tokens, encoder_out, incremental_state),
+                    *(full_context_alignment, alignment_layer, alignment_heads),
+                )
         return self.extract_features_scriptable(
             prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
         )
@@ -117,13 +131,13 @@ class RotaryDecoder(TransformerDecoderBase):
                     incremental_state = result
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        drop_absolute_positions(state_dict, name)
+        fit_positions(self, self.positions, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
 
 # The methods that a fast search replaces or relies on.
 DECODER = methods_of(
-    RotaryDecoder,
+    Decoder,
     *("forward", "extract_features", "extract_features_scriptable", "output_layer"),
     *("reorder_incremental_state", "reorder_incremental_state_scripting"),
 )

@@ -1,6 +1,7 @@
-"""The encoder of the rotary transformer. Source: ``fairseq/models/transformer/transformer_encoder.py``."""
+"""The encoder. Source: ``fairseq/models/transformer/transformer_encoder.py``."""
 
-from typing import Dict, List
+import copy
+from typing import Dict, List, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -8,21 +9,42 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
 from .. import search
-from .layers import RotaryEncoderLayer, drop_absolute_positions, with_dropout, wrap_layer
+from ..attention import forward_pass
+from .layers import EncoderLayer, with_dropout, wrap_layer
+from .positions import SidePositions, fit_positions
 
 
-class RotaryEncoder(TransformerEncoderBase):
-    """fairseq's encoder of rotary layers, without absolute positions."""
+class Encoder(TransformerEncoderBase):
+    """fairseq's encoder with the position encoding that *cfg* names."""
 
     def __init__(
         self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        self.positions = SidePositions(cfg, "encoder")
+        without_positions = copy.copy(cfg)
+        without_positions.no_token_positional_embeddings = True
+        super().__init__(without_positions, dictionary, embed_tokens, return_fc=return_fc)
+        dim = embed_tokens.embedding_dim
+        self.embed_positions = self.positions.embedding(self.max_source_positions, dim, self.padding_idx)
         with_dropout(self, "TransformerEncoder")
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        layer = RotaryEncoderLayer(cfg, return_fc=self.return_fc)
+        layer = EncoderLayer(cfg, return_fc=self.return_fc)
+        layer.self_attn.position = self.positions.of_layer()
         return wrap_layer(with_dropout(layer, "TransformerEncoderLayerBase"), cfg)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Optional[Tensor] = None,
+    ) -> Dict[str, List[Tensor]]:
+        """Return fairseq's output; the layers share what they add to the scores."""
+        if not torch.jit.is_scripting():
+            with forward_pass():
+                return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
 
     @torch.jit.export
     def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
@@ -39,5 +61,5 @@ class RotaryEncoder(TransformerEncoderBase):
         }
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> Dict[str, Tensor]:
-        drop_absolute_positions(state_dict, name)
+        fit_positions(self, self.positions, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)

@@ -1,54 +1,48 @@
-"""The layers of the rotary transformer: fairseq's own, with rotary self-attention.
+"""The layers of the transformer: fairseq's own, whose self-attention has a position encoding.
 
 Source: ``fairseq/modules/transformer_layer.py``.
 """
 
-import logging
-from typing import Any, Dict
+from typing import Any
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from torch import Tensor, nn
+from torch import nn
 
-from ..attention import CrossAttention, RotaryMultiheadAttention
+from ..attention import CrossAttention, SelfAttention
 from ..dropout import Dropout, ResidualInPlace
-from ..positions.rotary import RotaryEmbedding
-
-logger = logging.getLogger(__name__)
+from ..positions.absolute import NoPositions
 
 
-def build_rotary_self_attention(cfg: TransformerConfig, side: Any) -> RotaryMultiheadAttention:
-    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), rotated as *cfg* says."""
-    rotary = RotaryEmbedding(
-        side.embed_dim // side.attention_heads, base=cfg.rope_base, layout=cfg.rope_layout, fraction=cfg.rope_fraction
-    )
-    return RotaryMultiheadAttention(
+def build_self_attention(cfg: TransformerConfig, side: Any) -> SelfAttention:
+    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), still without positions."""
+    return SelfAttention(
         side.embed_dim,
         side.attention_heads,
-        rotary,
+        NoPositions(),
         dropout=cfg.attention_dropout,
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
 
 
-class RotaryEncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with rotary self-attention."""
+class EncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
+    """fairseq's encoder layer, whose self-attention can have a position encoding."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
-        return build_rotary_self_attention(cfg, cfg.encoder)
+        return build_self_attention(cfg, cfg.encoder)
 
 
-class RotaryDecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with rotary self-attention; cross-attention computes what fairseq's does."""
+class DecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
+    """fairseq's decoder layer, whose self-attention can have a position encoding; cross-attention is fairseq's."""
 
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         assert not add_bias_kv and not add_zero_attn, "no flag of fairseq's transformer sets these"
-        return build_rotary_self_attention(cfg, cfg.decoder)
+        return build_self_attention(cfg, cfg.decoder)
 
     def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         attention = CrossAttention(
@@ -82,14 +76,3 @@ def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
         if hasattr(module, name):
             setattr(module, name, Dropout(getattr(module, name).p, module_name=fairseq_name))
     return module
-
-
-def drop_absolute_positions(state_dict: Dict[str, Tensor], name: str) -> None:
-    """Remove ``NAME.embed_positions.*`` from *state_dict*, in place, and log a warning.
-
-    Sinusoidal checkpoints of older fairseqs hold ``embed_positions._float_tensor``, learned ones
-    ``embed_positions.weight``. A rotary model has no such parameters.
-    """
-    for key in [key for key in state_dict if key.startswith(f"{name}.embed_positions.")]:
-        del state_dict[key]
-        logger.warning(f"dropped {key} from the checkpoint: positions of transformer_rope are rotary")

@@ -1,6 +1,6 @@
-"""The model ``transformer_rope``: fairseq's transformer, its self-attention rotary.
+"""The model ``transformer_rope``: fairseq's transformer with a choice of position encodings, rotary by default.
 
-Everything but self-attention and the missing absolute positions is fairseq's own code
+Everything but self-attention is fairseq's own code
 (``fairseq/models/transformer``, ``fairseq/modules/transformer_layer.py``), reached by subclassing, so
 that flags, parameter names and checkpoints are the same.
 """
@@ -15,17 +15,18 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import DictConfig
 from torch import nn
 
-from .config import TransformerRopeConfig, as_namespace, refuse_what_cannot_work, rope_architecture
-from .decoder import RotaryDecoder
-from .encoder import RotaryEncoder
+from .config import as_namespace, config_class, refuse_what_cannot_work, set_defaults
+from .decoder import Decoder
+from .encoder import Encoder
 
 
 @register_model("transformer_rope")
 class TransformerRopeModel(TransformerModel):
-    """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864).
+    """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
 
-    Queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
-    cross-attention are not, and no absolute positions are added to the embeddings.
+    Without flags, queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
+    cross-attention are not, and no absolute positions are added to the embeddings. ``--position-encoding`` chooses
+    another encoding (``fairseq_rope.positions``).
     """
 
     @classmethod
@@ -35,19 +36,19 @@ class TransformerRopeModel(TransformerModel):
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add fairseq's transformer flags and --rope-base, --rope-layout, --rope-fraction."""
-        gen_parser_from_dataclass(parser, TransformerRopeConfig(), delete_default=True, with_prefix="")
+        """Add fairseq's transformer flags, --position-encoding, and the flags of all encodings."""
+        gen_parser_from_dataclass(parser, config_class()(), delete_default=True, with_prefix="")
 
     @classmethod
     def build_model(cls, args: Union[Namespace, DictConfig], task: Any) -> "TransformerRopeModel":
         """Build the model that *args* describes for the dictionaries of *task*.
 
         Raises:
-            ValueError: *args* asks for what rotary self-attention cannot do, or for a rotation that is
-                not defined (see ``fairseq_rope.positions.rotary``).
+            ValueError: our self-attention does not support what *args* asks for, or an option of a position encoding
+                has a value that is not allowed (see ``fairseq_rope.positions``).
         """
         args = as_namespace(args)
-        rope_architecture(args)  # fills in what checkpoints of older versions lack
+        set_defaults(args)  # fills in what checkpoints of older versions lack
         refuse_what_cannot_work(args)
         model = super().build_model(args, task)
         learns_alignments = getattr(getattr(task, "cfg", None), "load_alignments", False)
@@ -55,10 +56,10 @@ class TransformerRopeModel(TransformerModel):
         return model
 
     @classmethod
-    def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryEncoder:
-        return RotaryEncoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
+    def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
+        return Encoder(TransformerConfig.from_namespace(args), src_dict, embed_tokens)
 
     @classmethod
-    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> RotaryDecoder:
+    def build_decoder(cls, args: Any, tgt_dict: Dictionary, embed_tokens: nn.Embedding) -> Decoder:
         cfg = TransformerConfig.from_namespace(args)
-        return RotaryDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+        return Decoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)

@@ -11,7 +11,7 @@ from fairseq.models import FairseqMultiModel, register_model
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from torch import nn
 
-from .config import as_namespace, refuse_what_cannot_work, rope_architecture
+from .config import as_namespace, refuse_what_cannot_work, set_defaults
 from .models import TransformerRopeModel
 
 
@@ -29,7 +29,7 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> FairseqMultiModel:
         """Build the model that *args* describes; raises what TransformerRopeModel raises."""
         args = as_namespace(args)
-        rope_architecture(args)
+        set_defaults(args)
         refuse_what_cannot_work(args)
         return super().build_model(args, task)
 

@@ -14,7 +14,7 @@ from fairseq.search import BeamSearch, DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope import search as fast_search
-from fairseq_rope.attention import CrossAttention, RotaryMultiheadAttention
+from fairseq_rope.attention import CrossAttention, SelfAttention
 from fairseq_rope.dropout import Dropout, ResidualInPlace
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.search import STATE, interface
@@ -218,7 +218,7 @@ OF_INSTANCES = [
 ]
 OF_CLASSES = [
     *((TransformerDecoderBase, "extract_features_scriptable"), (TransformerDecoderBase, "output_layer")),
-    *((ResidualInPlace, "residual_connection"), (RotaryMultiheadAttention, "_attend")),
+    *((ResidualInPlace, "residual_connection"), (SelfAttention, "_attend")),
     *((cls, "forward") for cls in (TransformerDecoderLayerBase, Dropout, CrossAttention, RotaryEmbedding)),
     *((cls, "forward") for cls in (torch.nn.LayerNorm, torch.nn.Linear, torch.nn.Embedding)),
 ]

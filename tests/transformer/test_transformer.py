@@ -13,7 +13,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 
-from fairseq_rope.attention import CrossAttention, RotaryMultiheadAttention
+from fairseq_rope.attention import CrossAttention, SelfAttention
 
 PAD, EOS = 1, 2
 
@@ -39,7 +39,7 @@ def test_rotary_attention_stands_in_every_self_attention_and_nowhere_else(build)
     options = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.25}
     model = build(**options)
     for layer in (*model.encoder.layers, *model.decoder.layers):
-        assert type(layer.self_attn) is RotaryMultiheadAttention
+        assert type(layer.self_attn) is SelfAttention
         rotary = layer.self_attn.rotary
         assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 8)
     assert {type(layer.encoder_attn) for layer in model.decoder.layers} == {CrossAttention}

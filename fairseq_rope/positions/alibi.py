@@ -1,0 +1,71 @@
+"""ALiBi: each head subtracts from a score the distance of the two positions, times the slope of the head.
+
+Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
+arXiv:2108.12409. The paper has decoders only. In an encoder, the distance is |i - j| (``symmetric``), or is half a
+position smaller for keys after the query (``asymmetric``), so that the two directions differ.
+
+Shapes: H heads, T queries, S keys.
+"""
+
+import math
+from typing import Any, List, Optional
+
+import torch
+from torch import Tensor
+
+from .interface import Option, PositionEncoding, by_distance, distances
+
+TYPES = ("symmetric", "asymmetric")
+
+
+def slopes(heads: int) -> List[float]:
+    """Return the slope of each head: 2^(-8/H), its square, …, if H is a power of 2.
+
+    For another H, the slopes of the next smaller power of 2 come first, and then every second one of the next larger
+    power of 2, as in the paper's code.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    first = [2.0 ** (-8.0 * (n + 1) / power) for n in range(power)]
+    between = [2.0 ** (-4.0 * (2 * n + 1) / power) for n in range(heads - power)]
+    return first + between
+
+
+class ALiBi(PositionEncoding):
+    """Adds -slope * distance to the scores; no parameters.
+
+    Args:
+        heads: H
+        alibi_type: "symmetric" or "asymmetric"; only the keys after a query differ, so a decoder is the same with both
+
+    Raises:
+        ValueError: *alibi_type* is neither
+    """
+
+    options = {
+        "alibi_type": Option(
+            TYPES[0],
+            "distance of a key after the query, in the encoder: symmetric = as before the query, asymmetric = half a "
+            "position less",
+        )
+    }
+
+    def __init__(self, heads: int, alibi_type: str = TYPES[0]) -> None:
+        super().__init__()
+        if alibi_type not in TYPES:
+            raise ValueError(f"--alibi-type {alibi_type}: must be one of {', '.join(TYPES)}")
+        self.slopes = slopes(heads)
+        self.less = 0.5 if alibi_type == "asymmetric" else 0.0
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "ALiBi":
+        return cls(heads, **options)
+
+    def by_distance(self, distance: Tensor) -> Tensor:
+        """Return the bias of each head at *distance* = j - i (L): float32 (H, L)."""
+        length = distance.abs() - self.less * (distance > 0)
+        slope = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
+        return -slope.unsqueeze(1) * length
+
+    def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
+        numbers = self.by_distance(distances(q.size(2), keys, q.device))  # (H, S + T - 1)
+        return by_distance(numbers, q.size(2)).unsqueeze(0).to(q.dtype)  # (1, H, T, S)

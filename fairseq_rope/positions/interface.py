@@ -1,0 +1,99 @@
+"""What a position encoding can do. Each encoding is one file of this folder and one row of ``ENCODINGS``.
+
+An encoding takes part in self-attention in up to three places, and declares what it needs. Cross-attention carries no
+positions. An encoding of absolute positions adds vectors to the embeddings instead, and leaves attention alone.
+
+Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. In self-attention the queries are the last T
+of the S positions: T = S if all is computed at once, and T = 1 in a step of a search.
+"""
+
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+SIDES = ("encoder", "decoder")
+
+
+class Option(NamedTuple):
+    """A flag of an encoding: ``max_relative_positions`` is ``--max-relative-positions``. Its type is the default's."""
+
+    default: Any
+    help: str
+
+
+class PositionEncoding(nn.Module):
+    """The position encoding of self-attention; this base class encodes no positions.
+
+    A subclass overrides the methods that it needs, and ``build`` if it has parameters or options.
+
+    Class attributes:
+        options: the flags of the encoding, by the name of the option
+        absolute: "sinusoidal" or "learned" if fairseq's embeddings of absolute positions are added to the tokens'
+        sides: where the encoding can be used
+        relative: whether scores depend on differences of positions alone
+        shared: whether one object serves all layers of a side, and its bias does not depend on the queries; the
+            bias is then computed once per forward pass
+        explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
+    """
+
+    __constants__ = ["explicit_weights"]  # for TorchScript
+    options: Dict[str, Option] = {}
+    absolute = ""
+    sides = SIDES
+    relative = True
+    shared = True
+    explicit_weights = False
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "PositionEncoding":
+        """Return the encoding for the self-attention of one side, "encoder" or "decoder".
+
+        Args:
+            side: the encoder's attention sees both directions, the decoder's sees the past
+            embed_dim: C
+            heads: H
+            options: a value for each of ``options``
+
+        Raises:
+            ValueError: an option has a value that is not allowed; the message names the flag
+        """
+        return cls()
+
+    def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
+        """Return what takes the place of queries *q* and keys *k* (B, H, T, D) of positions *offset*, *offset* + 1, …
+
+        The search keeps the returned keys, so they must not depend on later positions.
+        """
+        return q, k
+
+    def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
+        """Return what is added to the scores after their division by sqrt(D), in the type of *q*, or None.
+
+        Args:
+            q: queries (B, H, T, D), as they were projected
+            keys: S
+
+        Returns:
+            a tensor of four dimensions that broadcasts to (B, H, T, S)
+        """
+        return None
+
+    def values(self, weights: Tensor) -> Optional[Tensor]:
+        """Return what is added to the output of attention (B, H, T, D), or None.
+
+        Args:
+            weights: (B, H, T, S), after softmax and dropout
+        """
+        return None
+
+
+def distances(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Return the differences j - i that occur between *queries* i and *keys* j: 1 - S … T - 1, of shape (S + T - 1)."""
+    return torch.arange(1 - keys, queries, device=device)
+
+
+def by_distance(numbers: Tensor, queries: int) -> Tensor:
+    """Return *numbers* (…, S + T - 1), one for each of :func:`distances`, arranged as scores (…, T, S)."""
+    keys = numbers.size(-1) - queries + 1
+    return numbers.unfold(-1, keys, 1).flip(-2)

@@ -1,0 +1,47 @@
+"""KERPLE: a bias that falls with the logarithm of the distance, with two learned numbers for each head.
+
+Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", arXiv:2205.09921, the
+logarithmic variant: -r1 * ln(1 + r2 * |i - j|), with r1 and r2 of at least 0.01. All layers share them.
+
+Shapes: H heads, T queries, S keys.
+"""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .interface import PositionEncoding, by_distance, distances
+
+SMALLEST = 0.01
+
+
+def at_least(parameter: Tensor, smallest: float = SMALLEST) -> Tensor:
+    """Return max(*parameter*, *smallest*), whose gradient reaches a parameter that is too small and can raise it."""
+    return parameter + (parameter.clamp(min=smallest) - parameter).detach()
+
+
+class Kerple(PositionEncoding):
+    """Adds -r1 * ln(1 + r2 * |i - j|) to the scores; r1 starts uniform in (0, 2), r2 in (0, 1).
+
+    Args:
+        heads: H
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.r1 = nn.Parameter(torch.empty(heads).uniform_(0.0, 2.0))
+        self.r2 = nn.Parameter(torch.empty(heads).uniform_(0.0, 1.0))
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "Kerple":
+        return cls(heads)
+
+    def by_distance(self, distance: Tensor) -> Tensor:
+        """Return the bias of each head at *distance* = j - i (L): (H, L)."""
+        r1, r2 = at_least(self.r1).unsqueeze(1), at_least(self.r2).unsqueeze(1)
+        return -r1 * torch.log1p(r2 * distance.abs())
+
+    def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
+        numbers = self.by_distance(distances(q.size(2), keys, q.device))  # (H, S + T - 1)
+        return by_distance(numbers, q.size(2)).unsqueeze(0).to(q.dtype)  # (1, H, T, S)

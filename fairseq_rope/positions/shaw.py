@@ -1,0 +1,66 @@
+"""Relative position representations: a learned vector for each distance, added to keys and to values.
+
+Shaw et al. 2018, "Self-Attention with Relative Position Representations", arXiv:1803.02155, equations 3 and 4:
+
+    e_ij = q_i (k_j + a^K_ij)^T / sqrt(D),    z_i = sum_j alpha_ij (v_j + a^V_ij),    a_ij = w[clip(j - i, -k, k)]
+
+The vectors are those of one layer, and its heads share them.
+
+Shapes: B batch, H heads, T queries, S keys, D head dimension, k the largest distance.
+"""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .interface import Option, PositionEncoding
+
+
+class Shaw(PositionEncoding):
+    """Adds q · a^K to the scores and the weighted a^V to the output.
+
+    Args:
+        head_dim: D
+        max_relative_positions: k; larger distances count as k
+
+    Raises:
+        ValueError: k is smaller than 1
+    """
+
+    options = {"max_relative_positions": Option(16, "the largest distance that has vectors; larger ones use its")}
+    shared = False
+    explicit_weights = True
+
+    def __init__(self, head_dim: int, max_relative_positions: int = 16) -> None:
+        super().__init__()
+        if max_relative_positions < 1:
+            raise ValueError(f"--max-relative-positions {max_relative_positions}: must be at least 1")
+        self.largest = max_relative_positions
+        self.scaling = head_dim**-0.5
+        self.relative_position_keys = nn.Parameter(torch.empty(2 * self.largest + 1, head_dim))
+        self.relative_position_values = nn.Parameter(torch.empty(2 * self.largest + 1, head_dim))
+        nn.init.xavier_uniform_(self.relative_position_keys)
+        nn.init.xavier_uniform_(self.relative_position_values)
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "Shaw":
+        return cls(embed_dim // heads, **options)
+
+    def rows(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Return the row of the tables for each query and key: (T, S), clip(j - i, -k, k) + k."""
+        key = torch.arange(keys, device=device)
+        query = key[keys - queries :]
+        return (key - query.unsqueeze(1)).clamp(-self.largest, self.largest) + self.largest
+
+    def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
+        products = torch.matmul(q * self.scaling, self.relative_position_keys.to(q.dtype).t())  # (B, H, T, 2k + 1)
+        rows = self.rows(q.size(2), keys, q.device)
+        return products.gather(3, rows.expand(q.size(0), q.size(1), q.size(2), keys))
+
+    def values(self, weights: Tensor) -> Optional[Tensor]:
+        batch, heads, queries, keys = weights.shape
+        rows = self.rows(queries, keys, weights.device).expand_as(weights)
+        wide = weights if weights.dtype == torch.float64 else weights.float()  # sums of many small weights
+        by_row = wide.new_zeros([batch, heads, queries, 2 * self.largest + 1]).scatter_add(3, rows, wide)
+        return torch.matmul(by_row.to(weights.dtype), self.relative_position_values.to(weights.dtype))

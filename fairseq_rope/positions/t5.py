@@ -1,0 +1,93 @@
+"""T5's relative attention bias: a learned number for each head and each bucket of distances, shared by all layers.
+
+Raffel et al. 2020, arXiv:1910.10683, section 2.1; ``transformers/models/t5/modeling_t5.py``,
+``_relative_position_bucket``. Half of the buckets hold one distance each. The others hold ranges that grow
+logarithmically up to the maximum distance, and the last one holds all larger distances. An encoder has half of its
+buckets for keys after the query. Scores are divided by sqrt(D) as everywhere in this package; T5 itself does not divide.
+
+Shapes: H heads, T queries, S keys, C the width.
+"""
+
+from typing import Any, List, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .interface import Option, PositionEncoding, by_distance, distances
+
+
+def buckets_of(buckets: int, max_distance: int) -> List[int]:
+    """Return the bucket, one of *buckets* of one direction, of each distance 0 … *max_distance*.
+
+    The comparison is of integers, so that no rounding of logarithms moves a distance into another bucket.
+    """
+    exact = buckets // 2
+    ranges = buckets - exact
+
+    def range_of(distance: int) -> int:  # range k begins at exact * (max_distance / exact)^(k / ranges)
+        return sum(distance**ranges >= max_distance**k * exact ** (ranges - k) for k in range(1, ranges))
+
+    return [distance if distance < exact else exact + range_of(distance) for distance in range(max_distance + 1)]
+
+
+class T5Bias(PositionEncoding):
+    """Adds a learned bias to the scores, by head and bucket of distances.
+
+    Args:
+        heads: H
+        embed_dim: C; the bias starts normal with standard deviation C^-0.5
+        bidirectional: whether keys after the query have buckets of their own (encoder)
+        relative_attention_num_buckets: all buckets of a head
+        relative_attention_max_distance: the distance from which on all are in the last bucket
+
+    Raises:
+        ValueError: the numbers allow no such buckets
+    """
+
+    options = {
+        "relative_attention_num_buckets": Option(32, "buckets of distances, in the encoder for both directions"),
+        "relative_attention_max_distance": Option(128, "the distance from which on all are in the last bucket"),
+    }
+
+    def __init__(
+        self,
+        heads: int,
+        embed_dim: int,
+        bidirectional: bool,
+        relative_attention_num_buckets: int = 32,
+        relative_attention_max_distance: int = 128,
+    ) -> None:
+        super().__init__()
+        buckets, max_distance = relative_attention_num_buckets, relative_attention_max_distance
+        if buckets < 4 or buckets % 2:
+            raise ValueError(f"--relative-attention-num-buckets {buckets}: must be an even number of at least 4")
+        if max_distance <= buckets // 2:
+            raise ValueError(
+                f"--relative-attention-max-distance {max_distance}: must be larger than {buckets // 2}, half of "
+                "--relative-attention-num-buckets"
+            )
+        self.bidirectional = bidirectional
+        self.one_direction = buckets // 2 if bidirectional else buckets
+        self.bucket_of = buckets_of(self.one_direction, max_distance)
+        self.relative_attention_bias = nn.Parameter(torch.empty(buckets, heads))
+        nn.init.normal_(self.relative_attention_bias, std=embed_dim**-0.5)
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "T5Bias":
+        return cls(heads, embed_dim, bidirectional=side == "encoder", **options)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each *distance* = j - i, a tensor of integers."""
+        bucket_of = torch.tensor(self.bucket_of, device=distance.device)
+        if not self.bidirectional:
+            return bucket_of[(-distance).clamp(min=0, max=len(self.bucket_of) - 1)]
+        after = (distance > 0) * self.one_direction
+        return bucket_of[distance.abs().clamp(max=len(self.bucket_of) - 1)] + after
+
+    def by_distance(self, distance: Tensor) -> Tensor:
+        """Return the bias of each head at *distance* = j - i (L): (H, L)."""
+        return self.relative_attention_bias[self.buckets(distance)].t()
+
+    def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
+        numbers = self.by_distance(distances(q.size(2), keys, q.device))  # (H, S + T - 1)
+        return by_distance(numbers, q.size(2)).unsqueeze(0).to(q.dtype)  # (1, H, T, S)

@@ -1,0 +1,77 @@
+"""xPos: rotary position embedding whose queries grow and keys shrink with their positions.
+
+Sun et al. 2022, "A Length-Extrapolatable Transformer", arXiv:2212.10554, equation 17 and Algorithm 1;
+``torchscale/component/xpos_relative_position.py``. Pair i is rotated as in RoPE. At position n it is also multiplied,
+in a query by zeta_i^(n / scale_base), in a key by zeta_i^(-n / scale_base), with zeta_i = (2i / d_r + 0.4) / 1.4.
+Scores then shrink with the distance i - j of keys in the past. For keys after the query they would grow, so xPos is for
+decoders.
+
+A scaled rotation is a rotation whose cos and sin are scaled, so :class:`~fairseq_rope.positions.rotary.RotaryEmbedding`
+does the rest. In float32, a query and a key that are 35,000 positions from the beginning still fit.
+"""
+
+import math
+from typing import Any, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .interface import Option
+from .rotary import BASE, FRACTION, LAYOUTS, RotaryEmbedding
+
+SCALE_BASE = 512.0
+
+
+class XPos(RotaryEmbedding):
+    """Rotates queries and keys as RoPE does, and scales them by position.
+
+    Args:
+        head_dim, base, layout, fraction: those of RotaryEmbedding
+        scale_base: positions over which a pair is scaled by zeta_i
+
+    Raises:
+        ValueError: *scale_base* is not a positive number, or RotaryEmbedding refuses an argument
+    """
+
+    options = {
+        **RotaryEmbedding.options,
+        "xpos_scale_base": Option(SCALE_BASE, "positions over which xPos scales a pair of dimensions once"),
+    }
+    sides = ("decoder",)
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = BASE,
+        layout: str = LAYOUTS[0],
+        fraction: float = FRACTION,
+        scale_base: float = SCALE_BASE,
+    ) -> None:
+        super().__init__(head_dim, base, layout, fraction)
+        if not (math.isfinite(scale_base) and scale_base > 0):
+            raise ValueError(f"--xpos-scale-base {scale_base}: must be a finite number above 0")
+        self.scale_base = float(scale_base)
+
+    @classmethod
+    def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "XPos":
+        rope = [options[name] for name in RotaryEmbedding.options]
+        return cls(embed_dim // heads, *rope, scale_base=options["xpos_scale_base"])
+
+    def scales(self, offset: int, length: int, device: torch.device) -> Tensor:
+        """Return zeta_i^(n / scale_base) of positions n = *offset* …: float32 (*length*, d_r / 2)."""
+        pair = torch.arange(self.dim // 2, dtype=torch.float64, device=device)
+        zeta = (2.0 * pair / self.dim + 0.4) / 1.4
+        position = torch.arange(offset, offset + length, dtype=torch.float64, device=device)
+        return torch.pow(zeta, position.unsqueeze(1) / self.scale_base).float()
+
+    def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
+        cos, sin = self.tables(offset, q.size(2), q.device)
+        scale = self.scales(offset, q.size(2), q.device)
+        return self.rotated(q, cos * scale, sin * scale), self.rotated(k, cos / scale, sin / scale)
+
+    def numbers(self, position: int, device: torch.device) -> Tensor:
+        """Return the complex numbers (2, 1, D / 2) by which queries and keys are multiplied at *position*."""
+        rest = (self.head_dim - self.dim) // 2
+        scale = F.pad(self.scales(position, 1, device), (0, rest), value=1.0)
+        return super().numbers(position, device) * torch.stack([scale, 1 / scale])
