@@ -137,7 +137,8 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         """The loss summed over the target's tokens, what to divide its gradient by, and what to log."""
         weight = output_weight(model) if reduce and has_methods(self, LOSS) and _is_fairseqs() else None
         if weight is None:
-            return super().forward(model, sample, reduce=reduce)
+            unfused: Tuple[Tensor, int, Dict[str, Any]] = super().forward(model, sample, reduce=reduce)
+            return unfused
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, self.ignore_prefix_size :]
@@ -183,22 +184,22 @@ def output_weight(model: nn.Module) -> Optional[Tensor]:
     """The matrix (V, C) that projects *model*'s features to scores; None if there is more to it than that."""
     if autocasts():
         return None
-    while hasattr(model, "module"):  # DistributedDataParallel, and what fairseq wraps around it
-        known = type(model).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
-        if not known or "FullySharded" in type(model).__name__ or hooked(model):
+    inner: Any = model
+    while hasattr(inner, "module"):  # DistributedDataParallel, and what fairseq wraps around it
+        known = type(inner).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
+        if not known or "FullySharded" in type(inner).__name__ or hooked(inner):
             return None
-        if getattr(model, "find_unused_parameters", False):
+        if getattr(inner, "find_unused_parameters", False):
             return None
-        model = model.module
-    if not has_methods(model, MODEL):
+        inner = inner.module
+    if not has_methods(inner, MODEL):
         return None
-    decoder = model.decoder
-    if not (
+    decoder = inner.decoder
+    is_plain_output = (
         any(has_methods(decoder, methods) for methods in DECODERS)
-        and not (hooked(model) or hooked(decoder))
+        and not (hooked(inner) or hooked(decoder))
         and decoder.adaptive_softmax is None
         and is_plain_linear(decoder.output_projection)
         and decoder.output_projection.bias is None
-    ):
-        return None
-    return decoder.output_projection.weight
+    )
+    return decoder.output_projection.weight if is_plain_output else None

@@ -32,9 +32,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     """
     # On import, fairseq asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    signals = (signal.SIGHUP, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        signals = ()  # Python allows signal handlers in the main thread only
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
+    signals = (signal.SIGHUP, signal.SIGTERM) if in_main_thread else ()
     before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
     try:
         yield

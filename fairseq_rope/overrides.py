@@ -5,7 +5,7 @@ nobody has changed those: by a subclass, by another function in the place of a m
 or by a hook. So they keep the methods that they replace, from their import on, and compare before they begin.
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Type
 
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
@@ -37,7 +37,7 @@ def hooked(module: nn.Module) -> bool:
     )
 
 
-def is_plain(module: Any, cls: type, methods: Dict[str, Any]) -> bool:
+def is_plain(module: object, cls: Type[nn.Module], methods: Dict[str, Any]) -> bool:
     """Whether *module* is a *cls* (no subclass of it) with *methods* and without hooks."""
     return type(module) is cls and has_methods(module, methods) and not hooked(module)
 

@@ -63,7 +63,8 @@ def checkpoint_classes() -> List[Any]:
     classes: List[Any] = [Namespace, Dictionary]
     # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state. NumPy 2 renamed
     # the module of the functions that build them.
-    for build in (np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]):
+    builders: List[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
+    for build in builders:
         for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             classes.append((build, f"{module}.{build.__name__}"))
     classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
@@ -149,7 +150,7 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
         OSError: the file cannot be read
     """
     allow_checkpoint_classes()
-    state = safe_load(path, map_location="cpu")
+    state: Dict[str, Any] = safe_load(path, map_location="cpu")
     for name, weight in state["model"].items():
         if not isinstance(weight, torch.Tensor):
             raise CheckpointError(f"{path} cannot be used here: its weight {name} is no tensor")

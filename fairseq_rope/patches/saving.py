@@ -99,7 +99,8 @@ class WholeFiles(_InPlaceOf):
         final = os.path.realpath(dst_path)
         whole = overwrite and self._replaced.supports_rename(dst_path)
         if not whole or (os.path.exists(final) and not self._can_be_replaced(final)):
-            return self._replaced.copy(src_path, dst_path, overwrite=overwrite)
+            copied: bool = self._replaced.copy(src_path, dst_path, overwrite=overwrite)
+            return copied
         with naming_the_file(dst_path), open(src_path, "rb") as source, written_whole(final) as (target,):
             shutil.copyfileobj(source, target, 2**24)
             if os.path.exists(final):

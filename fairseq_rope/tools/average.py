@@ -89,7 +89,7 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
 def _checksum(weight: "Tensor") -> int:
     import torch
 
-    return zlib.crc32(weight.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(weight.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state: Dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
         values.append((flag, getattr(options, name, None), getattr(first_options, name, None)))
     languages, first_languages = (languages_of(part_of(each, "task")) for each in (state, first_state))
     if None not in languages and languages == first_languages[::-1]:
-        values.append(("the direction", "-".join(languages), "-".join(first_languages)))
+        values.append(("the direction", "{}-{}".format(*languages), "{}-{}".format(*first_languages)))
     for what, value, first_value in values:
         if (value or None) != (first_value or None):  # None and False are the same value of a flag
             _refuse(path, first, f"{what} is {value} in the former and {first_value} in the latter")

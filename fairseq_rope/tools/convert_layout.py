@@ -133,7 +133,8 @@ def model_name(options: Namespace) -> Optional[str]:
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     arch = getattr(options, "arch", None) or getattr(options, "_name", None)
-    return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    name: Optional[str] = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    return name
 
 
 def _options(state: Dict[str, Any]) -> Namespace:
@@ -169,7 +170,8 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which {heads} heads do not divide")
     head_dim = rows.size(0) // heads
     order = row_order(head_dim, rotary_dim(head_dim, options.rope_fraction), layout)
-    return rows.unflatten(0, (heads, head_dim))[:, order].flatten(0, 1)
+    by_head: Tensor = rows.unflatten(0, (heads, head_dim))
+    return by_head[:, order].flatten(0, 1)
 
 
 def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -> Dict[str, Any]:

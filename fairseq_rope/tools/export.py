@@ -30,7 +30,6 @@ from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_nu
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
-    from torch import nn
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 # The allowed difference from the checkpoint in the log-probability of a word: see check(). Trained models
@@ -250,7 +249,7 @@ def validation_pairs(task: Any) -> Pairs:
     return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:SAMPLES]
 
 
-def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float]]:
+def torch_scores(model: Any, task: Any, pairs: Pairs) -> List[List[float]]:
     """Return, for each target, the log-probability of each word and of the end in the checkpoint's model."""
     import torch
 

@@ -314,12 +314,12 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
     def split(line: str) -> str:
         return compound_split(moses(line))
 
-    def in_scorer(scorer: Any, line: str) -> Sequence[str]:
-        return scorer.tokenizer(line).split()
+    def count_tokens(scorer: Any, line: str) -> int:
+        return len(scorer.tokenizer(line).split())
 
-    def in_chrf(scorer: Any, line: str) -> Sequence[str]:
-        # sacrebleu has no public name for the words of chrF++
-        return scorer._remove_punctuation(line) if scorer.word_order else "".join(line.split())
+    def count_in_chrf(scorer: Any, line: str) -> int:
+        # sacrebleu has no public name for the words of chrF++.
+        return len(scorer._remove_punctuation(line) if scorer.word_order else "".join(line.split()))
 
     detokenised = {"tokenize": tokenize, "force": True}
     rows: List[Tuple[Any, ...]] = [("sacreBLEU", "detokenised text", BLEU, detokenised, plain, None)]
@@ -337,8 +337,8 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
     metrics = []
     for name, what, kind, options, text, signed in rows:
         inputs = [[text(line) for line in lines] for lines in references]
-        scorer, units = kind(references=inputs, **options), in_chrf if kind is CHRF else in_scorer
-        counts = [sum(len(units(scorer, line)) for line in lines) for lines in inputs]
+        scorer, count = kind(references=inputs, **options), count_in_chrf if kind is CHRF else count_tokens
+        counts = [sum(count(scorer, line) for line in lines) for lines in inputs]
         metrics.append(Metric(name, what, scorer, text, signed, counts))
     return metrics
 
@@ -354,17 +354,20 @@ def score_metric(metric: Metric, systems: Sequence[Text]) -> List[Dict[str, Any]
         first system)
     """
     from sacrebleu.metrics import BLEU
-    from sacrebleu.significance import PairedTest
+    from sacrebleu.significance import PairedTest, Result
 
-    hypotheses = [(system.name, [metric.text(line) for line in system.lines]) for system in systems]
+    hypotheses: List[Tuple[str, Sequence[str]]] = [
+        (system.name, [metric.text(line) for line in system.lines]) for system in systems
+    ]
     rows: List[Dict[str, Any]] = []
     if len(systems) > 1:
         test = PairedTest(hypotheses, {metric.name: metric.scorer}, None, test_type="bs", n_samples=RESAMPLES)
         signatures, columns = test()
-        (signature,), (_, results) = signatures.values(), columns.values()  # the first column has the names
+        (signature,), (_, results) = signatures.values(), columns.values()
         for result in results:
-            row = {"score": result.score, "mean": result.mean, "confidence": result.ci, "p_value": result.p_value}
-            rows.append({key: None if value is None else float(value) for key, value in row.items()})
+            assert isinstance(result, Result)  # only the first column has names
+            values = {"score": result.score, "mean": result.mean, "confidence": result.ci, "p_value": result.p_value}
+            rows.append({name: None if value is None else float(value) for name, value in values.items()})
     else:
         rows.append({"score": metric.scorer.corpus_score(hypotheses[0][1], None).score})
         signature = metric.scorer.get_signature()
@@ -635,10 +638,13 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
     for reference in references:
         _check_count(reference.path, reference.lines, references[0])
         check_plain(named(reference.path), reference.lines, is_reference=True)
-    systems, source, lang = [], [], language(args.target_lang)
+    systems: List[Text] = []
+    source: List[str] = []
+    lang = language(args.target_lang)
     for number, (name, path) in enumerate(zip(names, paths)):
+        undone: List[str] = []
         if number < len(args.sys):
-            lines, undone = read_lines(path), []
+            lines = read_lines(path)
             _check_count(path, lines, references[0])
         else:
             raw, raw_source = read_generated(path, len(references[0].lines))

@@ -273,7 +273,7 @@ class Translator:
             raise ValueError(f"{os.path.basename(path)} has {count} words, and the model has {scored}")
 
     @overload
-    def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...
+    def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...  # type: ignore[overload-overlap]
 
     @overload
     def translate(self, text: Iterable[str], beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> List[str]: ...
@@ -382,9 +382,11 @@ class Translator:
         # CTranslate2 has the name <blank> for padding, and attends to it.
         words = [["<unk>" if w == "<blank>" else w for w in source if w != "<pad>"] for source in sources]
 
+        max_len_b: int = s["max_len_b"]
+        positions: int = s["positions"]["target"] or sys.maxsize
+
         def limit(n: int) -> int:
-            # As in fairseq, the end of the sentence counts.
-            return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"]["target"] or sys.maxsize)
+            return min(len(sources[n]) + 1 + max_len_b, positions)  # + 1: as in fairseq, the end counts
 
         def is_marked(n: int) -> bool:
             return not words[n] or "<s>" in words[n] or "</s>" in words[n]
@@ -395,7 +397,7 @@ class Translator:
                 # CTranslate2 takes some of these sources for empty and does not translate them. It decides
                 # that before it cuts a source to the maximum length.
                 inputs, cut = [[*inputs[0], "<unk>", "<unk>", "<unk>"]], len(inputs[0]) + 1
-            return self._model.translate_batch(
+            pending: List[Any] = self._model.translate_batch(
                 inputs,
                 beam_size=beam,
                 # With 0, CTranslate2 stops at the first ended hypothesis; fairseq stops after *beam* of them.
@@ -407,6 +409,7 @@ class Translator:
                 max_decoding_length=limit(batch[0]),  # the first of a batch is its longest
                 asynchronous=True,
             )
+            return pending
 
         order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
         share = sum(len(source) + 1 for source in sources) // self._cores  # a few lines use all cores, too
