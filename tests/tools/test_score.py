@@ -363,7 +363,7 @@ def test_gzipped_output_of_fairseq_generate_is_read(generate, tmp_path, capsys):
 def test_a_gzip_file_that_is_cut_is_refused_by_name(files, tmp_path, capsys, length):
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress("\n".join(TRANSLATION).encode())[:length])
-    assert f"{cut}: is not a whole gzip file" in refuse(capsys, "--sys", cut, "--ref", files[0])
+    assert f"{cut}: is not a valid gzip file" in refuse(capsys, "--sys", cut, "--ref", files[0])
 
 
 COMET = """#!{python}

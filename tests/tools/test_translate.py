@@ -314,7 +314,7 @@ DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + W
         (["--input", "none.txt"], "none.txt: No such file or directory"),
         (["--model", "."], "--model .: must be a folder that fairseq-rope export wrote"),
         (["--nbest", "5"], "--nbest 5: must be at most the beam size, 4"),
-        *((["--input", f"{name}.gz"], f"{name}.gz: is not a whole gzip file (") for name in DAMAGED),
+        *((["--input", f"{name}.gz"], f"{name}.gz: is not a valid gzip file (") for name in DAMAGED),
     ],
 )
 def test_what_cannot_be_read_ends_in_one_sentence(translated, tmp_path, monkeypatch, flags, said):
