@@ -372,7 +372,7 @@ def test_a_line_that_does_not_end_is_not_waited_for(pipe):
     # A pipe holds 64 KiB, so a thread writes.
     threading.Thread(target=lambda: put(b"the dog\n" + b"x" * 200_000), daemon=True).start()
     assert next(chunks) == ["the dog"]
-    with pytest.raises(translate.TranslateError, match="pipe, line 2: has more than 32768 characters: divide it"):
+    with pytest.raises(translate.TranslateError, match="pipe, line 2: has more than 32768 characters: split the line"):
         next(chunks)
 
 
