@@ -59,8 +59,8 @@ class _FusedLoss(torch.autograd.Function):
         needs_grad: bool,
     ) -> Tuple[Tensor, Tensor, Tensor]:
         words = weight.size(0)
-        each = epsilon / (words - 1)  # e'
-        on_target = 1.0 - epsilon - each
+        smoothing = epsilon / (words - 1)  # e'
+        on_target = 1.0 - epsilon - smoothing
 
         unpadded = target.ne(pad).nonzero().squeeze(1)  # padding has neither loss nor gradient
         inputs, target = features.index_select(0, unpadded), target.index_select(0, unpadded)
@@ -87,11 +87,11 @@ class _FusedLoss(torch.autograd.Function):
                 score = (chunk[rare].float() * weight[word].float()).sum(1)
                 nll[rare] = score - highest.log() - target_scores[rare]
             smooth = words * (nll + target_scores) - chunk.float() @ weight_sum
-            loss += (on_target * nll.double() + each * smooth.double()).sum()
+            loss += (on_target * nll.double() + smoothing * smooth.double()).sum()
             nll_loss += nll.sum(dtype=torch.float64)
             if needs_grad:
                 probs = probs.to(weight.dtype)
-                grad = (probs @ weight).float().sub_(weight_sum, alpha=each)
+                grad = (probs @ weight).float().sub_(weight_sum, alpha=smoothing)
                 grad.sub_(weight.index_select(0, chunk_target).float(), alpha=on_target)
                 inputs_grad[begin : begin + rows] = grad
                 if weight.dtype == torch.float32:
@@ -99,7 +99,7 @@ class _FusedLoss(torch.autograd.Function):
                 else:
                     weight_grad += (probs.t() @ chunk).float()
         if needs_grad:
-            weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=each)
+            weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=smoothing)
             weight_grad.index_add_(0, target, inputs.float(), alpha=-on_target)
             features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, unpadded, inputs_grad)
             ctx.save_for_backward(features_grad, weight_grad)

@@ -23,8 +23,8 @@ def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> List[Any]:
     if len(indices) == 0:
         return []
     batches = list(_batch_by_size(indices, *args, **kwargs))
-    rest = indices[sum(len(batch) for batch in batches) :]
-    return [*batches, np.asarray(rest, dtype=np.int64)] if len(rest) else batches
+    dropped = indices[sum(len(batch) for batch in batches) :]
+    return [*batches, np.asarray(dropped, dtype=np.int64)] if len(dropped) else batches
 
 
 @functools.wraps(_get_batch_iterator)

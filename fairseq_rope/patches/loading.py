@@ -113,10 +113,8 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
         if not (CAN_ALLOW_LIST and isinstance(error, pickle.UnpicklingError)):
             reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
             raise CheckpointError(f"{name} is not a valid checkpoint: {reason}") from None
-        unsafe_class = re.search(r"GLOBAL (\S+)", str(error))
-        content = (
-            f"contains {unsafe_class.group(1)}, which" if unsafe_class else "is damaged, or contains an object that"
-        )
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        content = f"contains {refused.group(1)}, which" if refused else "is damaged, or contains an object that"
         reason = f"it {content} no fairseq checkpoint contains"
         raise CheckpointError(f"{name} was not loaded, and no code in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
@@ -203,9 +201,7 @@ class Reading:
 
     files: Sequence[str]  # the checkpoints that the call was given
     languages: Languages = UNKNOWN  # those of the data
-    rotation: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # the options of the rotation that the training uses
+    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the options ROTATION of the training
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override

@@ -119,7 +119,7 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
 
 
 def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
-    """Add the weights of *path* to *sums*, which contain those of *first*."""
+    """Add the weights of *path* to *sums*, which have the names and shapes of *first*."""
     missing, surplus = sorted(set(sums) - set(weights)), sorted(set(weights) - set(sums))
     if missing or surplus:
         differences = [

@@ -99,10 +99,12 @@ def refuse_unsupported(model: Any, path: str) -> None:
         refuse_flags(flags)
         for layer in side.layers:
             attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
-            linear = [m for a in attentions for m in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
-            if not all(type(m) is nn.Linear for m in (*linear, layer.fc1, layer.fc2)):
+            linear = [layer.fc1, layer.fc2]
+            for attention in attentions:
+                linear += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
+            if not all(type(module) is nn.Linear for module in linear):
                 refuse(f"layers of its {name} are quantised")
-            if any(a.bias_k is not None or a.add_zero_attn for a in attentions):
+            if any(attention.bias_k is not None or attention.add_zero_attn for attention in attentions):
                 refuse("its attention has extra keys")
             if type(getattr(layer.self_attn, "rotary", None)) not in (type(None), RotaryEmbedding):
                 refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
@@ -306,9 +308,9 @@ class Reference:
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
-        of_source, of_target, s = self.task.source_dictionary, self.task.target_dictionary, self.search
-        options = {"beam_size": s["beam"], "len_penalty": s["lenpen"], "max_len_a": 1, "max_len_b": s["max_len_b"]}
-        generator = SequenceGenerator([self.model], of_target, **options)
+        of_source, of_target, search = self.task.source_dictionary, self.task.target_dictionary, self.search
+        options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
+        generator = SequenceGenerator([self.model], of_target, max_len_b=search["max_len_b"], **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
         for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
@@ -471,7 +473,7 @@ of the other files, which are compared when the model is loaded.
 """
 
 
-def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
+def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
     """Write the model, vocabularies, subword model, settings and README into *folder*."""
     os.makedirs(folder, exist_ok=True)
     spec.save(folder)
@@ -608,7 +610,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             spec.optimize(quantization=quantization)
             if os.path.exists(folder):
                 shutil.rmtree(folder)
-            write_beside(folder, spec, settings, file)
+            write_folder(folder, spec, settings, file)
             report.append(check(folder, reference, quantization, args.force))
     return "\n".join([*report, *of_text])
 

@@ -375,15 +375,15 @@ class Translator:
         Raises:
             TranslateError: CTranslate2 cannot search with this model or these options
         """
-        s = self.settings
+        settings = self.settings
         best: List[List[Tuple[List[str], float]]] = [[([], 0.0)]] * len(sources)
-        beam = s["beam"] if beam is None else beam
-        lenpen = s["lenpen"] if lenpen is None else lenpen
+        beam = settings["beam"] if beam is None else beam
+        lenpen = settings["lenpen"] if lenpen is None else lenpen
         # CTranslate2 calls padding <blank>, and attends to it.
         words = [["<unk>" if w == "<blank>" else w for w in source if w != "<pad>"] for source in sources]
 
-        max_len_b: int = s["max_len_b"]
-        positions: int = s["positions"]["target"] or sys.maxsize
+        max_len_b: int = settings["max_len_b"]
+        positions: int = settings["positions"]["target"] or sys.maxsize
 
         def limit(n: int) -> int:
             return min(len(sources[n]) + 1 + max_len_b, positions)  # + 1: as in fairseq, the end counts

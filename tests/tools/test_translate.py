@@ -29,7 +29,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
-from fairseq_rope.tools.export import to_spec, write_beside
+from fairseq_rope.tools.export import to_spec, write_folder
 from fairseq_rope.tools.translate import Text, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
@@ -180,7 +180,7 @@ def served(model, dictionary, folder, **settings):
     text = {"moses": None, "subwords": None, "source": "en", "target": "de", "version": "", "checkpoint": ""}
     search = {"quantization": "float32", "beam": 4, "lenpen": 0.6, "max_len_b": 50}
     positions = {"positions": {"source": None, "target": None}}
-    write_beside(str(folder), spec, {**text, **search, **positions, **settings}, None)
+    write_folder(str(folder), spec, {**text, **search, **positions, **settings}, None)
     return Translator(str(folder))
 
 
