@@ -424,12 +424,10 @@ def score_comet(systems: Sequence[Text], reference: Text, source: Sequence[str],
                 file.writelines(line.replace("\r", " ") + "\n" for line in lines)
         command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
         command += ["--quiet", "--only_system"]
-        completed = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
-    scores = re.findall(r"^.*\tscore: (\S+)$", completed.stdout, re.MULTILINE)
-    if completed.returncode != 0 or len(scores) != len(systems):
-        ended = (
-            f"{program} ended with status {completed.returncode} and {len(scores)} scores for {len(systems)} systems"
-        )
+        run = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
+    scores = re.findall(r"^.*\tscore: (\S+)$", run.stdout, re.MULTILINE)
+    if run.returncode != 0 or len(scores) != len(systems):
+        ended = f"{program} ended with status {run.returncode} and {len(scores)} scores for {len(systems)} systems"
         raise ScoreError(f"--comet {model}: {ended}; its messages on standard error give the reason")
     return [float(score) for score in scores]
 
