@@ -60,7 +60,7 @@ _STOP_APART = re.compile(r"\s[.,](?:\s|$)")
 
 
 class ScoreError(InputError):
-    """The files cannot be scored as the flags say; the message names the flag or file."""
+    """The files cannot be scored with these flags; the message names the flag or file."""
 
 
 class Text(NamedTuple):

@@ -224,7 +224,7 @@ def _read_bpe(path: str) -> Any:
 
 
 class Translator:
-    """Translates with the model in an exported folder, which it loads.
+    """Loads the model of an exported folder, and translates with it.
 
     Args:
         folder: a folder that ``fairseq-rope export`` wrote
@@ -261,7 +261,7 @@ class Translator:
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
 
     def _refuse_other_vocabulary(self, folder: str) -> None:
-        """Raise a ValueError if the model scores another number of words than its vocabulary has."""
+        """Raise a ValueError if the model and its vocabulary have different numbers of words."""
         options = {"beam_size": 1, "max_decoding_length": 1, "return_logits_vocab": True}
         (result,) = self._model.translate_batch([["<unk>"]], **options)
         scored = result.logits[0][0].shape[-1]
