@@ -9,14 +9,14 @@ PAGE = ROOT / "docs" / "differences.md"
 HEAD = """# Differences from fairseq
 
 With the plugin loaded, a command or call that works with fairseq alone does the same, except where it would
-lose data, give wrong results or run code. Each entry below is one row of the table in
+lose data, give wrong results or run code from a file. Each entry below is one row of the table in
 `fairseq_rope/patches/__init__.py`: what is replaced, what the replacement prevents, and when it can go. The
-replacements are seen by every model of the process. This page is written by `python docs/differences.py`.
+replacements apply to every model in the process. `python docs/differences.py` writes this page.
 """
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     from fairseq_rope.patches import PATCHES
 
     parts = [HEAD]

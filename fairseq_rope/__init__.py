@@ -1,8 +1,8 @@
 """Rotary position embedding (RoPE) for fairseq's encoder-decoder transformer.
 
-``--user-dir fairseq_rope`` imports this package. When fairseq is loaded, before or after it, the plugin registers: the
-model ``transformer_rope`` with its architectures, the criterion ``fused_label_smoothed_cross_entropy``, and what
-fairseq needs on current torch (``patches``). The package itself loads neither torch nor fairseq.
+``--user-dir fairseq_rope`` imports this package. When fairseq is loaded, before or after this package, the plugin
+applies its patches of fairseq (``patches``) and registers the model ``transformer_rope`` with its architectures and
+the criterion ``fused_label_smoothed_cross_entropy``. The package itself loads neither torch nor fairseq.
 """
 
 import importlib
@@ -14,14 +14,14 @@ __version__ = "0.1.0"
 
 
 class _Registrar(MetaPathFinder):
-    """Imports ``plugin`` when fairseq has been loaded, and no module of this package is half loaded.
+    """Imports ``plugin`` as soon as fairseq is loaded and no module of this package is partly loaded.
 
-    ``plugin`` imports the modules of this package, and one that is half loaded lacks its names. So this finder watches
-    how fairseq and these modules are loaded, and finds nothing by itself.
+    ``plugin`` imports the modules of this package, and a partly loaded module lacks some of its names. This finder
+    leaves the search to the other finders, and wraps the loaders of fairseq and of these modules.
     """
 
     def __init__(self) -> None:
-        self.loading = 0  # modules of this package
+        self.loading = 0  # the number of partly loaded modules of this package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         ours = name.startswith(f"{__name__}.")

@@ -22,7 +22,7 @@ TOOLS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line before the tool's own flags."""
+    """Return the parser for ``fairseq-rope``; the flags after TOOL are parsed by the tool."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope",
         description="Tools for fairseq models with rotary position embedding.",

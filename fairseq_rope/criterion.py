@@ -1,8 +1,8 @@
-"""``fused_label_smoothed_cross_entropy``: the loss of label smoothing without a table of log-probabilities.
+"""``fused_label_smoothed_cross_entropy``: the label-smoothed loss in less memory.
 
-fairseq's ``label_smoothed_cross_entropy`` keeps, for every token, a score for each word of the vocabulary,
-then as many log-probabilities, then gradients of both. Here the projection onto the vocabulary and the loss
-are one function, computed for some hundred tokens at a time, gradients included.
+fairseq's ``label_smoothed_cross_entropy`` stores, for every token, the scores of all words in the vocabulary,
+their log-probabilities, and the gradients of both. Here one function computes the projection onto the
+vocabulary, the loss and the gradients, for a few hundred tokens at a time.
 
 For the scores x of one token, with target t, V words, e = label smoothing and e' = e / (V - 1), the loss is
 
@@ -33,18 +33,18 @@ from .search.step import autocasts
 from .transformer import Decoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
-UNDERFLOW = 1e-20  # a probability below may be 0, or have lost digits, and its logarithm with it
+UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
 
 
 class _FusedLoss(torch.autograd.Function):
-    """The summed loss of *features* (N, C) projected by *weight* (V, C).
+    """Computes the summed loss of *features* (N, C), projected by *weight* (V, C), and its gradients.
 
-    The gradients are computed with the loss, from the same scores, and kept in float32 until they are scaled.
-    They have no gradient themselves: with ``create_graph=True`` they are refused with a RuntimeError.
+    ``forward`` computes the gradients from the same scores as the loss, in float32, and ``backward`` scales them.
+    They cannot be differentiated again: ``create_graph=True`` raises a RuntimeError.
 
     Returns:
-        the loss; without label smoothing (``nll_loss``); with *count_correct*, how often the target has the
-        highest score
+        the loss; the loss without label smoothing; with *count_correct*, how often the target has the highest
+        score
     """
 
     @staticmethod
@@ -56,52 +56,52 @@ class _FusedLoss(torch.autograd.Function):
         pad: int,
         epsilon: float,
         count_correct: bool,
-        wants_grad: bool,
+        needs_grad: bool,
     ) -> Tuple[Tensor, Tensor, Tensor]:
         words = weight.size(0)
-        each = epsilon / (words - 1)  # e'
-        on_target = 1.0 - epsilon - each
+        smoothing = epsilon / (words - 1)  # e'
+        on_target = 1.0 - epsilon - smoothing
 
-        kept = target.ne(pad).nonzero().squeeze(1)  # padding has neither loss nor gradient
-        x, target = features.index_select(0, kept), target.index_select(0, kept)
-        weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is the feature's product with it
-        loss = torch.zeros((), dtype=torch.float64, device=x.device)
+        unpadded = target.ne(pad).nonzero().squeeze(1)  # padding has neither loss nor gradient
+        inputs, target = features.index_select(0, unpadded), target.index_select(0, unpadded)
+        weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is its product with a token's features
+        loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
         nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.int64)
-        if wants_grad:
-            x_grad = torch.empty_like(x, dtype=torch.float32)
+        if needs_grad:
+            inputs_grad = torch.empty_like(inputs, dtype=torch.float32)
             weight_grad = torch.zeros_like(weight, dtype=torch.float32)
 
         rows = max(1, CHUNK // words)
-        for begin in range(0, x.size(0), rows):
-            xs, ts = x[begin : begin + rows], target[begin : begin + rows]
-            scores = F.linear(xs, weight).float()  # (rows, V)
-            of_target = scores.gather(1, ts.unsqueeze(1)).squeeze(1)
+        for begin in range(0, inputs.size(0), rows):
+            chunk, chunk_target = inputs[begin : begin + rows], target[begin : begin + rows]
+            scores = F.linear(chunk, weight).float()  # (rows, V)
+            target_scores = scores.gather(1, chunk_target.unsqueeze(1)).squeeze(1)
             if count_correct:
-                correct += scores.argmax(dim=1).eq(ts).sum()
-            p = torch.softmax(scores, dim=1, out=scores)  # no other table than this one
-            p_of_target = p.gather(1, ts.unsqueeze(1)).squeeze(1)
-            nll = -p_of_target.log()
-            rare = (p_of_target < UNDERFLOW).nonzero().squeeze(1)
+                correct += scores.argmax(dim=1).eq(chunk_target).sum()
+            probs = torch.softmax(scores, dim=1, out=scores)  # overwrites the scores to save memory
+            target_probs = probs.gather(1, chunk_target.unsqueeze(1)).squeeze(1)
+            nll = -target_probs.log()
+            rare = (target_probs < UNDERFLOW).nonzero().squeeze(1)
             if rare.numel() > 0:
-                highest, word = p[rare].max(dim=1)
-                score = (xs[rare].float() * weight[word].float()).sum(1)
-                nll[rare] = score - highest.log() - of_target[rare]
-            smooth = words * (nll + of_target) - xs.float() @ weight_sum
-            loss += (on_target * nll.double() + each * smooth.double()).sum()
+                highest, word = probs[rare].max(dim=1)
+                score = (chunk[rare].float() * weight[word].float()).sum(1)
+                nll[rare] = score - highest.log() - target_scores[rare]
+            smooth = words * (nll + target_scores) - chunk.float() @ weight_sum
+            loss += (on_target * nll.double() + smoothing * smooth.double()).sum()
             nll_loss += nll.sum(dtype=torch.float64)
-            if wants_grad:
-                p = p.to(weight.dtype)
-                grad = (p @ weight).float().sub_(weight_sum, alpha=each)
-                grad.sub_(weight.index_select(0, ts).float(), alpha=on_target)
-                x_grad[begin : begin + rows] = grad
+            if needs_grad:
+                probs = probs.to(weight.dtype)
+                grad = (probs @ weight).float().sub_(weight_sum, alpha=smoothing)
+                grad.sub_(weight.index_select(0, chunk_target).float(), alpha=on_target)
+                inputs_grad[begin : begin + rows] = grad
                 if weight.dtype == torch.float32:
-                    weight_grad.addmm_(p.t(), xs)
+                    weight_grad.addmm_(probs.t(), chunk)
                 else:
-                    weight_grad += (p.t() @ xs).float()
-        if wants_grad:
-            weight_grad.sub_(x.sum(0, dtype=torch.float32), alpha=each)
-            weight_grad.index_add_(0, target, x.float(), alpha=-on_target)
-            features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, kept, x_grad)
+                    weight_grad += (probs.t() @ chunk).float()
+        if needs_grad:
+            weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=smoothing)
+            weight_grad.index_add_(0, target, inputs.float(), alpha=-on_target)
+            features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, unpadded, inputs_grad)
             ctx.save_for_backward(features_grad, weight_grad)
             ctx.types = (features.dtype, weight.dtype)
         ctx.mark_non_differentiable(nll_loss, correct)
@@ -109,35 +109,35 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Tuple[Optional[Tensor], ...]:
-        # once_differentiable of torch sees only whether *grad* has a gradient, not that the saved ones depend
-        # on features and weight.
+        # torch's once_differentiable does not refuse this: it only checks whether *grad* requires a gradient.
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "fused_label_smoothed_cross_entropy cannot be differentiated twice (create_graph=True); "
-                "take --criterion label_smoothed_cross_entropy"
+                "use --criterion label_smoothed_cross_entropy"
             )
-        grads = ctx.saved_tensors
+        saved_grads = ctx.saved_tensors
         if grad.device.type != "cpu" or grad.item() != 1.0:
-            grads = tuple(of_one * grad for of_one in grads)
-        of_features, of_weight = (of_one.to(dtype) for of_one, dtype in zip(grads, ctx.types))
-        return of_features, of_weight, None, None, None, None, None
+            saved_grads = tuple(saved * grad for saved in saved_grads)
+        features_grad, weight_grad = (saved.to(dtype) for saved, dtype in zip(saved_grads, ctx.types))
+        return features_grad, weight_grad, None, None, None, None, None
 
 
 @register_criterion("fused_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's ``label_smoothed_cross_entropy``: its flags, its value, its gradient, its logs.
+    """Computes the loss, gradients and logs of fairseq's ``label_smoothed_cross_entropy``, with the same flags.
 
-    Fused for transformers whose output is a plain projection; fairseq's own code computes the loss of all
-    others, as it does under ``--amp``, FSDP, and where the loss of each token is asked for.
+    The fused loss is for transformers whose output is a plain projection. fairseq's own code computes the loss
+    of other models, the loss under ``--amp`` and FSDP, and the loss of each token (``reduce=False``).
     """
 
     def forward(
         self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
-        """The loss summed over the target's tokens, what to divide its gradient by, and what to log."""
+        """Return the summed loss, the sample size that divides its gradient, and the values to log."""
         weight = output_weight(model) if reduce and has_methods(self, LOSS) and _is_fairseqs() else None
         if weight is None:
-            return super().forward(model, sample, reduce=reduce)
+            unfused: Tuple[Tensor, int, Dict[str, Any]] = super().forward(model, sample, reduce=reduce)
+            return unfused
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, self.ignore_prefix_size :]
@@ -174,31 +174,31 @@ DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecod
 
 
 def _is_fairseqs() -> bool:
-    """Whether nobody has replaced what fairseq's criterion computes, in its class or its module."""
+    """Return whether the loss of fairseq's criterion is unchanged, in its class and its module."""
     is_forward = methods_of(LabelSmoothedCrossEntropyCriterion, "forward") == FORWARD
     return is_forward and fairseq_criterion.label_smoothed_nll_loss is NLL_LOSS
 
 
 def output_weight(model: nn.Module) -> Optional[Tensor]:
-    """The matrix (V, C) that projects *model*'s features to scores; None if there is more to it than that."""
+    """Return the matrix (V, C) that projects *model*'s features to scores; None if it does more than that."""
     if autocasts():
         return None
-    while hasattr(model, "module"):  # DistributedDataParallel, and what fairseq wraps around it
-        known = type(model).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
-        if not known or "FullySharded" in type(model).__name__ or hooked(model):
+    inner: Any = model
+    while hasattr(inner, "module"):  # DistributedDataParallel and fairseq's wrappers
+        known = type(inner).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
+        if not known or "FullySharded" in type(inner).__name__ or hooked(inner):
             return None
-        if getattr(model, "find_unused_parameters", False):
+        if getattr(inner, "find_unused_parameters", False):
             return None
-        model = model.module
-    if not has_methods(model, MODEL):
+        inner = inner.module
+    if not has_methods(inner, MODEL):
         return None
-    decoder = model.decoder
-    if not (
+    decoder = inner.decoder
+    is_plain_output = (
         any(has_methods(decoder, methods) for methods in DECODERS)
-        and not (hooked(model) or hooked(decoder))
+        and not (hooked(inner) or hooked(decoder))
         and decoder.adaptive_softmax is None
         and is_plain_linear(decoder.output_projection)
         and decoder.output_projection.bias is None
-    ):
-        return None
-    return decoder.output_projection.weight
+    )
+    return decoder.output_projection.weight if is_plain_output else None

@@ -1,4 +1,4 @@
-"""Errors that a message explains, and how the command-line tools end with them: in one sentence."""
+"""Errors whose message explains the cause, and how the command-line tools print them: as one sentence."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Iterator
 
-# What pip calls the packages that tools need, as in pyproject.toml.
+# The requirement for each module that a tool may lack, as in pyproject.toml.
 REQUIREMENTS = {
     "ctranslate2": "ctranslate2>=4.6.3,<5",
     "sacrebleu": "sacrebleu>=2.3,<3",
@@ -20,22 +20,21 @@ REQUIREMENTS = {
 
 
 class InputError(ValueError):
-    """What was given cannot be used; the message names the flag or file, its value and what is allowed."""
+    """An input cannot be used; the message names the flag or file, its value and what is allowed."""
 
 
 @contextlib.contextmanager
 def ending_in_one_sentence(program: str) -> Iterator[None]:
-    """End the program with status 1 and one sentence at an InputError, an OSError or a missing package.
+    """End the program with status 1 and one sentence after an InputError, an OSError or a missing package.
 
-    Ctrl-C ends it with status 130, SIGHUP with 129 and SIGTERM with 143, as shells count them. They print
-    nothing, and temporary files are removed.
+    Ctrl-C ends the program with status 130, SIGHUP with 129 and SIGTERM with 143, as shells report these
+    signals. Then nothing is printed. Temporary files are removed.
     """
-    # On import, fairseq asks for tensorboardX, which no tool needs.
+    # When fairseq is imported, it asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    signals = (signal.SIGHUP, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        signals = ()  # Python allows signal handlers in the main thread only
-    before = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
+    signals = (signal.SIGHUP, signal.SIGTERM) if in_main_thread else ()
+    previous_handlers = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
     try:
         yield
     except ImportError as missing:
@@ -46,17 +45,17 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        sys.exit(f"{program}: {named}")
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        sys.exit(f"{program}: {message}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:
-    """Raise an InputError if *path* cannot be a file: it is something else, or its folder is not there."""
+    """Raise an InputError if *path* exists and is not a file, or if its folder does not exist."""
     is_other = os.path.exists(path) and not os.path.isfile(path)  # a folder, or /dev/null
     if is_other or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise InputError(f"{flag} {path}: must be a file in a folder that exists")

@@ -1,4 +1,4 @@
-"""Writing files that appear under their names whole or not at all."""
+"""Writing files that get their names only when they are complete."""
 
 import contextlib
 import io
@@ -9,13 +9,13 @@ from typing import Any, BinaryIO, Iterator, List
 
 @contextlib.contextmanager
 def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[List[BinaryIO]]:
-    """Yield files to write to, which appear as *paths*, synced, when the block ends without an error.
+    """Yield files to write to; they are synced and renamed to *paths* when the block ends without an error.
 
-    After an error nothing of them is left, and what *paths* held before is unchanged.
+    After an error the new files are removed, and the old files at *paths* are unchanged.
 
     Args:
-        suffix: of the temporary names. With a process number in it, two processes can write the same file at
-            once. Without one, the next run overwrites what a killed run has left.
+        suffix: ends the temporary names. If it contains the process number, two processes can write the same
+            file at once. If not, the next run overwrites the temporary file of a killed run.
 
     Raises:
         OSError: a file cannot be written; ``filename`` is its path
@@ -31,7 +31,7 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[List[BinaryIO]]
             with naming(path):
                 os.fsync(file.fileno())
             file.close()
-        if len(paths) > 1:  # killed between two renames, the process leaves no pair of an old and a new file
+        if len(paths) > 1:  # a process that is killed between two renames leaves no old file beside a new one
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -39,7 +39,7 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[List[BinaryIO]]
             os.replace(temporary, path)
     except BaseException:
         for file in files:
-            with contextlib.suppress(OSError):  # closing writes what is buffered: on a full disk, in vain
+            with contextlib.suppress(OSError):  # closing writes the buffer, which fails on a full disk
                 file.close()
         for temporary in temporaries[: len(files)]:
             with contextlib.suppress(OSError):
@@ -48,14 +48,14 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[List[BinaryIO]]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write *text* to *path*, see :func:`written_whole`; its folder is created if necessary."""
+    """Write *text* to *path* with :func:`written_whole`; create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(str(path)) as (file,):
         file.write(text.encode("utf-8"))
 
 
 class _NamedFile(io.FileIO):
-    """A file whose failed writes name *path*; the errors of ``FileIO`` name no file."""
+    """A file whose errors name *path*; the errors of ``FileIO`` name no file."""
 
     def __init__(self, temporary: str, path: str) -> None:
         with naming(path):
@@ -69,7 +69,7 @@ class _NamedFile(io.FileIO):
 
 @contextlib.contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Have an OSError name the file *name*, whatever file or none it named."""
+    """Set the file name in an OSError to *name*."""
     try:
         yield
     except OSError as error:

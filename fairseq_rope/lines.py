@@ -1,23 +1,22 @@
-r"""Reading UTF-8 text of one sentence a line.
+r"""Reading UTF-8 text with one sentence per line.
 
-A line ends with ``\n`` and nothing else. CR, NEL, U+2028 and the like, at which Python, fairseq and
-subword-nmt break lines, are part of the line that holds them, as they are for the tools that aligned the
-corpora.
+Only ``\n`` ends a line. Python, fairseq and subword-nmt also break lines at CR, NEL, U+2028 and similar
+characters. Here these are part of the line, as in the tools that aligned the corpora.
 """
 
 from typing import BinaryIO, Iterator
 
 from .errors import InputError
 
-CHUNK = 1 << 16  # bytes; some hundred lines, 50 ms of tokenising
+CHUNK = 1 << 16  # bytes: a few hundred lines, which take 50 ms to tokenise
 
 
 def decode(data: bytes, name: str, lines_before: int = 0) -> str:
-    """*data* as text.
+    """Return *data* as text.
 
     Args:
-        name: what messages call the file
-        lines_before: the lines of the file before *data*
+        name: the name of the file in messages
+        lines_before: the number of lines before *data* in the file
 
     Raises:
         InputError: a byte is not UTF-8; the message names file and line
@@ -30,48 +29,48 @@ def decode(data: bytes, name: str, lines_before: int = 0) -> str:
 
 
 def split(text: str) -> "list[str]":
-    r"""The lines of *text* without their ends; the last one may lack its ``\n``."""
+    r"""Return the lines of *text* without line ends; the last one may lack its ``\n``."""
     lines = text.split("\n")
     return lines if lines[-1] else lines[:-1]
 
 
 def read_chunks(file: BinaryIO, name: str, size: int = CHUNK) -> Iterator[str]:
-    r"""Yield the text of *file* in pieces of whole lines, about *size* bytes each.
+    r"""Yield the text of *file* in chunks of complete lines, about *size* bytes each.
 
-    Every line ends with ``\n``, also the last one of a file that lacks it.
+    Every line ends with ``\n``, which is added to the last line if it is missing.
 
     Args:
-        name: what messages call the file
+        name: the name of the file in messages
 
     Raises:
         InputError: the file is empty, or a byte of it is not UTF-8
     """
-    before = 0  # lines
+    lines_before = 0
     while True:
         lines = file.readlines(size)
         if not lines:
             break
-        text = decode(b"".join(lines), name, before)
-        before += len(lines)
+        text = decode(b"".join(lines), name, lines_before)
+        lines_before += len(lines)
         yield text if text.endswith("\n") else text + "\n"
-    if not before:
+    if not lines_before:
         raise InputError(f"{name}: is empty")
 
 
 def chunks_of(path: str, size: int = CHUNK) -> Iterator[str]:
-    """:func:`read_chunks` of the file *path*."""
+    """Yield the chunks of :func:`read_chunks` for the file *path*."""
     with open(path, "rb") as file:
         yield from read_chunks(file, path, size)
 
 
 def lines_of(path: str) -> Iterator[str]:
-    """Yield the lines of the UTF-8 file *path* without their ends; raises as :func:`read_chunks` does."""
+    """Yield the lines of the UTF-8 file *path* without line ends; raise the errors of :func:`read_chunks`."""
     for chunk in chunks_of(path):
         yield from split(chunk)
 
 
 def count_lines(path: str) -> int:
-    """How many lines :func:`lines_of` gives for *path*."""
+    """Return the number of lines that :func:`lines_of` yields for *path*."""
     count, last = 0, b"\n"
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):

@@ -1,11 +1,11 @@
 """What fairseq needs on current Python, torch and NumPy: one table of replacements.
 
-fairseq is archived. Each row names what is replaced, by what, why, and when the row can go. The rule for a
-row: a command or call that works with fairseq alone does the same with the row in place, except where it
-would lose data, give wrong results or run code. ``Patch.prevents`` says which of these. A row that only
-changes the text of an error prevents "an unreadable error".
+fairseq is archived, so its defects are fixed here. Each row names what is replaced, by what, why, and when the
+row can go. A command or call that works with fairseq alone does the same with the row in place, except where it
+would lose data, give wrong results or run code from a file. ``Patch.prevents`` says which of these. A row that
+only changes the text of an error prevents "an unreadable error".
 
-The replacements are seen by every model of the process.
+The replacements apply to every model in the process.
 """
 
 import fnmatch
@@ -33,46 +33,45 @@ PATCHES: List[Patch] = [
         "fairseq.checkpoint_utils.torch",
         loading.TorchWithSafeLoad("torch"),
         "code execution",
-        "torch >= 2.6 refuses fairseq's checkpoints, and fairseq's git main answers with weights_only=False, which "
-        "runs any code in the file. Here weights_only is on, and the classes that checkpoints hold are allowed by "
-        "name. A damaged file and a file of other software are refused. (torch < 2.6 has no such list and loads as "
-        "fairseq does: load only files that you trust.)",
+        "torch >= 2.6 refuses fairseq's checkpoints. So fairseq's main branch loads them with weights_only=False, "
+        "which runs any code in the file. Here weights_only is on, and a list names the classes that checkpoints may "
+        "contain. Damaged files and files of other software are refused. (torch < 2.6 has no such list, and files "
+        "are loaded as in fairseq: load only files that you trust.)",
         "fairseq loads its own checkpoints with weights_only=True",
     ),
     Patch(
         "fairseq.*.eval",
         options.literal,
         "code execution",
-        "fairseq evaluates options such as --adaptive-softmax-cutoff as Python, also those in a checkpoint: a "
-        "checkpoint without any code in its pickle would be enough to run code. Here options are literals and "
-        "arithmetic on them. (A script that imports * from a module of fairseq gets this eval too.)",
+        "fairseq evaluates options such as --adaptive-softmax-cutoff as Python, including those in a checkpoint. So "
+        "a checkpoint can run code even if its pickle contains none. Here options are literals and arithmetic on "
+        "literals. (A script that imports * from a module of fairseq gets this eval too.)",
         "fairseq reads literals",
     ),
     Patch(
         "fairseq.data.fasta_dataset.FastaDataset._build_index",
         fasta.build_index,
         "code execution",
-        "fairseq gives the path of FASTA files to a shell. The languages in a checkpoint are part of that path, so a "
-        "checkpoint and the names of the files beside it could run any command.",
+        "fairseq passes the path of FASTA files to a shell. The languages in a checkpoint are part of that path, so a "
+        "checkpoint can run any command if the files beside it have suitable names.",
         "fairseq reads these files without a shell",
     ),
     Patch(
         "fairseq.checkpoint_utils.PathManager",
         saving.WholeFiles(checkpoint_utils.PathManager),
         "lost data",
-        "fairseq copies a checkpoint to checkpoint_best.pt and checkpoint_last.pt in place. If it is killed then, "
-        "training cannot resume from them. A file that is renamed before it reaches the disk can be empty after a "
-        "power cut. Here each copy is written under a temporary name, synced and renamed. A hard link to such a file "
-        "therefore keeps the old contents; a symbolic link leads to the new file.",
+        "fairseq copies a checkpoint to checkpoint_best.pt and checkpoint_last.pt in place. If it is killed "
+        "meanwhile, training cannot resume from them. A file that is renamed before it reaches the disk can be empty "
+        "after a power cut. Here each copy is written under a temporary name, synced and renamed. So a hard link to "
+        "such a file keeps the old contents, and a symbolic link leads to the new file.",
         "fairseq renames its copies and syncs before it renames",
     ),
     Patch(
         "fairseq.checkpoint_utils._torch_persistent_save",
         saving._save_with_retries,
         "lost data",
-        "When a write fails, fairseq tries twice more and writes after what is already in the file. A file with half "
-        "a checkpoint before a whole one then gets the final name. Here each try begins again at the start of the "
-        "file.",
+        "When a write fails, fairseq tries twice more and appends to what is already in the file. Then the file with "
+        "the final name begins with half a checkpoint. Here each attempt starts at the beginning of the file.",
         "fairseq retries from the start of the file",
     ),
     Patch(
@@ -87,34 +86,35 @@ PATCHES: List[Patch] = [
         "fairseq.checkpoint_utils.save_checkpoint",
         saving.save_checkpoint,
         "lost data",
-        "fairseq leaves out a checkpoint of --save-interval-updates at the end of an epoch, even if it writes no "
-        "checkpoint for that epoch (--no-epoch-checkpoints, --save-interval). The last five checkpoints are then not "
-        "the last five.",
+        "fairseq skips a checkpoint of --save-interval-updates at the end of an epoch, even if it writes no "
+        "checkpoint for that epoch (--no-epoch-checkpoints, --save-interval). An average of the last five "
+        "checkpoints then uses an older one in its place.",
         "fairseq writes a checkpoint at every interval",
     ),
     Patch(
         "fairseq.tasks.FairseqTask.get_batch_iterator",
         batches.get_batch_iterator,
         "wrong results",
-        "fairseq composes batches once a process, with seed + epoch. A process that starts in epoch 7 composes other "
-        "batches than one that comes there from epoch 1, so a training that is resumed in the middle of an epoch "
-        "misses sentences and sees others twice. Here the batches are those of a start in epoch 1.",
-        "fairseq composes batches by the seed alone",
+        "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. "
+        "After a restart in epoch 7 the batches differ from those of a start in epoch 1. So training that resumes in "
+        "the middle of an epoch skips some sentences and repeats others. Here the batches are always those of a "
+        "start in epoch 1.",
+        "fairseq composes batches from the seed alone",
     ),
     Patch(
         "fairseq.data.data_utils.batch_by_size",
         batches.batch_by_size,
         "wrong results",
-        "fairseq drops the last batch if its size is no multiple of --required-batch-size-multiple (8 by default), so "
-        "up to 7 sentences of a test set are not translated (fairseq #5036, #5094, #5351).",
+        "fairseq drops the last batch if its size is not a multiple of --required-batch-size-multiple (8 by default), "
+        "so up to 7 sentences of a test set are not translated (fairseq #5036, #5094, #5351).",
         "fairseq keeps the last batch",
     ),
     Patch(
         "fairseq.checkpoint_utils.load_checkpoint_to_cpu",
         loading.load_checkpoint_to_cpu,
         "wrong results",
-        "With a joined dictionary, all weights of a model for the other direction fit, and so do those of another "
-        "rotation. Both are refused, in one sentence that names the file.",
+        "With a joined dictionary, a model for the opposite direction loads without an error, and so does a model "
+        "with another rotation. Both are refused with one sentence that names the file.",
         "fairseq compares the languages and options of a checkpoint with those of the command",
     ),
     Patch(
@@ -122,8 +122,8 @@ PATCHES: List[Patch] = [
         loading.load_checkpoint_to_train,
         "wrong results",
         "The check in load_checkpoint_to_cpu needs the languages and the rotation of the training. This row provides "
-        "them, and writes languages that fairseq read from file names into new checkpoints. It also names the file "
-        "and the reason if weights do not fit, and warns if --restore-file does not exist.",
+        "them. If fairseq read the languages from file names, this row writes them into new checkpoints. It also "
+        "names the file and the reason if weights do not fit, and warns if --restore-file does not exist.",
         "the row of load_checkpoint_to_cpu goes",
     ),
     Patch(
@@ -138,9 +138,9 @@ PATCHES: List[Patch] = [
         "sys.excepthook",
         ending.excepthook,
         "an unreadable error",
-        "fairseq's programs end with a traceback, also if a file is missing or a flag is wrong. Here they end with "
-        "one sentence where the message of the error explains it. Other programs keep their tracebacks.",
-        "fairseq's programs end in one sentence",
+        "fairseq's programs end with a traceback even if only a file is missing or a flag is wrong. Here they end "
+        "with one sentence if the message of the error explains the cause. Other programs keep their tracebacks.",
+        "fairseq's programs end with one sentence",
     ),
 ]
 

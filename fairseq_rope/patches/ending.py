@@ -1,4 +1,4 @@
-"""How fairseq's programs end at an error that its message explains: with one sentence, no traceback."""
+"""Ending fairseq's programs with one sentence, without a traceback, if the error's message explains the cause."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ _excepthook = sys.excepthook
 
 
 def sentence_for(error: BaseException, trace: Optional[TracebackType]) -> Optional[str]:
-    """Return one sentence for an *error* that its message explains, and None for one that needs a traceback.
+    """Return one sentence for an *error* whose message explains the cause, and None if a traceback is necessary.
 
-    Explained are errors that this package or fairseq raises on purpose, and files that the operating system
-    does not give or take.
+    The message explains errors that this package or fairseq raises on purpose, and files that the operating
+    system cannot read or write.
     """
     if isinstance(error, InputError):
         return str(error)
@@ -45,7 +45,7 @@ def program_of(trace: Optional[TracebackType]) -> Optional[str]:
 
 
 def excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-    """Print the sentence for an *error* that ends one of fairseq's programs; for others the traceback."""
+    """Print one sentence if an *error* that it explains ends one of fairseq's programs, and a traceback otherwise."""
     program = program_of(trace)
     sentence = sentence_for(error, trace) if program else None
     if sentence is None:

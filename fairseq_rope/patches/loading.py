@@ -1,4 +1,4 @@
-"""Reading checkpoints: without running code, and with one sentence for a file that cannot be used.
+"""Reading checkpoints without running their code, and refusing files with one sentence that gives the reason.
 
 ``load_checkpoint`` is for the tools. The other functions replace those of ``fairseq.checkpoint_utils``;
 the table in ``patches/__init__.py`` says why.
@@ -41,7 +41,7 @@ class CheckpointError(InputError):
 
 
 def no_checkpoint(path: Any, reason: str) -> CheckpointError:
-    """Return the error for a file of other software, or one that lacks something."""
+    """Return the error for a file of other software, or for one that lacks an entry."""
     return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
 
 
@@ -49,7 +49,7 @@ def no_checkpoint(path: Any, reason: str) -> CheckpointError:
 
 
 def checkpoint_classes() -> List[Any]:
-    """Return the classes that fairseq's checkpoints hold beside tensors, numbers, strings and containers.
+    """Return the classes that fairseq's checkpoints contain besides tensors, numbers, strings and containers.
 
     Building an object of these classes runs no code of the checkpoint.
     """
@@ -63,7 +63,8 @@ def checkpoint_classes() -> List[Any]:
     classes: List[Any] = [Namespace, Dictionary]
     # NumPy scalars (validation scores) and arrays (the counts of --eval-bleu) in extra_state. NumPy 2 renamed
     # the module of the functions that build them.
-    for build in (np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]):
+    builders: List[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
+    for build in builders:
         for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             classes.append((build, f"{module}.{build.__name__}"))
     classes += [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
@@ -89,13 +90,13 @@ def allow_checkpoint_classes() -> None:
 
 
 def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what ``torch.load`` returns of a fairseq checkpoint, and run no code of the file.
+    """Return what ``torch.load`` returns for a fairseq checkpoint, without running code from the file.
 
-    torch < 2.6 loads as fairseq asks, so it runs code. A file that is no checkpoint is refused all the same.
+    torch < 2.6 does run code from the file. Files that are not checkpoints are refused there, too.
 
     Raises:
-        CheckpointError: the file is cut short or damaged, is no checkpoint of fairseq's, or holds a class
-            that is not allowed
+        CheckpointError: the file is truncated or damaged, is not a fairseq checkpoint, or contains a class that
+            is not allowed
         OSError: the file cannot be read
     """
     name = file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", "checkpoint")
@@ -111,16 +112,16 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
             raise
         if not (CAN_ALLOW_LIST and isinstance(error, pickle.UnpicklingError)):
             reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
-            raise CheckpointError(f"{name} is not a whole checkpoint: {reason}") from None
-        unsafe_class = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it holds {unsafe_class.group(1)}" if unsafe_class else "it is damaged, or holds something"
-        reason = f"{what} that fairseq's checkpoints do not"
-        raise CheckpointError(f"{name} was not loaded, and nothing in it was run: {reason}") from None
+            raise CheckpointError(f"{name} is not a valid checkpoint: {reason}") from None
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        content = f"contains {refused.group(1)}, which" if refused else "is damaged, or contains an object that"
+        reason = f"it {content} no fairseq checkpoint contains"
+        raise CheckpointError(f"{name} was not loaded, and no code in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise no_checkpoint(name, "it has no entry 'model' with weights")
     for weight_name in state["model"]:
         if not isinstance(weight_name, str):
-            raise no_checkpoint(name, f"it has a weight that is named {weight_name!r}")
+            raise no_checkpoint(name, f"it has a weight with the name {weight_name!r}")
     reading = _reading.get()
     if reading is not None:
         reading.trained_languages = languages_of(part_of(state, "task"))
@@ -130,13 +131,13 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_damage(file: Any, name: Any) -> None:
     """Raise a CheckpointError if the checksum of a part of a zip file is wrong; torch does not compare them.
 
-    Checkpoints of torch < 1.6 are no zip files and have no checksums.
+    Checkpoints of torch < 1.6 are not zip files and have no checksums.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
         if damaged is not None:
-            raise CheckpointError(f"{name} is not a whole checkpoint: its part {damaged} is damaged")
+            raise CheckpointError(f"{name} is not a valid checkpoint: its part {damaged} is damaged")
     if hasattr(file, "seek"):
         file.seek(0)
 
@@ -145,14 +146,14 @@ def load_checkpoint(path: str) -> Dict[str, Any]:
     """Return the state that fairseq saved in *path*, unchanged, with all tensors on the CPU.
 
     Raises:
-        CheckpointError: as ``safe_load``, or an entry of the weights is no tensor
+        CheckpointError: as ``safe_load``, or a weight is not a tensor
         OSError: the file cannot be read
     """
     allow_checkpoint_classes()
-    state = safe_load(path, map_location="cpu")
+    state: Dict[str, Any] = safe_load(path, map_location="cpu")
     for name, weight in state["model"].items():
         if not isinstance(weight, torch.Tensor):
-            raise CheckpointError(f"{path} cannot be used here: its weight {name} is no tensor")
+            raise CheckpointError(f"{path} cannot be used here: its weight {name} is not a tensor")
     return state
 
 
@@ -169,7 +170,7 @@ class TorchWithSafeLoad(types.ModuleType):
 
 
 def option(options: Any, name: str) -> Any:
-    """Return an option of a namespace, a configuration or a dict, and None if it has none."""
+    """Return an option from a namespace, a configuration or a dict, and None if it is missing."""
     if isinstance(options, (dict, DictConfig)):
         return options[name] if name in options else None  # get() of OmegaConf 2.0 raises an error
     return getattr(options, name, None)
@@ -182,7 +183,7 @@ def part_of(state: Mapping[str, Any], part: str) -> Any:
 
 
 def options_of(task: Any) -> Any:
-    """Return the options of a task of fairseq's; fairseq 0.10 calls them ``args``."""
+    """Return the options of a fairseq task; fairseq 0.10 calls them ``args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 
@@ -196,17 +197,17 @@ def languages_of(options: Any) -> Languages:
 
 @dataclasses.dataclass
 class Reading:
-    """What one call of fairseq reads, and what the checkpoints have to agree with."""
+    """The checkpoints that one call of fairseq reads, and the values that they must match."""
 
     files: Sequence[str]  # the checkpoints that the call was given
     languages: Languages = UNKNOWN  # those of the data
-    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its options, as the training uses them
+    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the options ROTATION of the training
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
 
     def is_given(self, path: str) -> bool:
-        """Return whether *path* is one of ``files``, or a part of one that is divided (``-shard0.pt``)."""
+        """Return whether *path* is one of ``files``, or a shard of one (``-shard0.pt``)."""
         return any(path == file or path.startswith(file[: -len(".pt")]) for file in self.files)
 
 
@@ -216,7 +217,7 @@ _reading: ContextVar[Optional[Reading]] = ContextVar("fairseq_rope_reading", def
 
 @contextlib.contextmanager
 def _reading_for(reading: Reading) -> Iterator[None]:
-    """Check each checkpoint that is read inside; name the file and the reason if weights do not fit."""
+    """Check each checkpoint that is read in this context; name the file and the reason if weights do not fit."""
     token = _reading.set(reading)
     try:
         yield
@@ -224,7 +225,7 @@ def _reading_for(reading: Reading) -> Iterator[None]:
         for cause in (error, error.__context__):  # the trainer's own message gives no reason
             if isinstance(cause, RuntimeError) and "Error(s) in loading state_dict" in str(cause):
                 why = why_weights_do_not_fit(str(cause))
-                raise CheckpointError(f"{reading.path} does not fit: {why}") from None
+                raise CheckpointError(f"{reading.path} does not fit the model: {why}") from None
         raise
     finally:
         _reading.reset(token)
@@ -233,7 +234,7 @@ def _reading_for(reading: Reading) -> Iterator[None]:
 def refuse_other_direction(path: str, trained: Languages, data: Languages) -> None:
     """Raise a CheckpointError if the data have the model's source language as target and vice versa.
 
-    With a joined dictionary all weights fit, and the output would be a copy of the input.
+    With a joined dictionary the weights load without an error, and the output would be a copy of the input.
     """
     if None not in trained and trained[0] != trained[1] and data == trained[::-1]:
         raise CheckpointError(
@@ -245,7 +246,7 @@ def refuse_other_direction(path: str, trained: Languages, data: Languages) -> No
 def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) -> None:
     """Raise a CheckpointError if the model in *path* was trained with another rotation.
 
-    All weights fit, but the model would compute something else.
+    The weights load without an error, but the model would compute other results.
     """
     for name, value in rotation.items():
         trained_value = option(trained, name)
@@ -258,7 +259,7 @@ def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) 
 
 
 def why_weights_do_not_fit(message: str) -> str:
-    """Return the first reason in the RuntimeError of ``torch.nn.Module.load_state_dict``."""
+    """Return the first reason in *message*, the RuntimeError of ``torch.nn.Module.load_state_dict``."""
     size = re.search(
         r"size mismatch for (\S+): copying a param with shape torch.Size\((.*?)\) from checkpoint, "
         r"the shape in current model is torch.Size\((.*?)\)\.",
@@ -268,15 +269,15 @@ def why_weights_do_not_fit(message: str) -> str:
         names = re.search(r'(Missing|Unexpected) key\(s\) in state_dict: "([^"]+)"', message)
         if names is None:
             return message.replace("\n", " ")
-        lacks = "it lacks" if names.group(1) == "Missing" else "only it has"
-        return f"{lacks} {names.group(2)}; --arch or options of the model are not those it was trained with"
+        difference = "it lacks" if names.group(1) == "Missing" else "only it has"
+        return f"{difference} {names.group(2)}; --arch or options of the model are not those it was trained with"
     name, in_file, in_model = size.groups()
     same_width = in_file.split(",")[1:] == in_model.split(",")[1:]
     if ("embed_tokens" in name or "output_projection" in name) and same_width:
         cause = "the dictionaries (dict.*.txt in the data folder) are not those it was trained with"
     else:
         cause = "--arch or the sizes of the model are not those it was trained with"
-    return f"{name} has the shape {in_file} in it and {in_model} here; {cause}"
+    return f"{name} has the shape {in_file} in the checkpoint and {in_model} in the model; {cause}"
 
 
 # -- what replaces functions of fairseq.checkpoint_utils -----------------------------------------------
@@ -285,20 +286,20 @@ def why_weights_do_not_fit(message: str) -> str:
 @functools.wraps(_load_checkpoint_to_cpu)
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
     reading = _reading.get()
-    if reading is None or not reading.is_given(path):  # another checkpoint, which a model starts from
+    if reading is None or not reading.is_given(path):  # a model loads another checkpoint to start from
         with _reading_for(Reading([path])):
             return load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
     reading.path = path
     try:
         state = _load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq upgrades another layout
-        lacks = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
-        raise no_checkpoint(path, lacks) from None
+    except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq cannot upgrade this state
+        reason = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
+        raise no_checkpoint(path, reason) from None
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
             raise no_checkpoint(path, f"it has no options of its {part}")
     data, overrides = reading.languages, languages_of(arg_overrides or {})
-    # Languages in --model-overrides, when the data have their own languages, are the user's decision.
+    # If the data have languages, languages in --model-overrides are the user's decision.
     if data == UNKNOWN:  # fairseq-validate and from_pretrained give the languages of the data as overrides
         data, overrides = overrides, UNKNOWN
     refuse_other_direction(path, reading.trained_languages if overrides == UNKNOWN else overrides, data)
@@ -310,7 +311,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     languages = languages_of(options_of(trainer.task))
     if hasattr(trainer.cfg.task, "source_lang"):
-        # Without --source-lang, the task read the languages from file names; the checkpoint must have them.
+        # Without --source-lang, the task read the languages from file names; the checkpoint must contain them.
         trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
     last = path = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
     finetunes = cfg.finetune_from_model is not None and not os.path.exists(last)
@@ -326,7 +327,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     for place, name in places.items():
         if os.path.isdir(place):
             raise InputError(f"{name} is a folder, and must be a file")
-    # A model that starts a new training may learn the other direction, or another base.
+    # A new training that starts from a model may have the opposite direction or another base.
     starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
     names = ROTATION[:1] if starts_anew else ROTATION
     rotation = {name: option(trainer.cfg.model, name) for name in names}

@@ -1,4 +1,4 @@
-"""Options that fairseq evaluates as Python: read as literals and arithmetic, so that none can run code."""
+"""Reading options that fairseq evaluates as Python: only literals and arithmetic, so that none can run code."""
 
 import ast
 import linecache
@@ -15,19 +15,19 @@ OPERATORS: Dict[Type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
 }
-LARGEST_POWER = 64  # both of the exponent and of the base's number of bits
-LONGEST = 100_000  # entries of a list, tuple or string that an option may repeat to
+LARGEST_POWER = 64  # the largest exponent, and the most bits of the base
+LONGEST = 100_000  # the most entries in a list, tuple or string that is repeated or joined
 
 
 def literal(x: str, *_: Any) -> Any:
-    """Return what ``eval`` returns of a literal, or of + - * / // ** on literals.
+    """Return the value of *x*, a literal or + - * / // ** on literals.
 
-    This is ``eval`` as fairseq's modules see it. The names in an expression are not looked up, no function is
-    called, and powers and repetitions have a bound.
+    fairseq's modules call this function as ``eval``. It looks up no names, calls no functions, and limits the
+    size of powers and repetitions.
 
     Raises:
-        TypeError: *x* is not a string, as ``eval`` raises
-        ValueError: *x* is another expression; the message has its text, and the option where that is known
+        TypeError: *x* is not a string, as in ``eval``
+        ValueError: *x* is another expression; the message contains it, and the name of the option if known
     """
     if not isinstance(x, str):
         raise TypeError(f"{x!r} is not a string")
@@ -40,7 +40,7 @@ def literal(x: str, *_: Any) -> Any:
 
 
 def _value(node: ast.AST) -> Any:
-    """Return the value of an expression; a ValueError says that it is no allowed one, or too large."""
+    """Return the value of an expression; raise a ValueError if it is not allowed or too large."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Tuple):
@@ -75,10 +75,10 @@ def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
 
 
 def _option_being_read() -> str:
-    """Return "--option " of fairseq's line that calls ``eval``, and "" if that line does not say.
+    """Return "--OPTION " if fairseq's line that calls ``eval`` names the option, and "" otherwise.
 
-    fairseq/models/fconv.py, for example, calls ``eval(args.encoder_layers)``; the callers of
-    ``eval_str_list`` give it the option.
+    fairseq/models/fconv.py, for example, calls ``eval(args.encoder_layers)``. ``eval_str_list`` gets
+    the option from its caller, so that line is read, too.
     """
     frame = sys._getframe(2)
     for caller in filter(None, (frame, frame.f_back)):

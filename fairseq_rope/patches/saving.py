@@ -1,4 +1,4 @@
-"""Writing checkpoints: a file appears whole or not at all, and a failure names the file and the reason.
+"""Writing checkpoints: files get their names when they are complete, and errors name the file and the reason.
 
 ``save_whole`` is for the tools. The other functions replace those of ``fairseq.checkpoint_utils``; the table
 in ``patches/__init__.py`` says why.
@@ -23,8 +23,8 @@ from ..files import written_whole
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
 _save_checkpoint = checkpoint_utils.save_checkpoint
 
-TRIES = 3  # and the seconds between them, as in fairseq
-PAUSE = 2.5
+TRIES = 3  # as in fairseq
+PAUSE = 2.5  # seconds between them
 
 
 def save_whole(state: Dict[str, Any], path: str) -> None:
@@ -33,16 +33,16 @@ def save_whole(state: Dict[str, Any], path: str) -> None:
     Raises:
         OSError: the file cannot be written; a file that was at *path* is unchanged
     """
-    # Two processes that write at once do not mix.
+    # With the process number, two processes that write at once have two temporary files.
     with naming_the_file(path), written_whole(path, suffix=f".{os.getpid()}.tmp") as (file,):
         torch.save(state, file)
 
 
 @contextlib.contextmanager
 def naming_the_file(path: str) -> Iterator[None]:
-    """Raise an OSError that names *path*, the reason and the free disk space, if known, if writing the file fails.
+    """If writing *path* fails, raise an OSError that names it, the reason and, if known, the free disk space.
 
-    torch reports a failed write as a RuntimeError about positions in a file.
+    torch reports some failed writes as a RuntimeError about positions in a file.
     """
     try:
         yield
@@ -50,13 +50,13 @@ def naming_the_file(path: str) -> Iterator[None]:
         code = _errno_of_failed_write(error)
         if code is None:
             raise
-        left = ""
+        space = ""
         with contextlib.suppress(OSError):  # the folder is gone, or is not on a disk of this machine
             free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free // 2**20
-            left = f"; {free} MiB left on its disk"
+            space = f"; {free} MiB free on its disk"
             if code == errno.EIO and free == 0:
                 code = errno.ENOSPC
-        raise OSError(code, f"could not be written whole ({os.strerror(code)}{left})", path) from error
+        raise OSError(code, f"could not be written ({os.strerror(code)}{space})", path) from error
 
 
 def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
@@ -73,7 +73,7 @@ def _errno_of_failed_write(error: Optional[BaseException]) -> Optional[int]:
 
 
 class _InPlaceOf:
-    """An object of fairseq's with other methods, which a subclass defines."""
+    """Stands for an object of fairseq; subclasses replace some of its methods."""
 
     def __init__(self, replaced: Any) -> None:
         self._replaced = replaced
@@ -83,23 +83,24 @@ class _InPlaceOf:
 
 
 class WholeFiles(_InPlaceOf):
-    """fairseq's ``PathManager``, whose copies and renames leave a whole file or none under the new name."""
+    """fairseq's ``PathManager``, whose copies and renames never leave an incomplete file under the new name."""
 
     def rename(self, src: str, dst: str) -> Any:
-        """Rename *src*, after its data have reached the disk: otherwise a power cut can leave it empty."""
+        """Rename *src* after its data have reached the disk; otherwise a power cut can leave an empty file."""
         with open(src, "rb") as file:
             os.fsync(file.fileno())
         return self._replaced.rename(src, dst)
 
     def copy(self, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        """Copy by way of a temporary file. If *dst_path* is a link, the file that it names is replaced.
+        """Copy to a temporary file and rename it. If *dst_path* is a link, the file that it points to is replaced.
 
-        A device, and a file in a folder that cannot be written, are written in place, as fairseq writes.
+        A device, and a file in a folder without write permission, are written in place, as in fairseq.
         """
         final = os.path.realpath(dst_path)
-        whole = overwrite and self._replaced.supports_rename(dst_path)
-        if not whole or (os.path.exists(final) and not self._can_be_replaced(final)):
-            return self._replaced.copy(src_path, dst_path, overwrite=overwrite)
+        by_rename = overwrite and self._replaced.supports_rename(dst_path)
+        if not by_rename or (os.path.exists(final) and not self._can_be_replaced(final)):
+            copied: bool = self._replaced.copy(src_path, dst_path, overwrite=overwrite)
+            return copied
         with naming_the_file(dst_path), open(src_path, "rb") as source, written_whole(final) as (target,):
             shutil.copyfileobj(source, target, 2**24)
             if os.path.exists(final):
@@ -123,7 +124,7 @@ def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) ->
 
 
 def _save_with_retries(obj: Any, f: Any) -> None:
-    """``torch.save`` with fairseq's retries; each retry begins again at the start of the file."""
+    """Call ``torch.save`` with fairseq's retries; each retry starts at the beginning of the file."""
     for attempt in range(1, TRIES + 1):
         try:
             return torch.save(obj, f)
@@ -147,6 +148,6 @@ class _MidEpoch(_InPlaceOf):
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
     every = cfg.save_interval_updates
     if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
-        if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint of the epoch
+        if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint for this epoch
             epoch_itr = _MidEpoch(epoch_itr)
     return _save_checkpoint(cfg, trainer, epoch_itr, val_loss)

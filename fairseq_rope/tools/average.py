@@ -29,7 +29,7 @@ MEANING = (
     *("tie_adaptive_weights", "tie_adaptive_proj"),
     *("share_encoder_embeddings", "share_decoder_embeddings", "share_encoders", "share_decoders"),
 )
-# The flags that choose checkpoints by number: their files, and the name of such a file with its number.
+# The flags that choose checkpoints by number: what they choose, and the pattern of the file names.
 NUMBERED = {
     "--num-epoch-checkpoints": ("the last N checkpointEPOCH.pt", r"checkpoint(\d+)\.pt"),
     "--num-update-checkpoints": ("the last N checkpoint_EPOCH_UPDATE.pt", r"checkpoint_\d+_(\d+)\.pt"),
@@ -42,13 +42,13 @@ class AverageError(InputError):
 
 
 def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
-    """Return the state in the first of *paths*, with the mean over all of them as its weights.
+    """Return the state of the first of *paths*, with the mean of the weights of all *paths*.
 
     Floating-point weights are summed in float64 and cast to the type that they have in the first checkpoint.
-    Integer entries (counters) get the mean rounded down, as in fairseq's script.
+    The mean of integer entries (counters) is rounded down, as in fairseq's script.
 
     Raises:
-        AverageError: two of *paths* have the same weights, or the names, shapes or meaning of weights differ
+        AverageError: two of *paths* have the same weights, or they are not of the same model
         fairseq_rope.patches.loading.CheckpointError: a file is not a complete fairseq checkpoint
         OSError: a file cannot be read
     """
@@ -62,7 +62,7 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
     path_of: Dict[Tuple[Tuple[str, int], ...], str] = {}  # by the names and checksums of the weights
     for path in paths:
         loaded = load_checkpoint(path)
-        loaded.pop("last_optimizer_state", None)  # twice as large as the weights, and useless for an average
+        loaded.pop("last_optimizer_state", None)  # twice as large as the weights, and of no use for an average
         weights = loaded.pop("model")
         if not path_of:
             state, types = loaded, {name: weight.dtype for name, weight in weights.items()}
@@ -89,13 +89,13 @@ def average_checkpoints(paths: Sequence[str]) -> Dict[str, Any]:
 def _checksum(weight: "Tensor") -> int:
     import torch
 
-    return zlib.crc32(weight.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(weight.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state: Dict[str, Any]) -> None:
-    """Raise an AverageError if the options in *state* give its weights another meaning than in *first_state*.
+    """Raise an AverageError if *state* and *first_state* are not of the same model, according to their options.
 
-    A missing option has its default value. A checkpoint without options fits every other one.
+    A missing option has its default value. A checkpoint without options is not refused.
 
     Args:
         first, path: the files of *first_state* and of *state*, for the message
@@ -112,14 +112,14 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
         values.append((flag, getattr(options, name, None), getattr(first_options, name, None)))
     languages, first_languages = (languages_of(part_of(each, "task")) for each in (state, first_state))
     if None not in languages and languages == first_languages[::-1]:
-        values.append(("the direction", "-".join(languages), "-".join(first_languages)))
+        values.append(("the direction", "{}-{}".format(*languages), "{}-{}".format(*first_languages)))
     for what, value, first_value in values:
         if (value or None) != (first_value or None):  # None and False are the same value of a flag
             _refuse(path, first, f"{what} is {value} in the former and {first_value} in the latter")
 
 
 def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
-    """Add the weights of *path* to *sums*, which began with *first*."""
+    """Add the weights of *path* to *sums*, which have the names and shapes of *first*."""
     missing, surplus = sorted(set(sums) - set(weights)), sorted(set(weights) - set(sums))
     if missing or surplus:
         differences = [
@@ -140,9 +140,10 @@ def _refuse(path: str, first: str, difference: str) -> None:
 
 
 def last_checkpoints(folder: str, count: int, flag: str, upper_bound: Optional[int] = None) -> List[str]:
-    """Return the *count* newest checkpoints in *folder* that *flag*, a key of NUMBERED, names, newest first.
+    """Return the *count* newest checkpoints in *folder*, newest first.
 
     Args:
+        flag: a key of NUMBERED, which has the pattern of their names
         upper_bound: the largest number to use
 
     Raises:
@@ -166,8 +167,8 @@ def last_checkpoints(folder: str, count: int, flag: str, upper_bound: Optional[i
 def best_checkpoints(inputs: Sequence[str], count: int) -> List[str]:
     """Return the *count* best of ``checkpoint.best_METRIC_VALUE.pt``, best first.
 
-    The checkpoints say whether high values are best (``--maximize-best-checkpoint-metric``). fairseq's script
-    always takes the lowest values, which are the worst for BLEU.
+    The options in the checkpoints say whether high values are best (``--maximize-best-checkpoint-metric``).
+    fairseq's script always takes the lowest values, which are the worst for BLEU.
 
     Args:
         inputs: checkpoint files, or one folder that holds them
@@ -228,7 +229,7 @@ def _choose(args: argparse.Namespace) -> List[str]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
+    """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope average"):
         from ..patches.saving import save_whole

@@ -22,8 +22,8 @@ from . import FILE, REQUIRED, SWITCH, add_flags, command_parser
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
-# Entries in the state of an optimiser that have one number for each element of a parameter: of Adam, with
-# AMSGrad; Adamax; SGD and NAG; Adagrad; Adadelta.
+# Entries in the state of an optimiser that have the shape of the parameter: those of Adam with AMSGrad, Adamax,
+# SGD, NAG, Adagrad and Adadelta.
 MOMENTS = "exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer sum square_avg acc_delta".split()
 
 
@@ -55,8 +55,8 @@ def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
 
     The rows of ``self_attn.q_proj`` and ``self_attn.k_proj`` are permuted: weights and biases, in encoder and
     decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout`` in the options
-    is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if it has a form in
-    which the positions of these rows are unknown.
+    is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if the positions of
+    these rows in it are unknown.
 
     Args:
         state: from ``fairseq_rope.patches.loading.load_checkpoint``
@@ -133,7 +133,8 @@ def model_name(options: Namespace) -> Optional[str]:
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     arch = getattr(options, "arch", None) or getattr(options, "_name", None)
-    return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    name: Optional[str] = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+    return name
 
 
 def _options(state: Dict[str, Any]) -> Namespace:
@@ -166,10 +167,11 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
     side = "encoder" if "encoder" in module.split(".") else "decoder"
     heads = getattr(options, f"{side}_attention_heads")
     if rows.size(0) == 0 or rows.size(0) % heads:
-        raise LayoutError(f"its {name} has {rows.size(0)} rows, which {heads} heads do not divide")
+        raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of its {heads} heads")
     head_dim = rows.size(0) // heads
     order = row_order(head_dim, rotary_dim(head_dim, options.rope_fraction), layout)
-    return rows.unflatten(0, (heads, head_dim))[:, order].flatten(0, 1)
+    by_head: Tensor = rows.unflatten(0, (heads, head_dim))
+    return by_head[:, order].flatten(0, 1)
 
 
 def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -> Dict[str, Any]:
@@ -194,7 +196,7 @@ def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -
         numbers, entries = list(group["params"]), {n: dict(e) for n, e in optimiser["state"].items()}
         has_all_listed = set(entries) <= set(numbers)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise LayoutError("it is not that of one optimiser with one group of parameters") from None
+        raise LayoutError("it is not the state of one optimiser with one group of parameters") from None
     shapes = _parameter_shapes(state["model"], options)
     shapes.update({name: weight.shape for name, weight in (state.get("criterion") or {}).items()})
     if len(numbers) not in (1, len(shapes)):
@@ -207,7 +209,7 @@ def _convert_optimiser(state: Dict[str, Any], options: Namespace, layout: str) -
         if not isinstance(value, torch.Tensor):
             if isinstance(value, (int, float, str, type(None))):
                 return value
-            raise LayoutError(f"its {entry} is a {type(value).__name__}, and not a tensor or number")
+            raise LayoutError(f"its {entry} is a {type(value).__name__}, not a tensor or number")
         if value.numel() == 1:
             return value
         if entry not in MOMENTS:
@@ -252,8 +254,8 @@ def _parameter_shapes(weights: Dict[str, "Tensor"], options: Namespace) -> Dict[
     try:
         with torch.device("meta"):  # allocates no memory
             model = MODEL_REGISTRY[model_name(options)].build_model(without_files, task)
-    except Exception as error:  # building a model can raise anything
-        raise LayoutError(f"the model cannot be built, to number its parameters: {error}") from None
+    except Exception as error:  # building a model can raise any exception
+        raise LayoutError(f"the model cannot be built to find the order of its parameters: {error}") from None
     shapes = {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, shape in shapes.items():
         if name not in weights or weights[name].shape != shape:
@@ -271,14 +273,14 @@ def build_parser() -> argparse.ArgumentParser:
         ("--path", {**REQUIRED, **FILE}, "the checkpoint"),
         ("--rope-layout", {**REQUIRED, "choices": LAYOUTS}, "the layout of the output"),
         ("--output", {**REQUIRED, **FILE}, "where to write the output"),
-        ("--force", SWITCH, "let --output replace the file of --path"),
+        ("--force", SWITCH, "allow --output to replace the file of --path"),
     ]
     add_flags(parser, rows)
     return parser
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
+    """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     with ending_in_one_sentence("fairseq-rope convert-layout"):
         args = build_parser().parse_args(argv)
         from ..patches.loading import load_checkpoint

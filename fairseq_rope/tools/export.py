@@ -30,20 +30,19 @@ from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_nu
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
-    from torch import nn
 
 QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
-# The allowed difference from the checkpoint in the log-probability of a word: see check(). Trained models
-# differed by 0.01 to 0.12 in int8, the most where CTranslate2 multiplies with oneDNN (docs/compatibility.md), and
-# a tiny model with random weights by 0.25.
+# The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
+# check()). In int8, trained models differed by 0.01 to 0.12, most with oneDNN (docs/compatibility.md), and a tiny
+# model with random weights by 0.25.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
 LONGEST_SAMPLE = 128  # random words
-# The share of validation sentences that plain text must be tokenised into, and that a quantised model must
-# translate as the checkpoint does.
+# The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
+# the share that a quantised model must translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
-MAX_LEN_B = 50  # tokens that an output may be longer than its source, as in the recipes
-SINUSOIDS = 4096  # positions that are exported; fairseq computes any number of them when they are needed
+MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
+SINUSOIDS = 4096  # positions that are exported; fairseq computes more when it needs them
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
@@ -100,10 +99,12 @@ def refuse_unsupported(model: Any, path: str) -> None:
         refuse_flags(flags)
         for layer in side.layers:
             attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
-            linear = [m for a in attentions for m in (a.q_proj, a.k_proj, a.v_proj, a.out_proj)]
-            if not all(type(m) is nn.Linear for m in (*linear, layer.fc1, layer.fc2)):
+            linear = [layer.fc1, layer.fc2]
+            for attention in attentions:
+                linear += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
+            if not all(type(module) is nn.Linear for module in linear):
                 refuse(f"layers of its {name} are quantised")
-            if any(a.bias_k is not None or a.add_zero_attn for a in attentions):
+            if any(attention.bias_k is not None or attention.add_zero_attn for attention in attentions):
                 refuse("its attention has extra keys")
             if type(getattr(layer.self_attn, "rotary", None)) not in (type(None), RotaryEmbedding):
                 refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
@@ -175,7 +176,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
 
 
 def _positions(embedding: Any) -> Any:
-    """Return the vectors of the positions from the first on: all learnt ones, or SINUSOIDS of fairseq's."""
+    """Return the vectors of all learnt positions, or of SINUSOIDS or more sinusoidal positions."""
     from fairseq.modules import SinusoidalPositionalEmbedding
 
     first = embedding.padding_idx + 1
@@ -201,7 +202,7 @@ def words(dictionary: "Dictionary") -> List[str]:
     return names
 
 
-# -- is it the same model? -------------------------------------------------------------------------
+# -- comparing the exported model with the checkpoint ----------------------------------------------
 
 
 Pairs = List[Tuple[List[int], List[int]]]
@@ -210,7 +211,7 @@ Pairs = List[Tuple[List[int], List[int]]]
 def random_pairs(task: Any, longest: int) -> Pairs:
     """Return SAMPLES pairs of sentences to score: 1 to *longest* random words, as numbers, without the end.
 
-    Random words need no data, and their scores depend on all of the model.
+    Random words need no data, and their scores depend on every part of the model.
     """
     draw = random.Random(1)
 
@@ -243,14 +244,14 @@ def validation_pairs(task: Any) -> Pairs:
         pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
     except FileNotFoundError:
         return []
-    except Exception as error:  # fairseq does not check its files, and struct, NumPy and mmap raise
+    except Exception as error:  # fairseq does not check its files; struct, NumPy and mmap raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
         raise ExportError(damage) from error
     return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:SAMPLES]
 
 
-def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float]]:
+def torch_scores(model: Any, task: Any, pairs: Pairs) -> List[List[float]]:
     """Return, for each target, the log-probability of each word and of the end in the checkpoint's model."""
     import torch
 
@@ -267,7 +268,7 @@ def torch_scores(model: "nn.Module", task: Any, pairs: Pairs) -> List[List[float
 
 
 def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float]]:
-    """Return the same in CTranslate2's model."""
+    """Return the log-probabilities of :func:`torch_scores` in CTranslate2's model."""
     names = [words(task.source_dictionary), words(task.target_dictionary)]
     sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
     results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
@@ -275,12 +276,12 @@ def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float
 
 
 def positions(side: Any) -> Optional[int]:
-    """Return the number of tokens, with the end, that *side* has absolute positions for; None: any number."""
+    """Return how many tokens, including the end, *side* has absolute positions for; None: any number."""
     return None if side.embed_positions is None else len(_positions(side.embed_positions))
 
 
 class Reference:
-    """What the checkpoint makes of sample sentences. Each result is computed once, when it is first needed.
+    """The checkpoint's scores and translations of sample sentences, each computed when it is first needed.
 
     Args:
         model: in eval mode, float32, on the CPU
@@ -303,13 +304,13 @@ class Reference:
 
     @cached_property
     def translations(self) -> List[Tuple[List[str], List[str]]]:
-        """The sources of ``real``, which are sorted by length, with the translations of fairseq's search."""
+        """The sources of ``real``, sorted by length, with their translations by fairseq's search."""
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
-        of_source, of_target, s = self.task.source_dictionary, self.task.target_dictionary, self.search
-        options = {"beam_size": s["beam"], "len_penalty": s["lenpen"], "max_len_a": 1, "max_len_b": s["max_len_b"]}
-        generator = SequenceGenerator([self.model], of_target, **options)
+        of_source, of_target, search = self.task.source_dictionary, self.task.target_dictionary, self.search
+        options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
+        generator = SequenceGenerator([self.model], of_target, max_len_b=search["max_len_b"], **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
         for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
@@ -330,11 +331,11 @@ def agreeing(folder: str, reference: Reference) -> int:
     return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
 
 
-def refuse_below(share: float, same: int, count: int, said: str, force: bool) -> None:
-    """Raise an ExportError that begins with *said* if *same* < *share* of *count* and *force* is false."""
+def refuse_below(share: float, same: int, count: int, report: str, force: bool) -> None:
+    """Raise an ExportError that begins with *report* if *same* is below *share* of *count*, unless *force*."""
     needed = math.ceil(share * count)
     if same < needed and not force:
-        raise ExportError(f"{said}, and {needed} are needed: nothing was written (--force writes it anyway)")
+        raise ExportError(f"{report}, and {needed} are needed: nothing was written (--force writes it anyway)")
 
 
 def check(folder: str, reference: Reference, quantization: Optional[str], force: bool = False) -> str:
@@ -343,8 +344,8 @@ def check(folder: str, reference: Reference, quantization: Optional[str], force:
     The score of a sentence is the mean log-probability of its words and its end.
 
     Raises:
-        ExportError: the difference of a sentence (in float32) or the mean difference (quantised) is above
-            BOUNDS; or, quantised and without *force*, too few translations are the same (SAME_TRANSLATIONS)
+        ExportError: in float32, the difference of a sentence is above BOUNDS; quantised, the mean difference is,
+            or without *force* too few translations are the same (SAME_TRANSLATIONS)
     """
     import ctranslate2
 
@@ -364,28 +365,31 @@ def check(folder: str, reference: Reference, quantization: Optional[str], force:
         called += f" (computed in {computed} on this machine)"
     if not measured <= bound:  # also true for NaN
         raise ExportError(
-            f"the exported model's scores differ from the checkpoint's by {measured:.2g} a word {what}, and "
+            f"the exported model's scores differ from the checkpoint's by {measured:.2g} per word {what}, and "
             f"{bound:g} is allowed: nothing was written"
         )
-    said = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} a word"
-    said += f" {what} ({bound:g} is allowed)"
+    report = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
+    report += f"word {what} ({bound:g} is allowed)"
     if reference.real:
         same, count = agreeing(folder, reference), len(reference.real)
         compared = f"{called}: {same} of {count} sentences of the validation set are translated into the same words"
         compared += " as by the checkpoint"
         if quantization:
             refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
-        said += f"\n{compared}"
-    return said
+        report += f"\n{compared}"
+    return report
 
 
 def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
-    """Return a sentence that says whether plain text becomes the tokens of the validation set, if there is one.
+    """Return how many sources of the validation set are tokenised from plain text as in the data, as a sentence.
+
+    Returns:
+        a list with the sentence, or an empty list without a validation set
 
     Raises:
-        ExportError: too few sources become the same tokens (SAME_SOURCES), without *force*
+        ExportError: without *force*, too few sources have the same tokens (SAME_SOURCES)
     """
-    # The set has only tokens. Moses' detokeniser for the source language makes plain text of them.
+    # The set contains only tokens. Moses' detokeniser for the source language converts them to plain text.
     source = settings["source"]
     back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
     text = Text(folder, settings)
@@ -394,10 +398,10 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
     if not lines:
         return []
     same = sum(text.tokens(back.plain(line)) == line for line in lines)
-    said = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
+    report = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     cause = "--tokenizer or the subwords are not those of the data"
-    refuse_below(SAME_SOURCES, same, len(lines), f"{said} ({cause})", force)
-    return [said]
+    refuse_below(SAME_SOURCES, same, len(lines), f"{report} ({cause})", force)
+    return [report]
 
 
 # -- the folder ------------------------------------------------------------------------------------
@@ -410,7 +414,7 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
         a key of SUBWORDS and a path, or None and None
 
     Raises:
-        ExportError: the file does not exist, or the dictionary has subwords and there is no file
+        ExportError: the file does not exist, or there is none although the dictionary has subwords
     """
     for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
@@ -432,7 +436,7 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> Tuple[Option
 def tokenisation(
     tokenizer: Optional[str], kind: Optional[str], dictionary: "Dictionary", source: str, target: str
 ) -> Optional[Dict[str, Any]]:
-    """Return the setting ``moses``: how Moses tokenises text before its subwords, or None if it does not.
+    """Return the setting ``moses``: how Moses tokenises text before the subwords; None if it does not.
 
     Args:
         tokenizer: "moses", "none", or None for the default, which is "none" for sentencepiece
@@ -469,7 +473,7 @@ of the other files, which are compared when the model is loaded.
 """
 
 
-def write_beside(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
+def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
     """Write the model, vocabularies, subword model, settings and README into *folder*."""
     os.makedirs(folder, exist_ok=True)
     spec.save(folder)
@@ -500,7 +504,7 @@ def replacing(output: str) -> Iterator[str]:
 
     Raises:
         ExportError: another process writes *output*
-        OSError: a folder cannot be made or renamed; ``filename`` is the flag
+        OSError: a folder cannot be created or renamed; ``filename`` is the flag
     """
     hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
     new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
@@ -529,7 +533,7 @@ def replacing(output: str) -> Iterator[str]:
 
 
 def _locked_folder(hidden: str, output: str) -> int:
-    """Make the folder *hidden*, lock it, and return its descriptor; the end of the process unlocks it."""
+    """Create the folder *hidden*, lock it, and return its descriptor; the lock ends with the process."""
     while True:
         os.makedirs(hidden, exist_ok=True)
         try:
@@ -606,7 +610,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             spec.optimize(quantization=quantization)
             if os.path.exists(folder):
                 shutil.rmtree(folder)
-            write_beside(folder, spec, settings, file)
+            write_folder(folder, spec, settings, file)
             report.append(check(folder, reference, quantization, args.force))
     return "\n".join([*report, *of_text])
 
@@ -635,22 +639,23 @@ def build_parser() -> argparse.ArgumentParser:
     example = "--path averaged.pt --data data-bin --output served --quantization int8"
     parser = command_parser("export", "Convert a checkpoint to CTranslate2, and check the result.", example)
     kinds = {"choices": ("float32", *QUANTIZATIONS), "default": "float32"}
-    divided = "how plain text is tokenised before its subwords; default: moses, with sentencepiece none"
-    forced = "as --replace, and write the model even if too few sentences of the validation set are tokenised as in "
-    forced += "the data or translated as by the checkpoint"
+    tokenizer_help = "how plain text is tokenised before the subwords; default: moses, but none with sentencepiece"
+    force_help = (
+        "as --replace, and write the model even if too few sentences of the validation set are tokenised as in "
+    )
+    force_help += "the data or translated as by the checkpoint"
     rows = [
         ("--path", {**REQUIRED, **FILE}, "a checkpoint of transformer_rope or transformer"),
-        ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries, data-bin"),
+        ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries (data-bin)"),
         ("--output", {**REQUIRED, "metavar": "DIR"}, "the folder to write"),
         ("--quantization", kinds, "the type of the weights; default: %(default)s"),
-        ("--tokenizer", {"choices": ("moses", "none")}, divided),
+        ("--tokenizer", {"choices": ("moses", "none")}, tokenizer_help),
         ("--replace", SWITCH, "replace an exported model"),
-        ("--force", SWITCH, forced),
+        ("--force", SWITCH, force_help),
     ]
     add_flags(parser, rows)
     files = [
-        (flag, FILE, f"the model of {kind}; default: {SUBWORDS[kind]} in --data")
-        for flag, kind in SUBWORD_FLAGS.items()
+        (flag, FILE, f"the {kind} model; default: {SUBWORDS[kind]} in --data") for flag, kind in SUBWORD_FLAGS.items()
     ]
     add_flags(parser.add_mutually_exclusive_group(), files)
     longer = "how many tokens longer than its source an output may be; default: %(default)s"
@@ -664,7 +669,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
+    """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     parser = build_parser()
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)

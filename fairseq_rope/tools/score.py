@@ -1,12 +1,12 @@
 """Score translations: ``fairseq-rope score``.
 
 The metrics are sacreBLEU, chrF2++ and TER of detokenised text, and the tokenised BLEU of papers, with and
-without the compound split of Vaswani et al. sacrebleu computes all of them; sacremoses tokenises where Moses'
-tokens are needed. Each metric has its own name, because they differ more than the systems that they compare.
-The input is plain text or the output of ``fairseq-generate``.
+without the compound split of Vaswani et al. sacrebleu computes all of them, and sacremoses provides Moses'
+tokens. The report always names the metric, because two metrics differ more than two systems do. The input is
+plain text or the output of ``fairseq-generate``.
 
-For languages without blanks between words, the metrics are sacreBLEU, with a tokeniser for the language, and
-chrF2. The others need blanks.
+For languages without spaces between words, the metrics are sacreBLEU, with a tokeniser for the language, and
+chrF2. The others need spaces.
 """
 
 import argparse
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
 
 RESAMPLES = 1000  # in the paired bootstrap; sacrebleu's default
-LENGTHS = (10, 20, 30, 40, 60)  # the longest source of each bucket, in words; the last bucket is open
+LENGTHS = (10, 20, 30, 40, 60)  # the longest source of each bucket, in words; the last bucket has no limit
 
-# sacrebleu's tokenisers; it downloads the models of flores101 and flores200
+# sacrebleu's tokenisers; sacrebleu downloads the models of flores101 and flores200
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "flores101", "flores200", "none")
-UNSPACED = ("bo", "dz", "ja", "km", "lo", "my", "th", "yue", "zh")  # languages without blanks between words
+UNSPACED = ("bo", "dz", "ja", "km", "lo", "my", "th", "yue", "zh")  # languages without spaces between words
 # Other codes of these, and languages that are written and scored like one of them.
 _LIKE = {
     **dict.fromkeys(("zho", "chi", "cmn", "wuu", "lzh", "nan", "hak"), "zh"),
@@ -50,9 +50,9 @@ COMET_MODEL = "Unbabel/wmt22-comet-da"  # the default of comet-score
 
 # "Ta@@ sche" of subword-nmt, "▁Ta sche" of SentencePiece. A separate word "@@" occurs in plain text.
 _SUBWORDS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
-# Moses' tokeniser writes these for | ' " [ ], and with -a for a hyphen; the last is of the compound split.
+# Moses' tokeniser writes these for | ' " [ ], and with -a for a hyphen; the compound split writes the last.
 _ESCAPES = re.compile(r"&(?:apos|quot|#124|#91|#93);|@-@|##AT##")
-# Markup that was not unescaped has the first of these too; it is frequent in texts about software.
+# Text with markup contains the first of these too, mostly text about software.
 _ENTITIES = re.compile(r"&(?:amp|lt|gt|apos|quot|#\d+);|@-@|##AT##")
 _BLANK = re.compile(r"\A\s*\Z")
 _STOP = re.compile(r"[.,](?:\s|$)")
@@ -60,7 +60,7 @@ _STOP_APART = re.compile(r"\s[.,](?:\s|$)")
 
 
 class ScoreError(InputError):
-    """The files cannot be scored as the flags say; the message names the flag or file."""
+    """The files cannot be scored with these flags; the message names the flag or file."""
 
 
 class Text(NamedTuple):
@@ -75,7 +75,7 @@ class Text(NamedTuple):
 class Metric(NamedTuple):
     """A metric and its references."""
 
-    name: str  # to quote it with
+    name: str  # as the report prints it
     what: str  # a short description
     scorer: "SacrebleuMetric"  # has the references
     text: Callable[[str], str]  # returns the scorer's input for a detokenised line
@@ -111,28 +111,28 @@ def default_tokenize(target_lang: str) -> str:
 
 
 def named(path: str) -> str:
-    """Return *path* as messages name it."""
+    """Return the name of *path* in messages."""
     return "standard input" if path == "-" else path
 
 
 def read_lines(path: str) -> List[str]:
-    r"""The lines of a UTF-8 file, split on ``\n`` alone. It may be gzipped, whatever its name; "-" is standard input.
+    r"""Return the lines of a UTF-8 file, split on ``\n`` only; it may be gzipped, and "-" is standard input.
 
-    CR, NEL and U+2028 are part of the line that holds them, as they are for the tools that aligned it, and count as
-    blanks in every metric here: so files with Windows' line ends score as others do. A byte order mark at the start
-    is not part of the text.
+    CR, NEL and U+2028 are part of the line, as in the tools that aligned the corpora. Every metric here counts them
+    as spaces, so files with Windows line ends have the same scores. A byte order mark at the start is not part of the
+    text.
 
     Raises:
-        InputError: a byte is not UTF-8, the file holds nothing but blanks, or its compressed data are damaged
+        InputError: a byte is not UTF-8, the file contains only white space, or its compressed data are damaged
         OSError: the file cannot be read
     """
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
         data = file.read()
-    if data.startswith(b"\x1f\x8b"):  # how gzip begins, and no text in UTF-8
+    if data.startswith(b"\x1f\x8b"):  # gzip files begin with these bytes, and text in UTF-8 does not
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise ScoreError(f"{named(path)}: is not a whole gzip file: {error}") from None
+            raise ScoreError(f"{named(path)}: is not a valid gzip file: {error}") from None
     text = decode(data[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data, named(path))
     if not text.strip():
         raise ScoreError(f"{named(path)}: is empty, or all its lines are")
@@ -159,7 +159,7 @@ def looks_tokenised(lines: Sequence[str]) -> int:
     """Return the first line that looks tokenised if the whole text does; else 0.
 
     The text looks tokenised if at least half of the lines with a full stop or comma at the end of a word have
-    a blank before one (99% of them in tokenised newstest2014, 0.1% of them in plain newstest2014), or if 1
+    a space before one (99% of them in tokenised newstest2014, 0.1% of them in plain newstest2014), or if 1
     line in 20 has an escape of Moses (10% of tokenised German lines, 28% of English ones; no plain line).
     """
     apart = 2 * len(_matching(_STOP_APART, lines)) >= len(_matching(_STOP, lines))
@@ -167,7 +167,7 @@ def looks_tokenised(lines: Sequence[str]) -> int:
 
 
 def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
-    """Refuse text that is not plain; warn about text that may not be.
+    """Raise a ScoreError if text is not plain, and warn if it may not be.
 
     Raises:
         ScoreError: the text looks BPE'd, or it is the reference and looks tokenised
@@ -177,12 +177,12 @@ def check_plain(path: str, lines: Sequence[str], is_reference: bool) -> None:
         raise ScoreError(f"{path}, line {line}: looks BPE'd (@@ or ▁); plain, detokenised text is expected")
     line = looks_tokenised(lines)
     if line and is_reference:
-        signs = "a blank before a full stop or comma, or escapes like &quot; and @-@"
+        signs = "a space before a full stop or comma, or escapes like &quot; and @-@"
         text = f"{path}, line {line}: looks tokenised ({signs})"
         raise ScoreError(f"{text}; the reference must be plain text as published")
     marks = {"with marks of BPE (@@ or ▁)": _SUBWORDS, "that are empty": _BLANK}
     if line:
-        warn(f"{path}, line {line}: looks tokenised, and is scored without a change; give detokenised text")
+        warn(f"{path}, line {line}: looks tokenised, and is scored unchanged; give detokenised text")
     else:
         marks["with escapes like &amp; or @-@"] = _ENTITIES
     for what, pattern in marks.items():
@@ -217,7 +217,7 @@ def undo_preprocessing(lines: Sequence[str], lang: str) -> Tuple[List[str], List
 def read_generated(path: str, count: int) -> Tuple[List[str], List[str]]:
     """Return the translations and the sources in the output of ``fairseq-generate``, in the test set's order.
 
-    Translations are the D- lines (before fairseq 0.10, the H- lines); of an n-best list, the first. The
+    Translations are the D- lines (before fairseq 0.10, the H- lines), and the first of each n-best list. The
     outputs of several shards may be concatenated. Log lines are skipped.
 
     Args:
@@ -277,8 +277,8 @@ def moses_tokeniser(lang: str) -> Callable[[str], str]:
 def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
     """Return Moses' tokeniser with ``-a`` in the version of November 2018.
 
-    It separates a full stop at the end of a line. sacremoses 0.2.0 has the older rule, which may leave it on
-    the last word ("iPhone 5.").
+    That version always separates a full stop at the end of a line. sacremoses 0.2.0 has an older rule, which
+    may leave it on the last word ("iPhone 5.").
     """
     from sacremoses import MosesTokenizer
 
@@ -314,12 +314,12 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
     def split(line: str) -> str:
         return compound_split(moses(line))
 
-    def in_scorer(scorer: Any, line: str) -> Sequence[str]:
-        return scorer.tokenizer(line).split()
+    def count_tokens(scorer: Any, line: str) -> int:
+        return len(scorer.tokenizer(line).split())
 
-    def in_chrf(scorer: Any, line: str) -> Sequence[str]:
-        # sacrebleu has no public name for the words of chrF++
-        return scorer._remove_punctuation(line) if scorer.word_order else "".join(line.split())
+    def count_in_chrf(scorer: Any, line: str) -> int:
+        # sacrebleu has no public name for the words of chrF++.
+        return len(scorer._remove_punctuation(line) if scorer.word_order else "".join(line.split()))
 
     detokenised = {"tokenize": tokenize, "force": True}
     rows: List[Tuple[Any, ...]] = [("sacreBLEU", "detokenised text", BLEU, detokenised, plain, None)]
@@ -337,8 +337,8 @@ def build_metrics(references: Sequence[Sequence[str]], target_lang: str, tokeniz
     metrics = []
     for name, what, kind, options, text, signed in rows:
         inputs = [[text(line) for line in lines] for lines in references]
-        scorer, units = kind(references=inputs, **options), in_chrf if kind is CHRF else in_scorer
-        counts = [sum(len(units(scorer, line)) for line in lines) for lines in inputs]
+        scorer, count = kind(references=inputs, **options), count_in_chrf if kind is CHRF else count_tokens
+        counts = [sum(count(scorer, line) for line in lines) for lines in inputs]
         metrics.append(Metric(name, what, scorer, text, signed, counts))
     return metrics
 
@@ -354,17 +354,20 @@ def score_metric(metric: Metric, systems: Sequence[Text]) -> List[Dict[str, Any]
         first system)
     """
     from sacrebleu.metrics import BLEU
-    from sacrebleu.significance import PairedTest
+    from sacrebleu.significance import PairedTest, Result
 
-    hypotheses = [(system.name, [metric.text(line) for line in system.lines]) for system in systems]
+    hypotheses: List[Tuple[str, Sequence[str]]] = [
+        (system.name, [metric.text(line) for line in system.lines]) for system in systems
+    ]
     rows: List[Dict[str, Any]] = []
     if len(systems) > 1:
         test = PairedTest(hypotheses, {metric.name: metric.scorer}, None, test_type="bs", n_samples=RESAMPLES)
         signatures, columns = test()
-        (signature,), (_, results) = signatures.values(), columns.values()  # the first column has the names
+        (signature,), (_, results) = signatures.values(), columns.values()
         for result in results:
-            row = {"score": result.score, "mean": result.mean, "confidence": result.ci, "p_value": result.p_value}
-            rows.append({key: None if value is None else float(value) for key, value in row.items()})
+            assert isinstance(result, Result)  # only the first column has names
+            values = {"score": result.score, "mean": result.mean, "confidence": result.ci, "p_value": result.p_value}
+            rows.append({name: None if value is None else float(value) for name, value in values.items()})
     else:
         rows.append({"score": metric.scorer.corpus_score(hypotheses[0][1], None).score})
         signature = metric.scorer.get_signature()
@@ -388,7 +391,7 @@ def score_by_length(
 
     Args:
         tokenize: sacreBLEU's tokeniser
-        source_words: the number of words between blanks in each source sentence
+        source_words: the number of words in each source sentence, separated by spaces
     """
     from sacrebleu.metrics import BLEU
 
@@ -421,10 +424,10 @@ def score_comet(systems: Sequence[Text], reference: Text, source: Sequence[str],
                 file.writelines(line.replace("\r", " ") + "\n" for line in lines)
         command = [program, "-s", paths[0], "-r", paths[1], "-t", *paths[2:], "--model", model]
         command += ["--quiet", "--only_system"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
-    scores = re.findall(r"^.*\tscore: (\S+)$", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or len(scores) != len(systems):
-        ended = f"{program} ended with status {done.returncode} and {len(scores)} scores for {len(systems)} systems"
+        run = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=False)
+    scores = re.findall(r"^.*\tscore: (\S+)$", run.stdout, re.MULTILINE)
+    if run.returncode != 0 or len(scores) != len(systems):
+        ended = f"{program} ended with status {run.returncode} and {len(scores)} scores for {len(systems)} systems"
         raise ScoreError(f"--comet {model}: {ended}; its messages on standard error give the reason")
     return [float(score) for score in scores]
 
@@ -498,7 +501,7 @@ def bootstrap_seed() -> int:
     """
     seed = os.environ.get("SACREBLEU_SEED", "12345")
     if not re.fullmatch(r"0*[1-9][0-9]*", seed):
-        raise ScoreError(f"SACREBLEU_SEED={seed}: must be a whole number above 0, or not be set")
+        raise ScoreError(f"SACREBLEU_SEED={seed}: must be a positive integer, or unset")
     return int(seed)
 
 
@@ -537,7 +540,7 @@ def format_report(report: Dict[str, Any]) -> str:
             lines.append(f"  {rows[0]['words']:>6}  {rows[0]['sentences']:>9}  {scores}")
     if bootstrap:
         resamples = f"{bootstrap['resamples']} resamples, seed {bootstrap['seed']}; ± is the 95% interval"
-        chance = f"p: the probability of as large a difference from {bootstrap['baseline']} by chance"
+        chance = f"p: the probability that chance gives as large a difference from {bootstrap['baseline']}"
         lines += ["", f"paired bootstrap (sacrebleu): {resamples}; {chance}"]
     return "\n".join(lines)
 
@@ -635,10 +638,13 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
     for reference in references:
         _check_count(reference.path, reference.lines, references[0])
         check_plain(named(reference.path), reference.lines, is_reference=True)
-    systems, source, lang = [], [], language(args.target_lang)
+    systems: List[Text] = []
+    source: List[str] = []
+    lang = language(args.target_lang)
     for number, (name, path) in enumerate(zip(names, paths)):
+        undone: List[str] = []
         if number < len(args.sys):
-            lines, undone = read_lines(path), []
+            lines = read_lines(path)
             _check_count(path, lines, references[0])
         else:
             raw, raw_source = read_generated(path, len(references[0].lines))
@@ -656,7 +662,7 @@ def _report(args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
+    """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope score"):
         import sacrebleu  # noqa: F401  report missing packages before reading files

@@ -1,7 +1,7 @@
 """Translate plain text with an exported model: ``fairseq-rope translate``.
 
 The model is a folder that ``fairseq-rope export`` wrote. The tool needs CTranslate2 and the tokenisers of the
-model (sacremoses and subword-nmt, or sentencepiece), and neither torch nor fairseq.
+model (sacremoses and subword-nmt, or sentencepiece), but neither torch nor fairseq.
 """
 
 import argparse
@@ -41,8 +41,8 @@ WAIT = 0.1  # seconds that the first line of a chunk waits for others
 # benchmarks/serve.py. The size for GPUs is not measured.
 BATCH_TOKENS = {"int8": 256, "int8_float32": 256, "cuda": 8192}
 DEFAULT_BATCH_TOKENS = 1024
-# The log of the largest factor in Translator._ranked for which two hypotheses count as close. A model that
-# ends at once with a probability of 0.63 has this factor.
+# Translator._ranked scores hypotheses again if their order changes with log-probabilities that are lower by this
+# amount. CTranslate2's are too high by it if the end of the sentence has a probability of 0.63 at the first step.
 CLOSE = 1.0
 LONG = 1024  # tokens; fairseq does not train on longer sentences by default
 # The longest line that is translated. Memory grows with the square of its tokens, and the time of BPE with
@@ -55,7 +55,7 @@ class TranslateError(InputError):
     """A folder or file cannot be used, or a line cannot be translated; the message says which one and why."""
 
 
-Rule = Tuple[Callable[[Any], bool], str]  # says whether a value is allowed; the allowed values in words
+Rule = Tuple[Callable[[Any], bool], str]  # returns whether a value is allowed; describes the allowed values
 
 
 def _integer(least: int, most: float = math.inf) -> Rule:
@@ -82,7 +82,7 @@ def _is_checksums(value: Any) -> bool:
     return isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
 
 
-# The values of numeric options. Larger ones would exhaust the memory or overflow.
+# The allowed values of numeric options. Larger ones would exhaust the memory or overflow.
 NUMBERS = {
     "beam": _integer(1, 1000),
     "nbest": _integer(1, 1000),
@@ -150,12 +150,12 @@ def refuse_changed_files(folder: str, checksums: Optional[Dict[str, str]]) -> No
 
 
 class Text:
-    """Plain text to tokens and back, as ``fairseq-interactive`` does it with the flags of the recipes.
+    """Converts plain text to tokens and back, as ``fairseq-interactive`` does with the flags of the recipes.
 
-    The same as ``fairseq/data/encoders``: moses_tokenizer.py, subword_nmt_bpe.py, sentencepiece_bpe.py.
+    It follows moses_tokenizer.py, subword_nmt_bpe.py and sentencepiece_bpe.py in ``fairseq/data/encoders``.
 
     Args:
-        folder: an exported folder, or "" if the settings name the subword model by its path
+        folder: an exported folder, or "" if the settings contain the path of the subword model
         settings: ``moses`` and ``subwords`` of ``fairseq_rope.json``
 
     Raises:
@@ -224,7 +224,7 @@ def _read_bpe(path: str) -> Any:
 
 
 class Translator:
-    """A model from a folder, in memory.
+    """Loads the model of an exported folder, and translates with it.
 
     Args:
         folder: a folder that ``fairseq-rope export`` wrote
@@ -237,11 +237,11 @@ class Translator:
 
     def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu") -> None:
         self.settings = read_settings(folder)
-        with ThreadPoolExecutor(1) as pool:  # compare the files while the tokenisers are imported
-            comparison = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
+        with ThreadPoolExecutor(1) as pool:  # check the files while the tokenisers are imported
+            check = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
             self._text = Text(folder, self.settings)
             import ctranslate2
-        comparison.result()
+        check.result()
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
         self._cores = threads or _cores()
@@ -261,7 +261,7 @@ class Translator:
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
 
     def _refuse_other_vocabulary(self, folder: str) -> None:
-        """Raise a ValueError if the model scores another number of words than its vocabulary has."""
+        """Raise a ValueError if the model and its vocabulary have different numbers of words."""
         options = {"beam_size": 1, "max_decoding_length": 1, "return_logits_vocab": True}
         (result,) = self._model.translate_batch([["<unk>"]], **options)
         scored = result.logits[0][0].shape[-1]
@@ -273,7 +273,7 @@ class Translator:
             raise ValueError(f"{os.path.basename(path)} has {count} words, and the model has {scored}")
 
     @overload
-    def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...
+    def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...  # type: ignore[overload-overlap]
 
     @overload
     def translate(self, text: Iterable[str], beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> List[str]: ...
@@ -292,7 +292,7 @@ class Translator:
     def translate_lines(
         self, lines: Iterable[str], beam: Optional[int] = None, lenpen: Optional[float] = None
     ) -> Iterator[str]:
-        """Yield the translations of *lines* in their order, as they are ready.
+        """Yield the translations of *lines* in order, as soon as they are ready.
 
         The translation of an empty line is empty.
 
@@ -322,13 +322,13 @@ class Translator:
         done: Callable[[int], object] = lambda count: None,
         nbest: int = 0,
     ) -> Iterator[List[Tuple[str, float]]]:
-        """Yield, for each of a few *lines*, its best translations with their scores, the best first.
+        """Yield the best translations of each of *lines*, with their scores, best first.
 
         Args:
             beam, lenpen: as in :meth:`translate_lines`
             first: the number of the first line, for messages
             done: called with the number of lines in a batch when the batch has been translated
-            nbest: how many translations; 0: the best alone, with an approximate score
+            nbest: how many translations; 0: only the best, with an approximate score
 
         Raises:
             TranslateError: as in :meth:`translate_lines`
@@ -375,16 +375,18 @@ class Translator:
         Raises:
             TranslateError: CTranslate2 cannot search with this model or these options
         """
-        s = self.settings
+        settings = self.settings
         best: List[List[Tuple[List[str], float]]] = [[([], 0.0)]] * len(sources)
-        beam = s["beam"] if beam is None else beam
-        lenpen = s["lenpen"] if lenpen is None else lenpen
-        # CTranslate2 has the name <blank> for padding, and attends to it.
+        beam = settings["beam"] if beam is None else beam
+        lenpen = settings["lenpen"] if lenpen is None else lenpen
+        # CTranslate2 calls padding <blank>, and attends to it.
         words = [["<unk>" if w == "<blank>" else w for w in source if w != "<pad>"] for source in sources]
 
+        max_len_b: int = settings["max_len_b"]
+        positions: int = settings["positions"]["target"] or sys.maxsize
+
         def limit(n: int) -> int:
-            # As in fairseq, the end of the sentence counts.
-            return min(len(sources[n]) + 1 + s["max_len_b"], s["positions"]["target"] or sys.maxsize)
+            return min(len(sources[n]) + 1 + max_len_b, positions)  # + 1: as in fairseq, the end counts
 
         def is_marked(n: int) -> bool:
             return not words[n] or "<s>" in words[n] or "</s>" in words[n]
@@ -392,13 +394,13 @@ class Translator:
         def results_of(batch: Sequence[int]) -> List[Any]:
             inputs, cut = [words[n] for n in batch], 0
             if is_marked(batch[0]):
-                # CTranslate2 takes some of these sources for empty and does not translate them. It decides
-                # that before it cuts a source to the maximum length.
+                # CTranslate2 treats some of these sources as empty and does not translate them. It decides
+                # this before it truncates a source to the maximum length, so three words are added.
                 inputs, cut = [[*inputs[0], "<unk>", "<unk>", "<unk>"]], len(inputs[0]) + 1
-            return self._model.translate_batch(
+            pending: List[Any] = self._model.translate_batch(
                 inputs,
                 beam_size=beam,
-                # With 0, CTranslate2 stops at the first ended hypothesis; fairseq stops after *beam* of them.
+                # With 0, CTranslate2 stops at the first finished hypothesis; fairseq stops after *beam* of them.
                 length_penalty=lenpen or 1e-9,
                 num_hypotheses=beam,
                 return_scores=True,
@@ -407,6 +409,7 @@ class Translator:
                 max_decoding_length=limit(batch[0]),  # the first of a batch is its longest
                 asynchronous=True,
             )
+            return pending
 
         order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
         share = sum(len(source) + 1 for source in sources) // self._cores  # a few lines use all cores, too
@@ -418,7 +421,7 @@ class Translator:
         searches: List[Tuple[List[int], List[Any]]] = []
         try:
             for batch in batches:
-                # So many searches at a time need no more memory than one search for the longest line.
+                # This many searches at a time need no more memory than one search for the longest line.
                 at_once = max(1, LONGEST // (len(sources[batch[0]]) + 1)) ** 2
                 if len(searches) >= at_once:
                     searches[-at_once][1][0].result()
@@ -427,7 +430,7 @@ class Translator:
             for batch, results in searches:
                 for n, pending in zip(batch, results):
                     result = pending.result()
-                    if any(len(hypothesis) > limit(n) for hypothesis in result.hypotheses):  # did not end
+                    if any(len(hypothesis) > limit(n) for hypothesis in result.hypotheses):  # too long
                         result = results_of([n])[0].result()
                     best[n] = self._ranked(words[n], result, lenpen, limit(n), nbest)
                 done(len(batch))
@@ -441,11 +444,11 @@ class Translator:
         """Return the hypotheses that fairseq (sequence_generator.py) ranks first, with their scores.
 
         At the first step, CTranslate2 removes the end of the sentence before the softmax, and fairseq after
-        it. So CTranslate2 gives all hypotheses the same surplus of probability, which counts less in a longer
-        one. At the length limit, CTranslate2 leaves out the end, and fairseq adds it with its cost. Therefore
-        three kinds of results are ranked again, with the score that the model gives each whole hypothesis:
-        n-best lists, results with close scores, and results with a hypothesis that reached the limit.
-        (A hypothesis that reached the limit may have displaced one that ended. Then the output differs.)
+        it. So CTranslate2 adds the same amount to the log-probabilities of all hypotheses, and the length
+        penalty reduces it more in longer ones. At the length limit, CTranslate2 leaves out the end, and
+        fairseq adds its log-probability. So three kinds of results are ranked again by the model's scores of
+        the complete hypotheses: n-best lists, results with close scores, and results with a hypothesis that
+        reached the limit. (Such a hypothesis may have displaced a finished one. Then the output differs.)
         """
         hypotheses, scores = result.hypotheses, result.scores
         weights = [(len(words) + 1) ** -lenpen for words in hypotheses]  # + 1: the end
@@ -491,9 +494,9 @@ def _warn(message: str) -> None:
 
 @contextlib.contextmanager
 def opened(path: Optional[str]) -> Iterator[Tuple[Callable[[int], bytes], str]]:
-    """A function that reads bytes from the file *path* or standard input, and its name for messages."""
+    """Yield a function that reads bytes from *path* or standard input, and the name of the input in messages."""
     if path is None or path == "-":
-        # Not by sys.stdin.buffer: its lock, held while it waits for a line, makes Python abort at its exit.
+        # Not sys.stdin.buffer: it holds a lock while it waits for input, and Python aborts if it exits then.
         yield partial(os.read, sys.stdin.fileno()), "standard input"
         return
     with open(path, "rb", buffering=0) as file:
@@ -501,7 +504,7 @@ def opened(path: Optional[str]) -> Iterator[Tuple[Callable[[int], bytes], str]]:
 
 
 def _lines(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """The lines of what *read* reads, without their ends, up to one that has too many characters."""
+    """Yield the lines that *read* reads, without line ends, up to one that has too many characters."""
     rest = b""
     while True:
         block = read(1 << 16)
@@ -514,7 +517,7 @@ def _lines(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]:
-    """The lines of a file, as many together as are there within WAIT seconds, up to CHUNK.
+    """Yield lists of up to CHUNK lines of a file, each with the lines that arrive within WAIT seconds.
 
     Raises:
         InputError: a line is not UTF-8 or has too many characters, or a compressed file is damaged; the
@@ -526,12 +529,14 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]
     def put_lines() -> None:
         try:
             for number, line in enumerate(_lines(read), start=1):
-                if len(line) > 4 * CHARACTERS:  # of 4 bytes at most
-                    raise TranslateError(f"{name}, line {number}: has more than {CHARACTERS} characters: divide it")
+                if len(line) > 4 * CHARACTERS:  # a character has at most 4 bytes
+                    raise TranslateError(
+                        f"{name}, line {number}: has more than {CHARACTERS} characters: split the line"
+                    )
                 lines.put(decode(line, name, number - 1))
             lines.put(None)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            lines.put(TranslateError(f"{name}: is not a whole gzip file ({error})"))
+            lines.put(TranslateError(f"{name}: is not a valid gzip file ({error})"))
         except Exception as error:
             lines.put(error)
 
@@ -560,7 +565,7 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[List[str]]
 def output(path: Optional[str]) -> Iterator[IO[str]]:
     """Yield standard output, or a file that appears as *path* when the block ends without an error."""
     if path is None:
-        if hasattr(signal, "SIGPIPE"):  # what reads the output may stop, as head does
+        if hasattr(signal, "SIGPIPE"):  # the reader of the output may stop early, as head does
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
@@ -574,7 +579,7 @@ def build_parser() -> argparse.ArgumentParser:
     description = "Translate plain text, one sentence per line, with an exported model."
     parser = command_parser("translate", description, "--model served < raw.en > translated.de")
     devices = {"choices": ("cpu", "cuda", "auto"), "default": "cpu"}
-    longer = "how many tokens longer than its source an output may be; default: the exported one, usually 50"
+    longer = "how many tokens longer than its source an output may be; default: the exported setting, usually 50"
     best = (
         "write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the line number, from 1, and "
         "fairseq's score, the log2 probability divided by length**lenpen"
@@ -582,9 +587,9 @@ def build_parser() -> argparse.ArgumentParser:
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
         ("--input", FILE, "plain text or .gz; default: -, standard input"),
-        ("--output", FILE, "is written completely or not at all; default: standard output"),
+        ("--output", FILE, "the file to write, complete or not at all; default: standard output"),
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
-        ("--lenpen", NUMBER, "length penalty; default: the exported one, usually 0.6"),
+        ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
         ("--nbest", INTEGER, best),
         ("--threads", INTEGER, "CPU threads; default: all cores"),
@@ -615,7 +620,7 @@ def _progress(beside_the_output: bool) -> Any:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Run the command. If it cannot, exit with status 1 and one sentence on standard error."""
+    """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     parser = build_parser()
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)

@@ -155,9 +155,9 @@ def damaged(good):
 WEIGHTS = {"weight": torch.ones(2)}
 # What is in the place of a good checkpoint (None: a folder), and the reason that is given.
 BROKEN = {
-    "truncated": (lambda good: good.read_bytes()[:-2000], r"is not a whole checkpoint: "),
-    "empty": (lambda good: b"", r"is not a whole checkpoint: "),
-    "damaged": (damaged, r"is not a whole checkpoint: its part \S+ is damaged"),
+    "truncated": (lambda good: good.read_bytes()[:-2000], r"is not a valid checkpoint: "),
+    "empty": (lambda good: b"", r"is not a valid checkpoint: "),
+    "damaged": (damaged, r"is not a valid checkpoint: its part \S+ is damaged"),
     "foreign": (
         lambda good: saved({"state_dict": WEIGHTS}),
         r"is not a fairseq checkpoint: it has no entry 'model' with weights",
@@ -172,11 +172,11 @@ BROKEN = {
     # where no class can be refused, a text is a pickle that went wrong
     "text": (
         lambda good: b"This is no checkpoint.\n",
-        r"was not loaded, and nothing in it was run: " if CAN_ALLOW_LIST else r"is not a whole",
+        r"was not loaded, and no code in it was run: " if CAN_ALLOW_LIST else r"is not a valid",
     ),
     "hostile": (
         lambda good: saved({"model": WEIGHTS, "cfg": RunsCode("was_run")}),
-        r"was not loaded, and nothing in it was run: it holds (posix|nt)\.mkdir",
+        r"was not loaded, and no code in it was run: it contains (posix|nt)\.mkdir",
     ),
     "a folder": (lambda good: None, r"(Is a directory|is a folder, and must be a file)"),
 }
@@ -260,7 +260,8 @@ def test_a_dictionary_that_does_not_fit_is_said(data_bin, trained, tmp_path, tmp
     before = digests(tmp_path)
     for command in (generate(other, path), training(other, tmp_path, "--max-epoch", 30)):
         assert re.search(
-            rf"{path} does not fit: \S+embed_tokens.weight has the shape \[\d+, 64\] in it and \[\d+, 64\] here; "
+            rf"{path} does not fit the model: \S+embed_tokens.weight has the shape \[\d+, 64\] in the checkpoint and "
+            r"\[\d+, 64\] in the model; "
             r"the dictionaries \(dict\.\*\.txt in the data folder\) are not those it was trained with",
             refusal(*command),
         )
@@ -271,11 +272,11 @@ def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path):
     shutil.copy(trained / "checkpoint_last.pt", tmp_path)
     before = digests(tmp_path)
     for flag, reason in (
-        ("--encoder-ffn-embed-dim", r"fc1.weight has the shape \[64, 64\] in it and \[3, 64\] here; --arch or"),
+        ("--encoder-ffn-embed-dim", r"\[64, 64\] in the checkpoint and \[3, 64\] in the model; --arch or"),
         ("--decoder-layers", "it lacks decoder.layers.2.* are not those it was trained with"),
     ):
         sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, flag, 3))
-        assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit: .*{reason}", sentence), sentence
+        assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit the model: .*{reason}", sentence), sentence
     assert digests(tmp_path) == before
 
 
@@ -336,7 +337,7 @@ def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(OSError, match="could not be written whole .No space left on device") as refused:
+    with pytest.raises(OSError, match="could not be written .No space left on device") as refused:
         checkpoint_utils.torch_persistent_save({}, str(path))
     assert refused.value.filename == str(path) and len(tries) == 3
     assert list(tmp_path.iterdir()) == []
@@ -347,7 +348,7 @@ def test_a_failed_write_is_named_where_free_space_is_unknown(path):
     with pytest.raises(OSError) as refused, naming_the_file(path):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
     assert (refused.value.filename, refused.value.errno) == (path, errno.EDQUOT)
-    assert refused.value.strerror == "could not be written whole (Disk quota exceeded)"
+    assert refused.value.strerror == "could not be written (Disk quota exceeded)"
 
 
 def test_a_copied_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -410,8 +411,8 @@ def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
 def test_reasons_are_read_out_of_torchs_message():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
     good = model.state_dict()
-    in_embedding = "has the shape [7, 2] in it and [5, 2] here; the dictionaries"
-    in_layer = "fc1.bias has the shape [4] in it and [3] here; --arch or the sizes"
+    in_embedding = "has the shape [7, 2] in the checkpoint and [5, 2] in the model; the dictionaries"
+    in_layer = "fc1.bias has the shape [4] in the checkpoint and [3] in the model; --arch or the sizes"
     cases = [
         ({**good, "embed_tokens.weight": torch.ones(7, 2)}, in_embedding),
         ({**good, "fc1.bias": torch.ones(4)}, in_layer),
@@ -453,8 +454,8 @@ def test_a_full_disk_is_named_the_good_checkpoints_stay_and_training_resumes(dat
         pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
     assert done.stdout == "status 1\n"
     assert re.fullmatch(
-        rf"fairseq-train: error: {disk}/checkpoint\w+\.pt: could not be written whole "
-        r"\(No space left on device; \d+ MiB left on its disk\)",
+        rf"fairseq-train: error: {disk}/checkpoint\w+\.pt: could not be written "
+        r"\(No space left on device; \d+ MiB free on its disk\)",
         log.read_text().splitlines()[-1],
     )
     assert {path.name for path in copy.iterdir()} == {f"checkpoint{name}.pt" for name in ("1", "2", "_best", "_last")}

@@ -314,7 +314,7 @@ def test_a_disk_that_refuses_the_write_is_one_sentence_and_leaves_nothing_behind
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     said = stopped.value.code
-    assert "\n" not in said and f"{tmp_path}/b.pt: could not be written whole" in said
+    assert "\n" not in said and f"{tmp_path}/b.pt: could not be written" in said
     assert os.listdir(tmp_path) == ["a.pt"]
 
 

@@ -135,7 +135,7 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
             torch.testing.assert_close(averages[1], averages[0], atol=1e-5, rtol=0)
 
 
-ONE_OPTIMISER = "it is not that of one optimiser with one group of parameters"
+ONE_OPTIMISER = "it is not the state of one optimiser with one group of parameters"
 
 
 def as_multilingual(state):
@@ -154,10 +154,7 @@ def as_multilingual(state):
             lambda state: with_state(state, {**state["last_optimizer_state"]["state"], 999: {}}),
             "it has entries for parameters that its group does not list",
         ),
-        (
-            lambda state: with_moments(state, exp_avg=[torch.ones(64)]),
-            "its exp_avg is a list, and not a tensor or number",
-        ),
+        (lambda state: with_moments(state, exp_avg=[torch.ones(64)]), "its exp_avg is a list, not a tensor or number"),
         # of --optimizer adafactor
         (
             lambda state: with_moments(state, exp_avg_sq_row=torch.ones(64)),
@@ -180,7 +177,7 @@ def as_multilingual(state):
         ),
         (
             lambda state: setattr(state["cfg"]["model"], "activation_fn", "sine"),
-            "the model cannot be built, to number its parameters: ",
+            "the model cannot be built to find the order of its parameters: ",
         ),
     ],
 )
@@ -266,7 +263,7 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
         (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "its rope_layout is neox, and must"),
         (
             lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
-            "rows, which 5 heads do not divide",
+            "rows, which is not a multiple of its 5 heads",
         ),
         (lambda state: state["model"].clear(), "it has no self-attention"),
         (

@@ -128,7 +128,7 @@ def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_is_unchanged(b
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
     said = check(folder, model, task, quantization)
-    assert "a word on average" in said
+    assert "per word on average" in said
     there = ctranslate2.get_supported_compute_types("cpu")
     assert ("(computed in " in said) == (quantization not in there)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -154,7 +154,7 @@ WRONG = {
 def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
     model = strong(build("transformer_rope_tiny"))
     folder = write(model, task, tmp_path / "model", change=WRONG[name])
-    with pytest.raises(ExportError, match="a word at most, and 0.0001 is allowed: nothing was written"):
+    with pytest.raises(ExportError, match="per word at most, and 0.0001 is allowed: nothing was written"):
         check(folder, model, task)
 
 
@@ -433,7 +433,7 @@ def test_scores_that_are_no_numbers_are_noticed(build, task, tmp_path):
     with torch.no_grad():
         model.decoder.layers[0].fc2.weight.fill_(math.nan)
     for quantization in (None, "int8"):
-        with pytest.raises(ExportError, match="by nan a word"):
+        with pytest.raises(ExportError, match="by nan per word"):
             check(folder, model, task, quantization)
 
 

@@ -29,7 +29,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
-from fairseq_rope.tools.export import to_spec, write_beside
+from fairseq_rope.tools.export import to_spec, write_folder
 from fairseq_rope.tools.translate import Text, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
@@ -180,7 +180,7 @@ def served(model, dictionary, folder, **settings):
     text = {"moses": None, "subwords": None, "source": "en", "target": "de", "version": "", "checkpoint": ""}
     search = {"quantization": "float32", "beam": 4, "lenpen": 0.6, "max_len_b": 50}
     positions = {"positions": {"source": None, "target": None}}
-    write_beside(str(folder), spec, {**text, **search, **positions, **settings}, None)
+    write_folder(str(folder), spec, {**text, **search, **positions, **settings}, None)
     return Translator(str(folder))
 
 
@@ -314,7 +314,7 @@ DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + W
         (["--input", "none.txt"], "none.txt: No such file or directory"),
         (["--model", "."], "--model .: must be a folder that fairseq-rope export wrote"),
         (["--nbest", "5"], "--nbest 5: must be at most the beam size, 4"),
-        *((["--input", f"{name}.gz"], f"{name}.gz: is not a whole gzip file (") for name in DAMAGED),
+        *((["--input", f"{name}.gz"], f"{name}.gz: is not a valid gzip file (") for name in DAMAGED),
     ],
 )
 def test_what_cannot_be_read_ends_in_one_sentence(translated, tmp_path, monkeypatch, flags, said):
@@ -372,7 +372,7 @@ def test_a_line_that_does_not_end_is_not_waited_for(pipe):
     # A pipe holds 64 KiB, so a thread writes.
     threading.Thread(target=lambda: put(b"the dog\n" + b"x" * 200_000), daemon=True).start()
     assert next(chunks) == ["the dog"]
-    with pytest.raises(translate.TranslateError, match="pipe, line 2: has more than 32768 characters: divide it"):
+    with pytest.raises(translate.TranslateError, match="pipe, line 2: has more than 32768 characters: split the line"):
         next(chunks)
 
 
