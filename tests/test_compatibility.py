@@ -322,7 +322,7 @@ def all_the_options_of_layers(model, state):
 def mixed_norms_and_widths(model, state):
     assert [layer.normalize_before for layer in layers(model)] == [True, True, False, False]
     assert model.encoder.layernorm_embedding is not None and model.decoder.embed_scale == 1.0
-    assert [layer.self_attn.rotary.dim for layer in layers(model)] == [8, 8, 16, 16]
+    assert [layer.self_attn.position.dim for layer in layers(model)] == [8, 8, 16, 16]
     assert state["cfg"]["task"]["left_pad_source"] is False  # fairseq's flag turns its default off
     assert tables(model) == 3
 
@@ -491,7 +491,7 @@ def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     assert math.isfinite(float(valid_losses(log)[1]))
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     for name in ("en-de", "de-en"):
-        assert {layer.self_attn.rotary.layout for layer in layers(model.models[name])} == {"half"}
+        assert {layer.self_attn.position.layout for layer in layers(model.models[name])} == {"half"}
     assert_translates(data_bin, path, *task, *PAIR, "--max-len-b", 8)
 
 

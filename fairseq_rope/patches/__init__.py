@@ -114,14 +114,14 @@ PATCHES: List[Patch] = [
         loading.load_checkpoint_to_cpu,
         "wrong results",
         "With a joined dictionary, a model for the opposite direction loads without an error, and so does a model "
-        "with another rotation. Both are refused with one sentence that names the file.",
+        "with another position encoding. Both are refused with one sentence that names the file.",
         "fairseq compares the languages and options of a checkpoint with those of the command",
     ),
     Patch(
         "fairseq.checkpoint_utils.load_checkpoint",
         loading.load_checkpoint_to_train,
         "wrong results",
-        "The check in load_checkpoint_to_cpu needs the languages and the rotation of the training. This row provides "
+        "The check in load_checkpoint_to_cpu needs the languages and positions of the training. This row provides "
         "them. If fairseq read the languages from file names, this row writes them into new checkpoints. It also "
         "names the file and the reason if weights do not fit, and warns if --restore-file does not exist.",
         "the row of load_checkpoint_to_cpu goes",

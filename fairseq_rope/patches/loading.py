@@ -16,7 +16,7 @@ import types
 import zipfile
 from argparse import Namespace
 from contextvars import ContextVar
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 Languages = Tuple[Optional[str], Optional[str]]  # source, target
 UNKNOWN: Languages = (None, None)
-ROTATION = ("rope_layout", "rope_base", "rope_fraction")
 
 _load_checkpoint = checkpoint_utils.load_checkpoint
 _load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
@@ -201,7 +200,8 @@ class Reading:
 
     files: Sequence[str]  # the checkpoints that the call was given
     languages: Languages = UNKNOWN  # those of the data
-    rotation: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the options ROTATION of the training
+    positions: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the training's options of positions
+    positions_of: Callable[[Any], Mapping[str, Any]] = lambda options: {}  # returns those in a checkpoint's options
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
@@ -243,17 +243,16 @@ def refuse_other_direction(path: str, trained: Languages, data: Languages) -> No
         )
 
 
-def refuse_other_rotation(path: str, trained: Any, rotation: Mapping[str, Any]) -> None:
-    """Raise a CheckpointError if the model in *path* was trained with another rotation.
+def refuse_other_positions(path: str, trained: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
+    """Raise a CheckpointError if the model in *path* was trained with another position encoding or rotation.
 
-    The weights load without an error, but the model would compute other results.
+    All weights could fit, but the model would compute something else.
     """
-    for name, value in rotation.items():
-        trained_value = option(trained, name)
-        if trained_value is not None and value is not None and trained_value != value:
+    for name, value in positions.items():
+        if name in trained and trained[name] != value:
             convert = ", or convert the checkpoint first: python -m fairseq_rope convert-layout"
             raise CheckpointError(
-                f"{path} was trained with --{name.replace('_', '-')} {trained_value}, not {value}; use the same value"
+                f"{path} was trained with --{name.replace('_', '-')} {trained[name]}, not {value}; use the same value"
                 + (convert if name == "rope_layout" else "")
             )
 
@@ -303,7 +302,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     if data == UNKNOWN:  # fairseq-validate and from_pretrained give the languages of the data as overrides
         data, overrides = overrides, UNKNOWN
     refuse_other_direction(path, reading.trained_languages if overrides == UNKNOWN else overrides, data)
-    refuse_other_rotation(path, part_of(state, "model"), reading.rotation)
+    refuse_other_positions(path, reading.positions_of(part_of(state, "model")), reading.positions)
     return state
 
 
@@ -329,9 +328,12 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
             raise InputError(f"{name} is a folder, and must be a file")
     # A new training that starts from a model may have the opposite direction or another base.
     starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
-    names = ROTATION[:1] if starts_anew else ROTATION
-    rotation = {name: option(trainer.cfg.model, name) for name in names}
-    with _reading_for(Reading([path], UNKNOWN if starts_anew else languages, rotation, path=path)):
+    positions_of = getattr(trainer.get_model(), "position_options", lambda options: {})  # a model of ours has it
+    positions = positions_of(trainer.cfg.model)
+    if starts_anew:
+        positions = {name: value for name, value in positions.items() if name == "rope_layout"}
+    reading = Reading([path], UNKNOWN if starts_anew else languages, positions, positions_of, path=path)
+    with _reading_for(reading):
         return _load_checkpoint(cfg, trainer, **kwargs)
 
 

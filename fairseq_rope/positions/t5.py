@@ -3,7 +3,7 @@
 Raffel et al. 2020, arXiv:1910.10683, section 2.1; ``transformers/models/t5/modeling_t5.py``,
 ``_relative_position_bucket``. Half of the buckets hold one distance each. The others hold ranges that grow
 logarithmically up to the maximum distance, and the last one holds all larger distances. An encoder has half of its
-buckets for keys after the query. Scores are divided by sqrt(D) as everywhere in this package; T5 itself does not divide.
+buckets for keys after the query. Scores are divided by sqrt(D) as in all encodings here; T5 itself does not divide.
 
 Shapes: H heads, T queries, S keys, C the width.
 """

@@ -18,10 +18,9 @@ from . import FILE, INTEGER, REQUIRED, add_flags, command_parser
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Options of the model that change what the same weights compute.
+# Options of the model, beside those of its positions, that change what the same weights compute.
 MEANING = (
-    *("rope_base", "rope_layout", "rope_fraction", "no_token_positional_embeddings"),
-    *("encoder_attention_heads", "decoder_attention_heads"),
+    *("no_token_positional_embeddings", "encoder_attention_heads", "decoder_attention_heads"),
     *("encoder_normalize_before", "decoder_normalize_before"),
     *("activation_fn", "no_scale_embedding", "adaptive_softmax_cutoff", "alignment_heads", "alignment_layer"),
     # With shared weights, the checkpoint has one tensor under several names.
@@ -101,15 +100,18 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
         first, path: the files of *first_state* and of *state*, for the message
     """
     from ..patches.loading import languages_of, part_of
+    from ..transformer.config import position_options
     from .convert_layout import model_name, model_options
 
     options, first_options = model_options(state), model_options(first_state)
     if options is None or first_options is None:
         return
     values = [("the model", model_name(options), model_name(first_options))]
-    for name in MEANING:
+    of_positions, first_of_positions = position_options(options), position_options(first_options)
+    meaning = {**vars(options), **of_positions}, {**vars(first_options), **first_of_positions}
+    for name in dict.fromkeys([*of_positions, *first_of_positions, *MEANING]):
         flag = "--" + name.replace("_", "-")
-        values.append((flag, getattr(options, name, None), getattr(first_options, name, None)))
+        values.append((flag, meaning[0].get(name), meaning[1].get(name)))
     languages, first_languages = (languages_of(part_of(each, "task")) for each in (state, first_state))
     if None not in languages and languages == first_languages[::-1]:
         values.append(("the direction", "{}-{}".format(*languages), "{}-{}".format(*first_languages)))

@@ -139,17 +139,31 @@ def model_name(options: Namespace) -> Optional[str]:
 
 def _options(state: Dict[str, Any]) -> Namespace:
     """Return the options of the rotary model in *state*."""
+    from ..positions.interface import SIDES
     from ..positions.rotary import LAYOUTS
     from ..transformer.architectures import ARCHITECTURES
+    from ..transformer.config import encoding_name
 
     options = model_options(state)
     if options is None:
         raise LayoutError("it has no options of its model, neither in cfg nor in args")
     if model_name(options) not in ARCHITECTURES:
         raise LayoutError(f"its model is {model_name(options)}, which is not rotary")
+    if not any(_rotates(options, side) for side in SIDES):
+        encodings = " and ".join(dict.fromkeys(encoding_name(options, side) for side in SIDES))
+        raise LayoutError(f"its position encoding is {encodings}, which does not rotate")
     if options.rope_layout not in LAYOUTS:
         raise LayoutError(f"its rope_layout is {options.rope_layout}, and must be one of {', '.join(LAYOUTS)}")
     return options
+
+
+def _rotates(options: Namespace, side: str) -> bool:
+    """Return whether the self-attention of *side* rotates queries and keys."""
+    from ..positions import ENCODINGS
+    from ..positions.rotary import RotaryEmbedding
+    from ..transformer.config import encoding_name
+
+    return issubclass(ENCODINGS[encoding_name(options, side)], RotaryEmbedding)
 
 
 def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Tensor":
@@ -165,6 +179,8 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
     if parameter.split(".")[1:] not in (["weight"], ["bias"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
     side = "encoder" if "encoder" in module.split(".") else "decoder"
+    if not _rotates(options, side):
+        return rows
     heads = getattr(options, f"{side}_attention_heads")
     if rows.size(0) == 0 or rows.size(0) % heads:
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of its {heads} heads")

@@ -10,12 +10,15 @@ from typing import Any
 from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
+from .config import position_options
 from .models import TransformerRopeModel
 
 
 @register_model("transformer_rope_align")
 class TransformerRopeAlignModel(TransformerAlignModel):
     """fairseq's TransformerAlignModel around a rotary encoder and decoder."""
+
+    position_options = staticmethod(position_options)
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from fairseq.models.transformer.transformer_legacy import base_architecture as f
 from omegaconf import DictConfig, OmegaConf
 
 from ..errors import InputError
+from ..patches.loading import option as option_of
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option
 
@@ -45,14 +46,20 @@ def config_class() -> Type[TransformerConfig]:
 
 def encoding_name(args: Any, side: str) -> str:
     """Return the name of the position encoding of *side*; checkpoints without the option are rotary."""
-    return getattr(args, f"{side}_position_encoding", None) or getattr(args, "position_encoding", None) or DEFAULT
+    return option_of(args, f"{side}_position_encoding") or option_of(args, "position_encoding") or DEFAULT
 
 
 def position_options(args: Any) -> Dict[str, Any]:
-    """Return the encoding of each side in *args*, by "SIDE_position_encoding", and the options that the two use."""
+    """Return the encoding of each side in *args*, by "SIDE_position_encoding", and the options that the two use.
+
+    *args* are options on the command line or in a checkpoint. The dict is empty if they are of fairseq's own model.
+    """
+    if option_of(args, "position_encoding") is None and option_of(args, "rope_base") is None:
+        return {}
     names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
-    used = {option: default for name in names.values() for option, (default, _) in ENCODINGS[name].options.items()}
-    return {**names, **{option: getattr(args, option, default) for option, default in used.items()}}
+    options = {name: option for name in names.values() for name, option in ENCODINGS[name].options.items()}
+    given = {name: option_of(args, name) for name in options}
+    return {**names, **{name: options[name].default if value is None else value for name, value in given.items()}}
 
 
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
@@ -104,7 +111,7 @@ def refuse_encodings(args: Union[Namespace, DictConfig]) -> None:
     """Raise an InputError if *args* has an unknown encoding, or an option that its encodings do not use."""
     names = {side: encoding_name(args, side) for side in SIDES}
     for side, name in names.items():
-        given = getattr(args, f"{side}_position_encoding", None) is not None
+        given = option_of(args, f"{side}_position_encoding") is not None
         flag = f"--{side}-position-encoding" if given else "--position-encoding"
         if name not in ENCODINGS:
             raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}")

@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import DictConfig
 from torch import nn
 
-from .config import as_namespace, config_class, refuse_what_cannot_work, set_defaults
+from .config import as_namespace, config_class, position_options, refuse_what_cannot_work, set_defaults
 from .decoder import Decoder
 from .encoder import Encoder
 
@@ -28,6 +28,8 @@ class TransformerRopeModel(TransformerModel):
     cross-attention are not, and no absolute positions are added to the embeddings. ``--position-encoding`` chooses
     another encoding (``fairseq_rope.positions``).
     """
+
+    position_options = staticmethod(position_options)  # by which a checkpoint is compared before it is loaded
 
     @classmethod
     def hub_models(cls) -> Dict[str, Any]:

@@ -11,13 +11,15 @@ from fairseq.models import FairseqMultiModel, register_model
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from torch import nn
 
-from .config import as_namespace, refuse_what_cannot_work, set_defaults
+from .config import as_namespace, position_options, refuse_what_cannot_work, set_defaults
 from .models import TransformerRopeModel
 
 
 @register_model("multilingual_transformer_rope")
 class MultilingualTransformerRopeModel(MultilingualTransformerModel):
     """fairseq's MultilingualTransformerModel of rotary encoders and decoders."""
+
+    position_options = staticmethod(position_options)
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:

@@ -212,7 +212,7 @@ OF_DECODER = ("extract_features_scriptable", "extract_features", "forward", "out
 OF_INSTANCES = [
     *(("", name) for name in OF_DECODER),
     *(("layers.1", "residual_connection"), ("layers.1.encoder_attn", "_attend")),
-    *((path, "forward") for path in ("layers.0.self_attn", "layers.0.self_attn.rotary", "layers.1.fc2")),
+    *((path, "forward") for path in ("layers.0.self_attn", "layers.0.self_attn.position", "layers.1.fc2")),
     *((path, "forward") for path in ("layers.1.final_layer_norm", "layers.0.dropout_module")),
     *((path, "forward") for path in ("dropout_module", "output_projection")),
 ]
@@ -300,7 +300,7 @@ MORE = {
     "a layer of its own": lambda one, two: of_its_own(one, forward=lambda self, *args: args[0]),
     "attention of its own": lambda one, two: of_its_own(one.self_attn),
     "cross-attention of its own": lambda one, two: of_its_own(one.encoder_attn),
-    "a rotation of its own": lambda one, two: of_its_own(one.self_attn.rotary),
+    "a rotation of its own": lambda one, two: of_its_own(one.self_attn.position),
 }
 
 

@@ -196,7 +196,7 @@ def with_extra_keys(model):
 
 
 def with_another_rotation(model):
-    model.decoder.layers[0].self_attn.rotary = type("Another", (RotaryEmbedding,), {})(32)
+    model.decoder.layers[0].self_attn.position = type("Another", (RotaryEmbedding,), {})(32)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_rotary_attention_stands_in_every_self_attention_and_nowhere_else(build)
     model = build(**options)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         assert type(layer.self_attn) is SelfAttention
-        rotary = layer.self_attn.rotary
+        rotary = layer.self_attn.position
         assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 8)
     assert {type(layer.encoder_attn) for layer in model.decoder.layers} == {CrossAttention}
     assert model.encoder.embed_positions is None and model.decoder.embed_positions is None
@@ -66,8 +66,8 @@ def test_word_order_reaches_the_encoder_only_through_rotation(build):
     with pytest.raises(AssertionError):
         torch.testing.assert_close(*in_both_orders(), atol=1e-4, rtol=1e-4)
     for layer in model.encoder.layers:
-        layer.self_attn.rotary = torch.nn.Identity()
-        layer.self_attn.rotary.forward = lambda x, offset=0: x
+        layer.self_attn.position = torch.nn.Identity()
+        layer.self_attn.position.forward = lambda x, offset=0: x
     torch.testing.assert_close(*in_both_orders(), atol=1e-5, rtol=1e-4)
 
 
@@ -121,7 +121,7 @@ def test_bfloat16_model_keeps_float32_tables(build):
     wide.load_state_dict(model.state_dict())
     out = teacher_forced(model, source, lengths, target)
     assert out.dtype == torch.bfloat16
-    tables = [layer.self_attn.rotary._tables[0] for layer in (*model.encoder.layers, *model.decoder.layers)]
+    tables = [layer.self_attn.position._tables[0] for layer in (*model.encoder.layers, *model.decoder.layers)]
     assert all(table.dtype == torch.float32 for table in tables)
     assert tables[0].size(0) >= 300
     torch.testing.assert_close(out.float(), teacher_forced(wide, source, lengths, target), atol=0.15, rtol=0.05)
@@ -224,7 +224,7 @@ def test_a_hydra_config_builds_the_sizes_that_it_builds_of_fairseqs(task, option
 def test_a_hydra_config_reaches_the_rotation_and_is_refused_where_flags_are(task):
     rotation = {"rope_layout": "half", "rope_fraction": 0.5, "rope_base": 500.0}
     model = build_model(OmegaConf.create({"_name": "transformer_rope_tiny", **rotation}), task)
-    rotary = model.decoder.layers[1].self_attn.rotary
+    rotary = model.decoder.layers[1].self_attn.position
     assert (rotary.base, rotary.layout, rotary.dim) == (500.0, "half", 16)
     with pytest.raises(ValueError, match="--encoder-learned-pos"):
         build_model(OmegaConf.create({"_name": "transformer_rope", "encoder": {"learned_pos": True}}), task)
