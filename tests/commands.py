@@ -72,11 +72,11 @@ def call(program, *words, stdin=""):
         stack.enter_context(mock.patch.object(sys, "argv", [program, *(str(word) for word in words)]))
         stack.enter_context(mock.patch.object(sys, "stdin", io.StringIO(stdin)))
         stack.enter_context(contextlib.redirect_stdout(printed))
-        log, root = logging.StreamHandler(printed), logging.getLogger()
+        # fairseq-validate removes every second handler of the log and adds one; afterwards, all are as before.
+        root = logging.getLogger()
+        stack.enter_context(mock.patch.object(root, "handlers", [logging.StreamHandler(printed)]))
         stack.callback(root.setLevel, root.level)
         root.setLevel(logging.INFO)
-        root.addHandler(log)
-        stack.callback(root.removeHandler, log)
         # What a process of its own would start without.
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
         main()
