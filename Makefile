@@ -40,7 +40,7 @@ test-slow: $(STAMP)
 
 # BENCH takes options of all: make bench BENCH=--json
 bench: $(STAMP)
-	for what in rotary train generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
+	for what in rotary train encodings generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
 SEEDS ?= 3
 compare: $(STAMP)

@@ -9,6 +9,7 @@ outputs of up to 1,000 tokens, to see what a token costs late in a sentence.
 
 import math
 import statistics
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -48,10 +49,10 @@ class EndingAsTold(BeamSearch):
 class Translating:
     """A model and batches, and their translation."""
 
-    def __init__(self, arch: str, size_name: str, batch: int, length: int = 0) -> None:
+    def __init__(self, arch: str, size_name: str, batch: int, length: int = 0, **options: Any) -> None:
         size = SIZES[size_name]
         words = dictionary(size["vocab"])
-        self.model = build(arch, words, size).eval()
+        self.model = build(arch, words, size, **options).eval()
         if DEVICE == "cuda":
             self.model.half()
         self.model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)

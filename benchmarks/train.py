@@ -12,6 +12,7 @@ import resource
 import statistics
 from argparse import Namespace
 from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import optim
@@ -20,11 +21,20 @@ from fairseq.criterions import CRITERION_REGISTRY
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
 
-# architecture, criterion; the first is the yardstick
+
+class Candidate(NamedTuple):
+    """What is trained."""
+
+    arch: str
+    criterion: str = "label_smoothed_cross_entropy"
+    options: dict[str, Any] = {}
+
+
+# the first is the yardstick
 CANDIDATES = {
-    "transformer": ("transformer", "label_smoothed_cross_entropy"),
-    "transformer_rope": ("transformer_rope", "label_smoothed_cross_entropy"),
-    "transformer_rope, fused": ("transformer_rope", "fused_label_smoothed_cross_entropy"),
+    "transformer": Candidate("transformer"),
+    "transformer_rope": Candidate("transformer_rope"),
+    "transformer_rope, fused": Candidate("transformer_rope", "fused_label_smoothed_cross_entropy"),
 }
 TOKENS = {"small": 4096, "base": 2048}
 STEPS = {"small": 4, "base": 2}
@@ -33,13 +43,12 @@ STEPS = {"small": 4, "base": 2}
 class Training:
     """A model, its criterion and its optimizer, and steps with them."""
 
-    def __init__(self, name: str, size_name: str) -> None:
+    def __init__(self, candidate: Candidate, size_name: str) -> None:
         size = SIZES[size_name]
-        arch, criterion = CANDIDATES[name]
         words = dictionary(size["vocab"])
-        self.model = build(arch, words, size).train()
+        self.model = build(candidate.arch, words, size, **candidate.options).train()
         task = Namespace(target_dictionary=words)
-        self.criterion = CRITERION_REGISTRY[criterion](task, sentence_avg=False, label_smoothing=0.1)
+        self.criterion = CRITERION_REGISTRY[candidate.criterion](task, sentence_avg=False, label_smoothing=0.1)
         options = Namespace(
             optimizer="adam",
             lr=[5e-4],
@@ -77,10 +86,10 @@ def rotation_share(training: Training) -> float:
     return 100 * rotation / sum(getattr(event, f"self_{where}_time_total") for event in events)
 
 
-def _memory(name: str, size: str, pipe: Connection) -> None:
+def _memory(candidate: Candidate, size: str, pipe: Connection) -> None:
     torch.set_num_threads(2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    training = Training(name, size)
+    training = Training(candidate, size)
     for _ in range(STEPS[size]):
         training.step()
     if DEVICE == "cuda":
@@ -89,19 +98,19 @@ def _memory(name: str, size: str, pipe: Connection) -> None:
         pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
-def peak_memory(name: str, size: str) -> float:
+def peak_memory(candidate: Candidate, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back at once what is freed: no leftovers counted
     spawn = multiprocessing.get_context("spawn")
     receive, send = spawn.Pipe()
-    process = spawn.Process(target=_memory, args=(name, size, send))
+    process = spawn.Process(target=_memory, args=(candidate, size, send))
     process.start()
     send.close()  # so that a process that dies is noticed
     try:
         found = receive.recv()
     except EOFError:
         process.join()
-        raise SystemExit(f"benchmarks.train: {name}, {size}, ended with status {process.exitcode}") from None
+        raise SystemExit(f"benchmarks.train: {candidate}, {size}, ended with status {process.exitcode}") from None
     process.join()
     del os.environ["MALLOC_MMAP_THRESHOLD_"]
     return found
@@ -112,12 +121,14 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     args = parser.parse_args()
-    names = [name for name, (_, criterion) in CANDIDATES.items() if criterion in CRITERION_REGISTRY]
+    names = list(CANDIDATES)
     sizes = args.size or list(SIZES)
     # Before anything is large here: Linux hands the peak of a process on to those that it starts.
-    memories = {size: {name: 0.0 if args.no_memory else peak_memory(name, size) for name in names} for size in sizes}
+    memories = {
+        size: {name: 0.0 if args.no_memory else peak_memory(CANDIDATES[name], size) for name in names} for size in sizes
+    }
     for size, memory in memories.items():
-        trainings = {name: Training(name, size) for name in names}
+        trainings = {name: Training(CANDIDATES[name], size) for name in names}
         # In turns batch by batch: a busy neighbour slows all down alike.
         rounds = args.rounds * STEPS[size]
         seconds = in_turns({name: training.step for name, training in trainings.items()}, rounds)
