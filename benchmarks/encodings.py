@@ -7,12 +7,11 @@ Training steps use fairseq's criterion for all. Generation is beam search with b
 
 import statistics
 
-from fairseq_rope.positions import ENCODINGS
-
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.generate import SENTENCES, Translating
 from benchmarks.subjects import SIZES
 from benchmarks.train import STEPS, Candidate, Training, peak_memory
+from fairseq_rope.positions import ENCODINGS
 
 YARDSTICK = "transformer"
 

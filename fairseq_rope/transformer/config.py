@@ -1,7 +1,7 @@
 """The options of our models: their defaults, and which values are refused."""
 
 from argparse import Namespace
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field, make_dataclass
 from typing import Any, Dict, Optional, Type, Union
 
 from fairseq.models.transformer import TransformerConfig
@@ -15,33 +15,21 @@ from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option
 
 
-@dataclass
-class PositionsConfig(TransformerConfig):
-    """fairseq's transformer configuration with the choice of a position encoding."""
-
-    position_encoding: str = field(
-        default=DEFAULT, metadata={"help": f"position encoding of both sides: one of {', '.join(ENCODINGS)}"}
-    )
-    encoder_position_encoding: Optional[str] = field(
-        default=None, metadata={"help": "position encoding of the encoder; default: --position-encoding"}
-    )
-    decoder_position_encoding: Optional[str] = field(
-        default=None, metadata={"help": "position encoding of the decoder; default: --position-encoding"}
-    )
-
-
 def all_options() -> Dict[str, Option]:
     """Return the options of all encodings."""
     return {name: option for encoding in ENCODINGS.values() for name, option in encoding.options.items()}
 
 
 def config_class() -> Type[TransformerConfig]:
-    """Return PositionsConfig with a field for each option of each encoding in ``ENCODINGS``."""
+    """Return fairseq's configuration with the choice of an encoding and the options of each one in ``ENCODINGS``."""
+    choices = {"position_encoding": Option(DEFAULT, f"position encoding of both sides: one of {', '.join(ENCODINGS)}")}
+    for side in SIDES:
+        choices[f"{side}_position_encoding"] = Option(None, f"that of the {side}; default: --position-encoding")
     options = [
-        (name, type(option.default), field(default=option.default, metadata={"help": option.help}))
-        for name, option in all_options().items()
+        (name, type(default) if default is not None else Optional[str], field(default=default, metadata={"help": text}))
+        for name, (default, text) in {**choices, **all_options()}.items()
     ]
-    return make_dataclass("TransformerRopeConfig", options, bases=(PositionsConfig,))
+    return make_dataclass("TransformerRopeConfig", options, bases=(TransformerConfig,))
 
 
 def encoding_name(args: Any, side: str) -> str:
