@@ -66,6 +66,8 @@ DROPOUT = methods_of(Dropout, *CALL)
 class ResidualInPlace:
     """For fairseq's layers: adds the residual into what dropout has just made, which nothing else reads."""
 
+    dropout_module: nn.Module
+
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """*x*, what dropout returned, + *residual*, of the same shape."""
         if not torch.jit.is_scripting():

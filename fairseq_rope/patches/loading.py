@@ -328,7 +328,8 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
             raise InputError(f"{name} is a folder, and must be a file")
     # A new training that starts from a model may have the opposite direction or another base.
     starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
-    positions_of = getattr(trainer.get_model(), "position_options", lambda options: {})  # a model of ours has it
+    model = trainer.get_model()
+    positions_of: Callable[[Any], Mapping[str, Any]] = getattr(model, "position_options", lambda options: {})
     positions = positions_of(trainer.cfg.model)
     if starts_anew:
         positions = {name: value for name, value in positions.items() if name == "rope_layout"}

@@ -40,7 +40,7 @@ class PositionEncoding(nn.Module):
     __constants__ = ["explicit_weights"]  # for TorchScript
     options: Dict[str, Option] = {}
     absolute = ""
-    sides = SIDES
+    sides: Tuple[str, ...] = SIDES
     relative = True
     shared = True
     explicit_weights = False

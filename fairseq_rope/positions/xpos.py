@@ -55,8 +55,8 @@ class XPos(RotaryEmbedding):
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "XPos":
-        rope = [options[name] for name in RotaryEmbedding.options]
-        return cls(embed_dim // heads, *rope, scale_base=options["xpos_scale_base"])
+        base, layout, fraction, scale_base = (options[name] for name in cls.options)
+        return cls(embed_dim // heads, base, layout, fraction, scale_base)
 
     def scales(self, offset: int, length: int, device: torch.device) -> Tensor:
         """Return zeta_i^(n / scale_base) of positions n = *offset* …: float32 (*length*, d_r / 2)."""

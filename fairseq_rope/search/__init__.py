@@ -5,6 +5,6 @@ implementation differs. The environment variable FAIRSEQ_ROPE_FAST_SEARCH turns 
 default it is on where ``benchmarks/generate.py`` has shown it to be faster, which is on CPUs.
 """
 
-from .interface import STATE, begin, project, reorder, reorder_encoder_out, step
+from .interface import STATE, beams_of, begin, project, reorder, reorder_encoder_out, step
 
-__all__ = ["STATE", "begin", "project", "reorder", "reorder_encoder_out", "step"]
+__all__ = ["STATE", "beams_of", "begin", "project", "reorder", "reorder_encoder_out", "step"]

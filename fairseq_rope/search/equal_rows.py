@@ -9,7 +9,7 @@ from torch import Tensor
 LARGEST = 32
 
 
-class EqualRows(list):
+class EqualRows(List[Tensor]):
     """An entry of an encoder's output that says: the *beam* adjacent rows of each sentence are equal.
 
     It holds for the tensors that are in *encoder_out* when the entry is made. It is void as soon as one of

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention import pad_scores
 from ..overrides import has_methods
@@ -37,7 +37,7 @@ def is_on(device: torch.device) -> bool:
 
 
 def begin(
-    decoder: nn.Module,
+    decoder: Any,
     methods: Dict[str, Any],
     prev_output_tokens: Tensor,
     encoder_out: EncoderOut,
@@ -63,7 +63,8 @@ def begin(
     steps = bind_all(decoder.layers)
     if steps is None:
         return
-    (is_pad,) = encoder_out["encoder_padding_mask"] or [None]
+    masks = encoder_out["encoder_padding_mask"]
+    is_pad = masks[0] if masks else None
     beam = EqualRows.of(encoder_out)
     if beam > 1 and not _are_equal(states, is_pad, beam):  # torch does not count writes to .data
         del encoder_out[EqualRows.NAME]
@@ -92,9 +93,13 @@ def _are_equal(states: Tensor, is_pad: Optional[Tensor], beam: int) -> bool:
     return is_pad is None or torch.equal(is_pad, is_pad[::beam].repeat_interleave(beam, dim=0))
 
 
-def step(
-    decoder: nn.Module, prev_output_tokens: Tensor, beams: Beams
-) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
+def beams_of(incremental_state: Dict[str, Any]) -> Beams:
+    """Return the state of the search that has begun in *incremental_state*."""
+    beams: Beams = incremental_state[STATE]
+    return beams
+
+
+def step(decoder: Any, prev_output_tokens: Tensor, beams: Beams) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
     """What the decoder's ``extract_features`` returns for the last of *prev_output_tokens*: (B, 1, C).
 
     Everything but the layers is called as fairseq's ``extract_features_scriptable`` calls it.
@@ -132,13 +137,13 @@ def project(features: Tensor, beams: Beams) -> Optional[Tensor]:
     return project_packed(features, beams.packed)
 
 
-def reorder(layers: nn.ModuleList, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
+def reorder(layers: Any, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
     """Reorder the search in *incremental_state*: row i continues from row new_order[i] of the last step.
 
     If the rows cannot be reordered within the shared cache, the state becomes what fairseq's would be, for
     the *layers* to reorder.
     """
-    beams = incremental_state[STATE]
+    beams = beams_of(incremental_state)
     if not beams.reorder(new_order):
         del incremental_state[STATE]
         for layer in layers:

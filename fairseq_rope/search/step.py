@@ -42,7 +42,7 @@ PARTS = {
 }
 
 
-def bind(layer: nn.Module) -> Optional[Step]:
+def bind(layer: Any) -> Optional[Step]:
     """The step of a decoder *layer*; None if the layer does more than a step computes."""
     if not has_methods(layer, LAYER) or hooked(layer):
         return None  # a wrapper (FSDP), overridden methods, or a hook
@@ -114,8 +114,13 @@ def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
     """The steps of all *layers*; None unless all of them can be bound."""
     if autocasts():
         return None
-    steps = [bind(layer) for layer in layers]
-    return None if None in steps else steps
+    steps = []
+    for layer in layers:
+        step = bind(layer)
+        if step is None:
+            return None
+        steps.append(step)
+    return steps
 
 
 def _can_step(position: Any) -> bool:

@@ -8,10 +8,10 @@ from argparse import Namespace
 from typing import Callable, Dict, Union
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from . import align, multilingual  # noqa: F401  they register their models
-from .config import set_defaults
+from .config import option_dict, set_defaults
 
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
@@ -46,9 +46,7 @@ def _twin(fairseq_arch: str, encodings: Dict[str, str]) -> Callable[[Union[Names
     fairseq_architecture = ARCH_CONFIG_REGISTRY[fairseq_arch]
 
     def architecture(args: Union[Namespace, DictConfig]) -> None:
-        filled = args
-        if OmegaConf.is_config(args):
-            filled = Namespace(**{"base_layers": 0, **OmegaConf.to_container(args, resolve=True)})
+        filled = args if isinstance(args, Namespace) else Namespace(**{"base_layers": 0, **option_dict(args)})
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)
         if filled is not args:

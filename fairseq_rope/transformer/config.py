@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from dataclasses import field, make_dataclass
-from typing import Any, Dict, Optional, Type, Union
+from typing import Any, Dict, Optional, Type, Union, cast
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
@@ -50,6 +50,13 @@ def position_options(args: Any) -> Dict[str, Any]:
     return {**names, **{name: options[name].default if value is None else value for name, value in given.items()}}
 
 
+def option_dict(args: DictConfig) -> Dict[str, Any]:
+    """Return the options of a configuration, with references to others resolved."""
+    return {
+        str(name): value for name, value in cast(Dict[Any, Any], OmegaConf.to_container(args, resolve=True)).items()
+    }
+
+
 def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
     """Return the options as a namespace, as the command line gives them.
 
@@ -57,9 +64,9 @@ def as_namespace(args: Union[Namespace, DictConfig]) -> Namespace:
     it declares, and not those of positions. A nested ``encoder:``, ``decoder:`` or ``quant_noise:``
     overrides the architecture, as with fairseq's transformer.
     """
-    if not OmegaConf.is_config(args):
+    if isinstance(args, Namespace):
         return args
-    flat = Namespace(**OmegaConf.to_container(args, resolve=True))
+    flat = Namespace(**option_dict(args))
     nested = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
     for name, config in nested.items():
         given = vars(flat).pop(name, None)

@@ -67,7 +67,7 @@ class Decoder(TransformerDecoderBase):
             return x, extra
         if not torch.jit.is_scripting():
             if incremental_state is not None and search.STATE in incremental_state:
-                projected = search.project(x, incremental_state[search.STATE])
+                projected = search.project(x, search.beams_of(incremental_state))
                 if projected is not None:
                     return projected, extra
         return self.output_layer(x), extra
@@ -93,7 +93,7 @@ class Decoder(TransformerDecoderBase):
                 if not incremental_state and alignment_layer == -1:
                     search.begin(self, DECODER, prev_output_tokens, encoder_out, incremental_state)
                 if search.STATE in incremental_state:
-                    return search.step(self, prev_output_tokens, incremental_state[search.STATE])
+                    return search.step(self, prev_output_tokens, search.beams_of(incremental_state))
             with forward_pass():
                 return self.extract_features_scriptable(
                     *(prev_output_tokens, encoder_out, incremental_state),
