@@ -166,7 +166,7 @@ BROKEN = {
     "no model": (lambda good: changed(good, model=[1]), r"is not a fairseq checkpoint: it has no entry 'model'"),
     "a number in place of a name": (
         lambda good: changed(good, model={3: torch.ones(2)}),
-        r"is not a fairseq checkpoint: it has a weight that is named 3",
+        r"is not a fairseq checkpoint: it has a weight with the name 3",
     ),
     "no history": (lambda good: changed(good, optimizer_history=7), r"is not a fairseq checkpoint: "),
     # where no class can be refused, a text is a pickle that went wrong
