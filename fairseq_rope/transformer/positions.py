@@ -22,14 +22,15 @@ def own_random_numbers() -> Iterator[None]:
 
     All other parameters of a model then start with the same numbers whatever its position encoding.
     """
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=_copy_of_default_generator()))
+    # on the CPU also if the model is built on another device, such as "meta"
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_copy_of_default_generator()))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def _copy_of_default_generator() -> torch.Generator:
-    generator = torch.Generator()
+    generator = torch.Generator("cpu")
     generator.set_state(torch.default_generator.get_state())
     return generator
 
