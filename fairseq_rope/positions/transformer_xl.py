@@ -23,8 +23,9 @@ from .interface import PositionEncoding, distances
 
 def sinusoids(distance: Tensor, dim: int) -> Tensor:
     """Return the sinusoid of each *distance* i - j (L): float32 (L, *dim*), sines at even, cosines at odd places."""
-    rate = torch.exp(torch.arange(0, dim, 2, device=distance.device) * (-math.log(10000.0) / dim))
-    angle = distance.to(torch.float64).unsqueeze(1) * rate.to(torch.float64)  # (L, dim / 2)
+    pair = torch.arange(0, dim, 2, dtype=torch.float64, device=distance.device)
+    rate = torch.exp(pair * (-math.log(10000.0) / dim))
+    angle = distance.to(torch.float64).unsqueeze(1) * rate  # (L, dim / 2)
     return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)[:, :dim].to(torch.float32)
 
 

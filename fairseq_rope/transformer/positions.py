@@ -14,6 +14,8 @@ from ..positions import ENCODINGS, PositionEncoding
 from .config import encoding_name
 
 logger = logging.getLogger(__name__)
+# What some versions of fairseq write for sinusoids, which have no parameters; all versions can read it.
+SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 
 
 @contextlib.contextmanager
@@ -22,14 +24,15 @@ def own_random_numbers() -> Iterator[None]:
 
     All other parameters of a model then start with the same numbers whatever its position encoding.
     """
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=_copy_of_default_generator()))
+    # on the CPU also if the model is built on another device, such as "meta"
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_copy_of_default_generator()))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def _copy_of_default_generator() -> torch.Generator:
-    generator = torch.Generator()
+    generator = torch.Generator("cpu")
     generator.set_state(torch.default_generator.get_state())
     return generator
 
@@ -81,12 +84,15 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: Dict[
     """
     own = {f"{name}.{key}": value for key, value in module.state_dict().items() if is_of_positions(key)}
     loaded = {key for key in state_dict if key.startswith(f"{name}.") and is_of_positions(key[len(name) + 1 :])}
+    sinusoids = {f"{name}.{key}" for key in SINUSOIDS}
+    if positions.encoding.absolute == "sinusoidal":
+        loaded -= sinusoids
     of_model = f"this model's {positions.side} has the position encoding {positions.name}"
     if loaded - own.keys():
         logger.warning(f"dropped {_in_words(loaded - own.keys())} from the checkpoint: {of_model}")
         for key in loaded - own.keys():
             del state_dict[key]
-    learned = {key: value for key, value in own.items() if not key.endswith("._float_tensor")}  # a mark, no parameter
+    learned = {key: value for key, value in own.items() if key not in sinusoids}
     if learned and not learned.keys() & state_dict.keys():
         logger.warning(f"the checkpoint has no {_in_words(learned)}, which starts with new values: {of_model}")
         state_dict.update({key: value.detach().clone() for key, value in learned.items()})

@@ -6,14 +6,32 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
-TRANSLATION = ["transformer_rope", "transformer_rope_tiny", "transformer_rope_iwslt_de_en"] + [
-    f"transformer_rope_{name}"
-    for name in ("wmt_en_de", "vaswani_wmt_en_de_big", "vaswani_wmt_en_fr_big", "wmt_en_de_big", "wmt_en_de_big_t2t")
-]
+SIZES = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
+SIZES += ["_wmt_en_de_big", "_wmt_en_de_big_t2t"]
+# the first part of a name -> encodings of encoder and decoder
+ENCODINGS = {
+    "transformer_rope": ("rope", "rope"),
+    "transformer_nope": ("none", "none"),
+    "transformer_alibi": ("alibi", "alibi"),
+    "transformer_t5": ("t5", "t5"),
+    "transformer_shaw": ("shaw", "shaw"),
+    "transformer_xl_positions": ("transformer-xl", "transformer-xl"),
+    "transformer_kerple": ("kerple", "kerple"),
+    "transformer_xpos": ("rope", "xpos"),
+}
+TRANSLATION = [f"transformer_rope{size}" for size in SIZES]
 NAMES = {
-    "transformer_rope": TRANSLATION,
+    "transformer_rope": [f"{prefix}{size}" for prefix in ENCODINGS for size in SIZES],
     "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
     "multilingual_transformer_rope": ["multilingual_transformer_rope", "multilingual_transformer_rope_iwslt_de_en"],
+}
+ROPE = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}
+OPTIONS = {
+    "rope": ROPE,
+    "alibi": {"alibi_type": "symmetric"},
+    "t5": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    "shaw": {"max_relative_positions": 16},
+    "xpos": {**ROPE, "xpos_scale_base": 512.0},
 }
 
 
@@ -23,12 +41,17 @@ def test_every_architecture_is_registered_under_its_name(model):
 
 
 @pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
-def test_every_option_is_that_of_fairseqs_architecture(name):
+def test_every_option_is_that_of_fairseqs_architecture_or_of_the_position_encoding(name):
+    prefix = next((prefix for prefix in ENCODINGS if prefix in name), None)
+    encoder, decoder = ENCODINGS[prefix]
     ours, stock = Namespace(), Namespace()
     ARCH_CONFIG_REGISTRY[name](ours)
-    ARCH_CONFIG_REGISTRY[name.replace("_rope", "")](stock)
-    added = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}
-    assert vars(ours) == {**vars(stock), **added, "no_token_positional_embeddings": True}
+    ARCH_CONFIG_REGISTRY[name.replace(prefix, "transformer")](stock)
+    chosen = {name: vars(ours).pop(name) for name in list(vars(ours)) if name.endswith("position_encoding")}
+    for side, encoding in (("encoder", encoder), ("decoder", decoder)):
+        assert (chosen[f"{side}_position_encoding"] or chosen["position_encoding"]) == encoding
+    added = {**OPTIONS.get(encoder, {}), **OPTIONS.get(decoder, {}), "no_token_positional_embeddings": True}
+    assert vars(ours) == {**vars(stock), **added}
 
 
 @pytest.mark.parametrize("name", TRANSLATION)

@@ -1,0 +1,393 @@
+"""Whole models with each position encoding: beside fairseq's, from one seed, in searches, from other checkpoints."""
+
+import logging
+import random
+from argparse import ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+
+import numpy
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import TranslationTask
+from torch import nn
+
+from fairseq_rope.errors import InputError
+from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
+from fairseq_rope.search.cache import FIRST_CAPACITY
+from fairseq_rope.transformer import TransformerRopeModel
+from tests.commands import train
+from tests.search.test_search import assert_same, fast, found_plainly_too
+from tests.search.test_search import batch as sentences
+from tests.transformer.test_transformer import batch, teacher_forced
+
+ON_BOTH_SIDES = [name for name in ENCODINGS if name != "xpos"]
+MODELS = {
+    **{name: {"position_encoding": name} for name in ON_BOTH_SIDES},
+    "xpos": {"encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
+}
+LEARNED = ("t5", "shaw", "transformer-xl", "kerple", "learned")  # those with parameters
+
+
+def is_own(name):
+    return "embed_positions" in name or ".position." in name
+
+
+def with_all_slow_but(*fast_ones):
+    return [name if name in fast_ones else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+# -- the same start ----------------------------------------------------------------------------------
+
+
+def test_all_other_parameters_start_the_same_from_the_same_seed(build):
+    started, random_states = {}, {}
+    for name, options in MODELS.items():
+        for draws, seed in ((torch, 7), (numpy.random, 7), (random, 7)):
+            (getattr(draws, "manual_seed", None) or draws.seed)(seed)
+        started[name] = build(**options).state_dict()
+        random_states[name] = (torch.rand(4).tolist(), numpy.random.rand(), random.random())
+    for name, state in started.items():
+        state = {key: value for key, value in state.items() if not key.endswith("_float_tensor")}  # of older fairseqs
+        others = {key for key in state if not is_own(key)}
+        assert others == started["none"].keys()
+        assert all(torch.equal(state[key], started["none"][key]) for key in others), name
+        assert any(is_own(key) for key in state) is (name in LEARNED), name
+    # so batches, dropout and all that is drawn later are the same
+    assert all(state == random_states["none"] for state in random_states.values())
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_parameters_of_positions_are_drawn_from_numbers_of_their_own(build, name):
+    sizes = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+
+    def built(seed):
+        torch.manual_seed(seed)
+        return dict(build(position_encoding=name, **sizes).named_parameters())  # a shared parameter once
+
+    state = built(7)
+    drawn = {key: value.detach().flatten()[-8:] for key, value in state.items() if value.numel() >= 8}
+    drawn = {key: value for key, value in drawn.items() if value.std() > 0}  # no biases and norms
+    own = [key for key in drawn if is_own(key)]
+    assert len(own) >= 2, "encoder and decoder"
+    for one, other in combinations(drawn, 2):
+        if is_own(one) or is_own(other):
+            correlation = torch.corrcoef(torch.stack([drawn[one], drawn[other]]))[0, 1]
+            assert abs(float(correlation)) < 0.9999, (one, other)
+    again, another = built(7), built(8)
+    assert all(torch.equal(again[key], state[key]) for key in own)
+    assert not any(torch.equal(another[key], state[key]) for key in own)
+
+
+def test_two_encodings_train_on_the_same_batches(data_bin, tmp_path, monkeypatch):
+    real, batches = TranslationTask.train_step, {}
+    for name in ("alibi", "t5"):
+        seen = batches[name] = []
+
+        def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False, seen=seen):
+            seen.append((sample["id"].tolist(), torch.get_rng_state().sum().item()))
+            return real(self, sample, model, criterion, optimizer, update_num, ignore_grad)
+
+        monkeypatch.setattr(TranslationTask, "train_step", train_step)
+        train(data_bin, tmp_path / name, "--position-encoding", name, "--no-save", "--disable-validation")
+    assert batches["alibi"] == batches["t5"] and len(batches["t5"]) > 2
+
+
+# -- beside fairseq's own transformer ----------------------------------------------------------------
+
+FAIRSEQS = {
+    "sinusoidal": {},
+    "learned": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "none": {"no_token_positional_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", list(FAIRSEQS))
+def test_absolute_positions_are_those_of_fairseqs_transformer(build, task, name, monkeypatch):
+    sizes = {"max_source_positions": 30, "max_target_positions": 30}
+    ours, stock = build(position_encoding=name, **sizes), build("transformer_tiny", **FAIRSEQS[name], **sizes)
+    assert {key: value.shape for key, value in ours.state_dict().items()} == {
+        key: value.shape for key, value in stock.state_dict().items()
+    }
+    ours.load_state_dict(stock.state_dict())
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([8, 5, 3], left_pad=False, seed=1)
+    losses = []
+    for model in (ours, stock):
+        scores = teacher_forced(model, source, lengths, target).log_softmax(2)
+        losses.append(-scores.gather(2, target.unsqueeze(2)).sum())
+        losses[-1].backward()
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
+    gradients = [{key: value.grad for key, value in model.named_parameters()} for model in (ours, stock)]
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, gradient in gradients[1].items():
+        torch.testing.assert_close(gradients[0][key], gradient, rtol=1e-4, atol=1e-4, msg=key)
+
+    fast(ours), fast(stock)
+    ours.load_state_dict(stock.state_dict())  # fast() made an end more likely in both
+    for beam in (1, 4):
+        found = [
+            SequenceGenerator([model], task.target_dictionary, beam_size=beam, max_len_a=1, max_len_b=5).generate(
+                [model], {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+            )
+            for model in (ours, stock)
+        ]
+        assert_same(*found)
+
+
+# -- attention in whole models -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_padding_on_either_side_changes_nothing(build, name):
+    model = build(**MODELS[name])
+    target, _ = batch([8, 8, 8], left_pad=False, seed=1)
+    left, lengths = batch([40, 4, 6], left_pad=True)
+    right, _ = batch([40, 4, 6], left_pad=False)
+    from_left = teacher_forced(model, left, lengths, target)
+    torch.testing.assert_close(teacher_forced(model, right, lengths, target), from_left, atol=1e-5, rtol=1e-4)
+    alone = teacher_forced(model, right[1:2, :4], lengths[1:2], target[1:2])
+    torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_layers_share_one_encoding_or_have_one_each(build, name):
+    model = build(**MODELS[name])
+    for side in (model.encoder, model.decoder):
+        positions = {id(layer.self_attn.position) for layer in side.layers}
+        assert len(positions) == (2 if name in ("shaw", "transformer-xl") else 1)
+    assert model.encoder.layers[0].self_attn.position is not model.decoder.layers[0].self_attn.position
+
+
+@pytest.mark.parametrize("name", with_all_slow_but("t5", "transformer-xl", "xpos"))
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_fast_search_finds_what_the_layers_find(build, name, beam_size, monkeypatch):
+    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "1")
+    model = fast(build(**MODELS[name]))
+    options = {"beam_size": beam_size, "bound": name != "shaw"}
+    found = found_plainly_too(model, sentences(), max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
+    assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_fast_search_finds_long_outputs(build, name):
+    model = build(**MODELS[name], layernorm_embedding=True)
+    model.make_generation_fast_(need_attn=False)
+    longer = {"min_len": FIRST_CAPACITY + 5, "max_len_b": FIRST_CAPACITY + 10}
+    found_plainly_too(model, sentences(), bound=name != "shaw", **longer)
+
+
+def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
+    model = fast(build(position_encoding="alibi"))
+    before = found_plainly_too(model, sentences())
+    position = model.decoder.layers[0].self_attn.position
+    position.slopes = [-5 * slope for slope in position.slopes]
+    with pytest.raises(AssertionError):
+        assert_same(found_plainly_too(model, sentences()), before)
+    position.register_forward_hook(lambda *_: None)
+    found_plainly_too(model, sentences(), bound=False)
+
+
+@pytest.mark.parametrize("name", with_all_slow_but("t5", "shaw"))
+def test_models_script_and_give_the_same_numbers(build, name):
+    model = build(**MODELS[name])
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([5, 5, 5], left_pad=False, seed=1)
+    scripted = torch.jit.script(model)
+    expected = teacher_forced(model, source, lengths, target)
+    for _ in range(2):
+        torch.testing.assert_close(teacher_forced(scripted, source, lengths, target), expected)
+
+
+@pytest.mark.parametrize("name", with_all_slow_but("t5", "kerple"))
+def test_activation_checkpointing_gives_the_same_gradients(build, name):
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([5, 5, 5], left_pad=False, seed=1)
+    gradients = []
+    for checkpoint in (False, True):
+        torch.manual_seed(0)
+        model = build(checkpoint_activations=checkpoint, **MODELS[name]).train().double()
+        torch.manual_seed(1)
+        teacher_forced(model, source, lengths, target).square().sum().backward()
+        gradients.append({key: value.grad for key, value in model.named_parameters()})
+    for key, gradient in gradients[0].items():
+        assert bool(gradient.any()) or not is_own(key), key
+        torch.testing.assert_close(gradients[1][key], gradient, msg=key, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", with_all_slow_but("t5", "rope"))
+def test_threads_that_share_a_model_get_what_one_gets(build, name):
+    model = build(**MODELS[name])
+    cases = [(*batch([length, 3], left_pad=True, seed=length), batch([4, length], False)[0]) for length in range(4, 12)]
+    with torch.no_grad():
+        expected = [teacher_forced(model, *case) for case in cases]
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(5):
+                found = list(threads.map(torch.no_grad()(lambda case: teacher_forced(model, *case)), cases))
+                for one, other in zip(found, expected, strict=True):
+                    torch.testing.assert_close(one, other)
+
+
+# -- checkpoints of other encodings ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*LEARNED, "sinusoidal"])
+@pytest.mark.parametrize("before", ["sinusoidal", "t5", "shaw"])
+def test_a_checkpoint_of_another_encoding_is_fitted_aloud(build, before, name, caplog):
+    checkpoint = build(**MODELS[before]).state_dict()
+    if before == "sinusoidal":  # as fairseq 0.12 writes it
+        checkpoint.update({f"{side}.embed_positions._float_tensor": torch.zeros(1) for side in ("encoder", "decoder")})
+    torch.manual_seed(9)
+    model = build(**MODELS[name])
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    with caplog.at_level(logging.WARNING, "fairseq_rope"):
+        model.load_state_dict({key: value.clone() for key, value in checkpoint.items()}, strict=True)
+    messages = [record.getMessage() for record in caplog.records]
+    for key, value in model.state_dict().items():
+        if not key.endswith("_float_tensor"):
+            assert torch.equal(value, (checkpoint if before == name or not is_own(key) else start)[key]), key
+    if before == name:
+        assert messages == []
+        return
+    for side in ("encoder", "decoder"):
+        dropped = [m for m in messages if m.startswith(f"dropped {side}.")]
+        new = [m for m in messages if m.startswith(f"the checkpoint has no {side}.")]
+        assert len(dropped) == 1 and len(new) == (name != "sinusoidal"), messages
+        assert all(f"this model's {side} has the position encoding {name}" in m for m in dropped + new)
+
+
+PARTS = {
+    "t5": "encoder.layers.1.self_attn.position.relative_attention_bias",
+    "shaw": "decoder.layers.1.self_attn.position.relative_position_keys",
+    "transformer-xl": "decoder.layers.0.self_attn.position.pos_bias_u",
+    "kerple": "encoder.layers.0.self_attn.position.r2",
+}
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+def test_a_checkpoint_that_lacks_some_parameters_of_its_encoding_is_refused(build, name):
+    model = build(**MODELS[name])
+    state = dict(model.state_dict())
+    del state[PARTS[name]]
+    with pytest.raises(RuntimeError, match=f"Missing key.*{PARTS[name]}"):
+        model.load_state_dict(state, strict=True)
+
+
+def test_options_of_an_older_version_are_rotary(task):
+    older = Namespace(rope_layout="half", encoder_embed_dim=64, decoder_embed_dim=64)
+    model = TransformerRopeModel.build_model(older, task)
+    assert {layer.self_attn.position.layout for layer in (*model.encoder.layers, *model.decoder.layers)} == {"half"}
+    assert model.encoder.embed_positions is None and model.decoder.embed_positions is None
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+XPOS_FLAGS = "use --encoder-position-encoding rope --decoder-position-encoding xpos"
+REFUSED = {
+    "an unknown name": ({"position_encoding": "rotary"}, "--position-encoding rotary: must be one of none, sinusoidal"),
+    "of a side": ({"decoder_position_encoding": "T5"}, "--decoder-position-encoding T5: must be one of none"),
+    "xpos on both sides": ({"position_encoding": "xpos"}, f"--position-encoding xpos: .*{XPOS_FLAGS}"),
+    "xpos in the encoder": ({"encoder_position_encoding": "xpos"}, f"--encoder-position-encoding xpos: .*{XPOS_FLAGS}"),
+    "an ALiBi": (
+        {"position_encoding": "alibi", "alibi_type": "left"},
+        "--alibi-type left: must be one of symmetric, as",
+    ),
+    "distances": (
+        {"position_encoding": "shaw", "max_relative_positions": 0},
+        "--max-relative-positions 0: must be at least 1",
+    ),
+    "odd buckets": (
+        {"position_encoding": "t5", "relative_attention_num_buckets": 7},
+        "--relative-attention-num-buckets 7: must be an even number of at least 4",
+    ),
+    "few buckets": (
+        {"position_encoding": "t5", "relative_attention_num_buckets": 2},
+        "--relative-attention-num-buckets 2: must be an even number of at least 4",
+    ),
+    "a short distance": (
+        {"position_encoding": "t5", "relative_attention_max_distance": 16},
+        "--relative-attention-max-distance 16: must be larger than 16, half of --relative-attention-num-buckets",
+    ),
+    "a scale": ({**MODELS["xpos"], "xpos_scale_base": 0.0}, "--xpos-scale-base 0.0: must be a finite number above 0"),
+    "no scale": ({**MODELS["xpos"], "xpos_scale_base": float("nan")}, "--xpos-scale-base nan: must be a finite number"),
+    "the base of xpos": ({**MODELS["xpos"], "rope_base": 1.0}, "--rope-base 1.0: must be a finite number above 1"),
+    "an option of rope": (
+        {"position_encoding": "alibi", "rope_base": 500.0},
+        r"--rope-base 500.0: is not used by the position encodings alibi \(encoder\) and alibi \(decoder\), but by "
+        "rope and xpos",
+    ),
+    "an option of xpos": ({"xpos_scale_base": 64.0}, "--xpos-scale-base 64.0: is not used by .* but by xpos"),
+    "an option of t5": (
+        {"position_encoding": "shaw", "relative_attention_num_buckets": 32},
+        "--relative-attention-num-buckets 32: is not used by .* but by t5",
+    ),
+    "no absolute positions": (
+        {"position_encoding": "sinusoidal", "no_token_positional_embeddings": True},
+        "--no-token-positional-embeddings contradicts the position encoding sinusoidal of the encoder",
+    ),
+    "no learned positions": (
+        {"decoder_position_encoding": "learned", "no_token_positional_embeddings": True},
+        "--no-token-positional-embeddings contradicts the position encoding learned of the decoder",
+    ),
+    "learned sinusoids": (
+        {"position_encoding": "sinusoidal", "encoder_learned_pos": True},
+        "--encoder-learned-pos .*use --encoder-position-encoding learned",
+    ),
+}
+
+
+@pytest.mark.parametrize("options, message", list(REFUSED.values()), ids=list(REFUSED))
+def test_what_an_encoding_cannot_use_is_refused_in_one_sentence(build, options, message):
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        build(**options)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [32, 0])
+def test_a_mix_of_encodings_uses_the_options_of_both_and_refuses_the_others(build, value):
+    sides = {"encoder_position_encoding": "t5", "decoder_position_encoding": "shaw"}
+    model = build(**sides, relative_attention_num_buckets=8, max_relative_positions=3)
+    assert model.encoder.layers[0].self_attn.position.relative_attention_bias.shape == (8, 2)
+    assert model.decoder.layers[0].self_attn.position.relative_position_keys.shape == (7, 32)
+    with pytest.raises(
+        InputError, match=rf"--rope-base {value}: is not used by .* t5 \(encoder\) and shaw \(decoder\)"
+    ):
+        build(**sides, rope_base=value)
+
+
+class Nearness(PositionEncoding):
+    """A user's encoding: subtracts a learned multiple of the distance to the power of an option."""
+
+    options = {"nearness_power": Option(1.0, "the power of the distance")}
+
+    def __init__(self, heads, nearness_power):
+        super().__init__()
+        self.power, self.weight = nearness_power, nn.Parameter(torch.rand(heads))
+
+    @classmethod
+    def build(cls, side, embed_dim, heads, **options):
+        return cls(heads, **options)
+
+    def bias(self, q, keys):
+        key = torch.arange(keys, dtype=q.dtype)
+        distance = (key[keys - q.size(2) :].unsqueeze(1) - key).abs() ** self.power
+        return (-self.weight[:, None, None] * distance).unsqueeze(0).to(q.dtype)
+
+
+def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tmp_path, monkeypatch, build):
+    monkeypatch.setitem(ENCODINGS, "nearness", Nearness)
+    parser = ArgumentParser()
+    TransformerRopeModel.add_args(parser)
+    assert parser.parse_args(["--nearness-power", "0.5"]).nearness_power == 0.5
+    assert "nearness" in parser.format_help()
+    with pytest.raises(InputError, match="--nearness-power 0.5: is not used by .* but by nearness"):
+        build(nearness_power=0.5)
+    train(data_bin, tmp_path, "--position-encoding", "nearness", "--nearness-power", 0.5)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
+    position = model.decoder.layers[1].self_attn.position
+    assert type(position) is Nearness and position.power == 0.5 and not bool((position.weight == 0.5).any())
+    torch.manual_seed(3)
+    found_plainly_too(fast(build(position_encoding="nearness")), sentences())
