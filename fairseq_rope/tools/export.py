@@ -2,7 +2,7 @@
 
 Converts ``transformer_rope``, which CTranslate2's own converters do not support, and fairseq's
 ``transformer``. The exported model gets its name only after a check: it must score sample sentences as the
-checkpoint does. The check is necessary because a model with the wrong rotation loads without an error and
+checkpoint does. The check is necessary because a model with wrong positions loads without an error and
 translates badly.
 """
 
@@ -42,7 +42,9 @@ LONGEST_SAMPLE = 128  # random words
 # the share that a quantised model must translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
-SINUSOIDS = 4096  # positions that are exported; fairseq computes more when it needs them
+# Tokens, with the end, for which sinusoids and biases of distances are exported. A line of LONGEST tokens is the limit
+# of fairseq-rope translate, too.
+POSITIONS = 4096
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
@@ -57,13 +59,36 @@ class ExportError(InputError):
 # -- what can be exported --------------------------------------------------------------------------
 
 
+def position_of(layer: Any) -> Any:
+    """Return the position encoding of a layer's self-attention; None in fairseq's own layers."""
+    return getattr(layer.self_attn, "position", None)
+
+
+def is_bias_of_distance(position: Any) -> bool:
+    """Return whether *position* only adds a bias that depends on the distance alone, and that all layers share."""
+    return hasattr(position, "by_distance") and position.shared
+
+
+def is_supported(position: Any) -> bool:
+    """Return whether CTranslate2 supports the encoding *position*."""
+    from ..positions import ENCODINGS
+
+    supported = [ENCODINGS[name] for name in ("none", "sinusoidal", "learned", "rope", "shaw")]
+    return position is None or type(position) in supported or is_bias_of_distance(position)
+
+
+def name_of(position: Any) -> str:
+    """Return the name of *position* in ``--position-encoding``, or that of its class if it has none there."""
+    from ..positions import ENCODINGS
+
+    names = (name for name, encoding in ENCODINGS.items() if encoding is type(position))
+    return next(names, type(position).__name__)
+
+
 def refuse_unsupported(model: Any, path: str) -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
     from torch import nn
-
-    from ..positions.rotary import RotaryEmbedding
-    from ..transformer import Decoder, Encoder
 
     def refuse(what: str) -> None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
@@ -88,9 +113,8 @@ def refuse_unsupported(model: Any, path: str) -> None:
         f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
     }
     refuse_flags(flags)
-    for side, name, rotary in ((encoder, "encoder", Encoder), (decoder, "decoder", Decoder)):
+    for side, name in ((encoder, "encoder"), (decoder, "decoder")):
         flags = {
-            "no-token-positional-embeddings": side.embed_positions is None and not isinstance(side, rotary),
             "quant-noise-pq": side.quant_noise is not None,  # an additional layer after the embeddings
             f"{name}-xformers-att-config": getattr(getattr(cfg, name), "xformers_att_config", None),
         }
@@ -106,8 +130,8 @@ def refuse_unsupported(model: Any, path: str) -> None:
                 refuse(f"layers of its {name} are quantised")
             if any(attention.bias_k is not None or attention.add_zero_attn for attention in attentions):
                 refuse("its attention has extra keys")
-            if type(getattr(layer.self_attn, "rotary", None)) not in (type(None), RotaryEmbedding):
-                refuse(f"its {name} does not rotate with fairseq_rope.positions.rotary")
+            if not is_supported(position_of(layer)):
+                refuse(f"its {name} has the position encoding {name_of(position_of(layer))}")
 
 
 # -- the model in CTranslate2's terms --------------------------------------------------------------
@@ -121,7 +145,10 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
         source, target: its dictionaries
     """
     from ctranslate2.converters import fairseq as fairseq_converter
-    from ctranslate2.specs import common_spec, transformer_spec
+    from ctranslate2.specs import attention_spec, common_spec, transformer_spec
+
+    from ..positions.rotary import RotaryEmbedding
+    from ..positions.shaw import Shaw
 
     model = copy.deepcopy(model).requires_grad_(False)  # quantisation changes weights in place
     encoder, decoder = model.encoder, model.decoder
@@ -136,9 +163,17 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             "activation": activation,
             "layernorm_embedding": side.layernorm_embedding is not None,
         }
-        rotary = getattr(side.layers[0].self_attn, "rotary", None)
-        if rotary is not None:
-            arguments.update(rotary_dim=rotary.dim, rotary_interleave=rotary.interleaved, rotary_base=rotary.base)
+        position = position_of(side.layers[0])
+        if is_bias_of_distance(position):
+            arguments["relative_attention_bias"] = True
+        elif isinstance(position, Shaw):
+            arguments["relative_position"] = True
+        elif isinstance(position, RotaryEmbedding):
+            arguments.update(rotary_dim=position.dim, rotary_interleave=position.interleaved, rotary_base=position.base)
+        elif side.embed_positions is None:
+            # CTranslate2 adds sinusoids to a model without positions, but not if it rotates, here by angles of 0.
+            linear = attention_spec.RotaryScalingType.Linear
+            arguments.update(rotary_dim=2, rotary_scaling_type=linear, rotary_scaling_factor=1e30)
         return arguments
 
     encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
@@ -154,6 +189,8 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
         for name in ("layer_norm", "layernorm_embedding"):
             if getattr(side, name) is not None:
                 fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
+        for layer_spec, layer in zip(spec.layer, side.layers):
+            _set_position(layer_spec.self_attention, position_of(layer), bidirectional=side is encoder)
     for layer_spec, layer in zip(encoder_spec.layer, encoder.layers):
         fairseq_converter.set_transformer_encoder_layer(layer_spec, layer)
     for layer_spec, layer in zip(decoder_spec.layer, decoder.layers):
@@ -175,13 +212,40 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     return spec
 
 
+def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
+    """Set the parameters of *position* in CTranslate2's specification of a self-attention."""
+    import numpy as np
+
+    from ..positions.shaw import Shaw
+
+    if is_bias_of_distance(position):
+        spec.relative_attention_bias = _bias_table(position, bidirectional)
+        spec.relative_attention_max_distance = np.int32(2 * POSITIONS)
+    elif isinstance(position, Shaw):
+        spec.relative_position_keys = position.relative_position_keys.numpy()
+        spec.relative_position_values = position.relative_position_values.numpy()
+
+
+def _bias_table(position: Any, bidirectional: bool) -> Any:
+    """Return the bias at each distance below POSITIONS, as a table of T5's buckets: (buckets, heads).
+
+    If a direction has 2 * POSITIONS buckets, then CTranslate2 gives each distance below POSITIONS a bucket of its own.
+    The other buckets are for larger distances; they have the bias of the largest of these distances.
+    """
+    import torch
+
+    past = -torch.arange(2 * POSITIONS).clamp(max=POSITIONS - 1)
+    distance = torch.cat([past, -past]) if bidirectional else past
+    return position.by_distance(distance).t().contiguous().numpy()
+
+
 def _positions(embedding: Any) -> Any:
-    """Return the vectors of all learnt positions, or of SINUSOIDS or more sinusoidal positions."""
+    """Return the vectors of all learnt positions, or of POSITIONS or more sinusoidal positions."""
     from fairseq.modules import SinusoidalPositionalEmbedding
 
     first = embedding.padding_idx + 1
     if isinstance(embedding, SinusoidalPositionalEmbedding):
-        count = max(first + SINUSOIDS, len(embedding.weights))
+        count = max(first + POSITIONS, len(embedding.weights))
         return embedding.get_embedding(count, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
     return embedding.weight.detach()[first:].numpy()
 
@@ -276,8 +340,17 @@ def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float
 
 
 def positions(side: Any) -> Optional[int]:
-    """Return how many tokens, including the end, *side* has absolute positions for; None: any number."""
-    return None if side.embed_positions is None else len(_positions(side.embed_positions))
+    """Return how many tokens, including the end, *side* has positions for in CTranslate2; None: any number."""
+    if side.embed_positions is not None:
+        return len(_positions(side.embed_positions))
+    return POSITIONS if is_bias_of_distance(position_of(side.layers[0])) else None
+
+
+def counts_padding(side: Any) -> bool:
+    """Return whether the positions of *side* count a ``<pad>`` after a word; absolute positions skip it."""
+    from ..positions import ENCODINGS
+
+    return side.embed_positions is None and not isinstance(position_of(side.layers[0]), (type(None), ENCODINGS["none"]))
 
 
 class Reference:
@@ -565,6 +638,8 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     from fairseq import checkpoint_utils
     from fairseq.tasks.translation import TranslationTask
 
+    from ..transformer.config import position_options
+
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
     try:
@@ -579,20 +654,22 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     refuse_unsupported(model, args.path)
     kind, file = subwords(args, task.source_dictionary)
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    rotary = ("rope_base", "rope_layout", "rope_fraction")
     settings = {
         "source": source,
         "target": target,
         "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
         "subwords": kind and {"kind": kind, "file": file},
-        # the number of tokens, with the end, that have absolute positions; null: any number
-        "positions": {"source": positions(model.encoder), "target": positions(model.decoder)},
+        # the number of tokens, with the end, that have positions (null: any number), and whether a <pad> takes one
+        "positions": {
+            **{"source": positions(model.encoder), "target": positions(model.decoder)},
+            "counts_padding": counts_padding(model.encoder),
+        },
         "beam": args.beam,
         "lenpen": args.lenpen,
         "max_len_b": args.max_len_b,
         "quantization": args.quantization,
         "checkpoint": os.path.basename(args.path),
-        "model": {name: getattr(model.cfg, name) for name in rotary if hasattr(model.cfg, name)},
+        "model": position_options(model.cfg),
         "version": __version__,
         "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
     }

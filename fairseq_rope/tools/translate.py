@@ -73,9 +73,9 @@ def _is_moses(value: Any) -> bool:
 
 def _is_positions(value: Any) -> bool:
     is_count, _ = _integer(1)
-    return isinstance(value, dict) and all(
-        side in value and (value[side] is None or is_count(value[side])) for side in ("source", "target")
-    )
+    if not isinstance(value, dict) or type(value.get("counts_padding", False)) is not bool:
+        return False
+    return all(side in value and (value[side] is None or is_count(value[side])) for side in ("source", "target"))
 
 
 def _is_checksums(value: Any) -> bool:
@@ -96,7 +96,10 @@ ALLOWED: Dict[str, Rule] = {
     "moses": (lambda value: value is None or _is_moses(value), "null or an object with source, target and dash_splits"),
     # No other file is opened, because the folder may come from someone else.
     "subwords": (lambda value: value in [None, *_SUBWORD_SETTINGS], f"null or one of {_SUBWORD_SETTINGS}"),
-    "positions": (_is_positions, "an object with source and target, each of them null or an integer of at least 1"),
+    "positions": (
+        _is_positions,
+        "an object with source and target, each null or an integer of at least 1, and true or false as counts_padding",
+    ),
     **{name: NUMBERS[name] for name in ("beam", "lenpen", "max_len_b")},
     "quantization": (lambda value: isinstance(value, str), "a string"),
     # The first version of this project wrote no checksums.
@@ -302,7 +305,7 @@ class Translator:
 
         Raises:
             TranslateError: a line has more than LONGEST tokens or CHARACTERS characters, or more tokens than
-                the model has absolute positions; the translations of the lines before it have been yielded
+                the model has positions; the translations of the lines before it have been yielded
         """
         pending = iter(lines)
         first = 1
@@ -336,6 +339,7 @@ class Translator:
         sources = []
         refusal = None
         positions = self.settings["positions"]["source"]  # the end of the sentence takes one of them
+        counts_padding = self.settings["positions"].get("counts_padding", positions is None)
         longest = LONGEST if positions is None else min(LONGEST, positions - 1)
         for number, line in enumerate(lines, start=first):
             if len(line) > CHARACTERS:
@@ -348,7 +352,7 @@ class Translator:
                 break
             if len(source) >= LONG:
                 _warn(f"{length}, more than models are trained on")
-            if positions is None and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
+            if counts_padding and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
                 _warn(
                     f"line {number} has <pad> after a word. fairseq leaves its position empty, which CTranslate2 "
                     "cannot do: the translation may differ"

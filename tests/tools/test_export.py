@@ -21,10 +21,11 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools import export
 from fairseq_rope.tools.export import ExportError, main, refuse_unsupported, replacing, to_spec, words
-from fairseq_rope.tools.translate import Text, Translator
+from fairseq_rope.tools.translate import Text, TranslateError, Translator
 from fairseq_rope.transformer import architectures as presets
 from tests.commands import ENVIRONMENT, ROOT
 
@@ -41,10 +42,10 @@ def without_validation_set(monkeypatch):
 
 
 def strong(model):
-    """*model* with queries and keys so large that attention, and so a rotation, matters."""
+    """*model* with queries, keys and relative positions so large that they matter."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if re.search(r"(q|k)_proj\.weight", name):
+            if re.search(r"(q|k)_proj\.weight|position\.relative", name):
                 parameter.mul_(4.0)
     return model
 
@@ -97,6 +98,21 @@ EXPORTED = {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
     },
 }  # fmt: skip
+ENCODINGS = {
+    **{name: {"position_encoding": name} for name in ("none", "sinusoidal", "learned")},
+    **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "kerple")},
+    "asymmetric alibi": {"position_encoding": "alibi", "alibi_type": "asymmetric"},
+    "few buckets": {
+        "position_encoding": "t5", "relative_attention_num_buckets": 10, "relative_attention_max_distance": 70,
+    },
+    "near vectors": {"position_encoding": "shaw", "max_relative_positions": 1},
+    "alibi and rope": {"encoder_position_encoding": "alibi", "decoder_position_encoding": "rope"},
+    "rope and t5": {"encoder_position_encoding": "rope", "decoder_position_encoding": "t5"},
+    "shaw and none": {"encoder_position_encoding": "shaw", "decoder_position_encoding": "none"},
+    "learned and shaw": {"encoder_position_encoding": "learned", "decoder_position_encoding": "shaw"},
+    "none and sinusoidal": {"encoder_position_encoding": "none", "decoder_position_encoding": "sinusoidal"},
+    "fairseq's without positions": {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
+}  # fmt: skip
 # Every named architecture, with small sizes.
 SIZES = {"layers": 1, "embed_dim": 32, "ffn_embed_dim": 32, "attention_heads": 2}
 SMALL = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES.items()}
@@ -114,8 +130,39 @@ def test_every_option_scores_as_in_the_checkpoint(build, task, tmp_path, name):
         assert (export.positions(model.encoder), export.positions(model.decoder)) == (30, 20)
 
 
-def test_sinusoids_go_on_where_fairseqs_would(build, task, tmp_path):
-    model = build("transformer_tiny", max_source_positions=2000, max_target_positions=2000)
+@pytest.mark.parametrize("name", list(ENCODINGS))
+def test_every_position_encoding_scores_as_in_the_checkpoint(build, task, tmp_path, monkeypatch, name):
+    """Of short sentences, and of some that are longer than all distances with biases or vectors of their own."""
+    monkeypatch.setattr(export, "LONGEST_SAMPLE", 300)
+    model = strong(build(**{"arch": "transformer_rope_tiny", **ENCODINGS[name]}))
+    refuse_unsupported(model, "model.pt")
+    assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "model"), model, task)
+
+
+class Window(ALiBi):
+    """A bias that is no encoding of ours: a step after 5 positions."""
+
+    def by_distance(self, distance):
+        return -3.0 * (distance.abs() > 5).expand(len(self.slopes), -1)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task, tmp_path, is_shared):
+    model, window = strong(build(position_encoding="alibi")), Window(2)
+    window.shared = is_shared
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.self_attn.position = window
+    if is_shared:
+        refuse_unsupported(model, "model.pt")
+        assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "model"), model, task)
+    else:
+        with pytest.raises(ExportError, match="its encoder has the position encoding Window, which CTranslate2 does"):
+            refuse_unsupported(model, "model.pt")
+
+
+@pytest.mark.parametrize("arch, encoding", [("transformer_tiny", {}), ("transformer_rope_tiny", ENCODINGS["alibi"])])
+def test_positions_go_on_beyond_those_of_training(build, task, tmp_path, arch, encoding):
+    model = build(arch, max_source_positions=2000, max_target_positions=2000, **encoding)
     translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
     (found,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
@@ -140,20 +187,48 @@ def of_self_attention(spec, name, value=None):
         delattr(layer.self_attention, name) if value is None else setattr(layer.self_attention, name, value)
 
 
+def of_biases(change):
+    """Return a function that changes the table of biases of each side in a specification."""
+
+    def change_spec(spec):
+        for side in (spec.encoder, spec.decoder):
+            table = change(side.layer[0].self_attention.relative_attention_bias)
+            for layer in side.layer:
+                layer.self_attention.relative_attention_bias = np.ascontiguousarray(table)
+
+    return change_spec
+
+
+def exchange_keys_and_values(spec):
+    for layer in (*spec.encoder.layer, *spec.decoder.layer):
+        attention = layer.self_attention
+        keys, values = attention.relative_position_keys, attention.relative_position_values
+        attention.relative_position_keys, attention.relative_position_values = values, keys
+
+
+# the position encoding of the model, and the change
 WRONG = {
-    "no rotation": lambda spec: of_self_attention(spec, "rotary_dim"),
-    "the other layout": lambda spec: of_self_attention(spec, "rotary_interleave", False),
-    "another base": lambda spec: of_self_attention(spec, "rotary_base", np.float32(500.0)),
-    "no scale of embeddings": lambda spec: setattr(spec.decoder, "scale_embeddings", 1.0),
-    "another epsilon": lambda spec: setattr(spec.config, "layer_norm_epsilon", 0.1),
-    "another start": lambda spec: setattr(spec.config, "decoder_start_token", "<s>"),
+    "no rotation": ("rope", lambda spec: of_self_attention(spec, "rotary_dim")),
+    "the other layout": ("rope", lambda spec: of_self_attention(spec, "rotary_interleave", False)),
+    "another base": ("rope", lambda spec: of_self_attention(spec, "rotary_base", np.float32(500.0))),
+    "no scale of embeddings": ("rope", lambda spec: setattr(spec.decoder, "scale_embeddings", 1.0)),
+    "another epsilon": ("rope", lambda spec: setattr(spec.config, "layer_norm_epsilon", 0.1)),
+    "another start": ("rope", lambda spec: setattr(spec.config, "decoder_start_token", "<s>")),
+    "a rotation": ("none", lambda spec: of_self_attention(spec, "rotary_scaling_factor", np.float32(1.0))),
+    "sinusoids": ("none", lambda spec: of_self_attention(spec, "rotary_dim")),
+    "biases of the next distance": ("alibi", of_biases(lambda table: np.roll(table, 1, axis=0))),
+    "biases of the other direction": ("t5", of_biases(lambda table: np.roll(table, len(table) // 2, axis=0))),
+    "biases of the other head": ("kerple", of_biases(lambda table: table[:, ::-1])),
+    "biases in other buckets": ("kerple", of_biases(lambda table: table[: len(table) // 64])),
+    "vectors exchanged": ("shaw", exchange_keys_and_values),
 }
 
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
-    model = strong(build("transformer_rope_tiny"))
-    folder = write(model, task, tmp_path / "model", change=WRONG[name])
+    encoding, change = WRONG[name]
+    model = strong(build("transformer_rope_tiny", position_encoding=encoding))
+    folder = write(model, task, tmp_path / "model", change=change)
     with pytest.raises(ExportError, match="per word at most, and 0.0001 is allowed: nothing was written"):
         check(folder, model, task)
 
@@ -169,7 +244,6 @@ REFUSED = {
     "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "20"},
     "--no-cross-attention": {"no_cross_attention": True},
     "--activation-fn tanh": {"activation_fn": "tanh"},
-    "--no-token-positional-embeddings": {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
     "--quant-noise-pq": {"quant_noise_pq": 0.1},
     "--cross-self-attention": {"arch": "transformer_tiny", "cross_self_attention": True},
     "no layers": {"encoder_layers": 0},
@@ -177,6 +251,9 @@ REFUSED = {
     "--scale-heads": {"scale_heads": True},
     "--scale-fc": {"scale_fc": True},
     "--scale-resids": {"scale_resids": True},
+    "its encoder has the position encoding transformer-xl": {"position_encoding": "transformer-xl"},
+    "its decoder has the position encoding transformer-xl": {"decoder_position_encoding": "transformer-xl"},
+    "its decoder has the position encoding xpos": {"decoder_position_encoding": "xpos"},
 }
 
 
@@ -205,7 +282,7 @@ def with_another_rotation(model):
         (quantised, "layers of its decoder are quantised"),
         (lambda model: setattr(model.cfg, "base_layers", 1), "--base-layers"),  # building them needs several processes
         (with_extra_keys, "its attention has extra keys"),
-        (with_another_rotation, "its decoder does not rotate with"),
+        (with_another_rotation, "its decoder has the position encoding Another"),
         (lambda model: torch.nn.Linear(2, 2), "it is a Linear, not a transformer_rope or transformer"),
     ],
 )
@@ -241,6 +318,9 @@ def exported(trained, data_bin, output, *more):
     return output
 
 
+ROPE = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}
+
+
 def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     folder = exported(trained, data_bin, tmp_path / "model", "--quantization", "float32")
     report = capsys.readouterr().out
@@ -251,7 +331,8 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     assert {"model.bin", "config.json", "shared_vocabulary.json", "fairseq_rope.json", "README.md"} == names
     settings = json.loads((folder / "fairseq_rope.json").read_text())
     assert (settings["source"], settings["target"], settings["quantization"]) == ("en", "de", "float32")
-    assert settings["positions"] == {"source": None, "target": None}
+    assert settings["positions"] == {"source": None, "target": None, "counts_padding": True}
+    assert settings["model"] == {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope", **ROPE}
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq-rope translate --model ." in (folder / "README.md").read_text()
     assert settings["sha256"] == {
@@ -268,7 +349,26 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     report = capsys.readouterr().out
     assert "differ from the checkpoint's by" in report and "of the validation set" not in report
     settings = json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())
-    assert settings["positions"] == {"source": 4096, "target": 4096}
+    assert settings["positions"] == {"source": 4096, "target": 4096, "counts_padding": False}
+    assert settings["model"] == {}
+
+
+@pytest.mark.usefixtures("without_validation_set")
+def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_bin, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "POSITIONS", 40)
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["model"].encoder_position_encoding = "alibi"
+    state["cfg"]["model"].alibi_type = "asymmetric"
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    folder = exported(tmp_path, data_bin, tmp_path / "model")
+    settings = json.loads((folder / "fairseq_rope.json").read_text())
+    assert settings["positions"] == {"source": 40, "target": None, "counts_padding": True}
+    encodings = {"encoder_position_encoding": "alibi", "decoder_position_encoding": "rope"}
+    assert settings["model"] == {**encodings, "alibi_type": "asymmetric", **ROPE}
+    lines = Translator(str(folder)).translate_lines(["dog " * 39, "dog " * 40])
+    assert next(lines)
+    with pytest.raises(TranslateError, match="line 2 has 40 tokens, more than the limit of this model, 39: split"):
+        next(lines)
 
 
 @pytest.mark.usefixtures("without_validation_set")

@@ -148,8 +148,11 @@ def test_padding_in_text_is_left_out_where_positions_are_absolute(build, task, t
     assert capsys.readouterr().err == ""
 
 
-def test_padding_after_a_word_gives_a_warning_where_positions_are_rotary(build, task, tmp_path, capsys):
-    translator = served(build(), task.source_dictionary, tmp_path)
+@pytest.mark.parametrize(
+    "positions", [{"source": None, "target": None}, {"source": 50, "target": 50, "counts_padding": True}]
+)
+def test_padding_after_a_word_gives_a_warning_where_positions_count_it(build, task, tmp_path, capsys, positions):
+    translator = served(build(), task.source_dictionary, tmp_path, positions=positions)
     translator.translate(["w1 <pad> w2", "<pad> w1", "w1 <pad>"])
     warnings = [line.split(" has <pad> after a word")[0] for line in capsys.readouterr().err.splitlines()]
     assert warnings == [f"fairseq-rope translate: warning: line {n}" for n in (1, 3)]
@@ -222,6 +225,24 @@ def test_its_search_ends_and_ranks_as_fairseqs(build, task, tmp_path, lenpen):
     ended = [n for n, source in enumerate(sources) if max(map(len, expected[n])) < len(source) + 51]
     assert len(ended) > 20 and len({len(expected[n][0]) for n in ended}) > 4
     assert [found[n] for n in ended] == [" ".join(expected[n][0]) for n in ended]
+
+
+@pytest.mark.parametrize("encoding", ["none", "learned", "alibi", "t5", "shaw", "kerple"])
+def test_its_search_keeps_the_positions_of_the_output(build, task, tmp_path, encoding):
+    """A step of the search computes the positions of one word; scores are computed for all words at once."""
+    dictionary, draw = task.source_dictionary, random.Random(5)
+    sources = [[draw.randrange(4, 44) for _ in range(24)] for _ in range(20)]
+    model = build(position_encoding=encoding)
+    with torch.no_grad():
+        for layer in model.decoder.layers:
+            layer.self_attn.q_proj.weight.mul_(4.0)
+            layer.self_attn.k_proj.weight.mul_(4.0)
+        steer(model, {dictionary.bos(): -16.0, dictionary.pad(): -16.0})
+        expected = by_fairseq(model, dictionary, sources, beam_size=1, max_len_b=9)
+    translator = served(model, dictionary, tmp_path, max_len_b=9)
+    translations = translator.translate([dictionary.string(source) for source in sources], 1)
+    assert len(set(translations)) > 10
+    assert translations == [" ".join(best) for best, *_ in expected]
 
 
 def test_padding_is_never_found_and_what_marks_a_sentence_left_out(build, task, tmp_path):
@@ -466,6 +487,7 @@ def test_a_folder_of_links_is_read_and_so_is_one_without_checksums(model, source
         ("lenpen", math.nan), ("lenpen", 10**400), ("lenpen", -1e308), ("max_len_b", -1), ("max_len_b", 1.5),
         ("max_len_b", 2**63), ("positions", 4), ("positions", {"source": 0, "target": None}),
         ("positions", {"source": None}), ("positions", {"target": None}), ("sha256", {"a\0": ""}),
+        ("positions", {"source": None, "target": None, "counts_padding": 1}),
         ("sha256", {"\ud800": ""}), ("quantization", ["int8"]), ("moses", "en"), ("moses", {}),
         ("moses", {"source": ["en"], "target": "de", "dash_splits": False}), ("sha256", ["model.bin"]),
         ("sha256", {"../model.bin": ""}), ("sha256", {"/etc/passwd": ""}), ("subwords", "bpecodes"),
