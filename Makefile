@@ -6,7 +6,7 @@
 # make bench     measure speed and memory beside fairseq's transformer (BENCH='--rounds 5' takes 13 minutes on 2 cores)
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
 #                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
-# make lint      check style (ruff)
+# make lint      check style (ruff) and types (mypy)
 # make docs      build the documentation into site/; broken links fail
 # make wheel     build the wheel, install it into a fresh environment, and run its command
 # make clean     remove caches and build output; .venv, data and trained models stay
@@ -50,6 +50,7 @@ compare: $(STAMP)
 lint: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
 
 docs: $(STAMP)
 	.venv/bin/python -m mkdocs --version >/dev/null 2>&1 || .venv/bin/python -m pip install -q --disable-pip-version-check \

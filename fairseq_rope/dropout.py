@@ -66,12 +66,10 @@ DROPOUT = methods_of(Dropout, *CALL)
 class ResidualInPlace:
     """For fairseq's layers: adds the residual into what dropout has just made, which nothing else reads."""
 
-    dropout_module: nn.Module
-
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """*x*, what dropout returned, + *residual*, of the same shape."""
         if not torch.jit.is_scripting():
-            dropout = self.dropout_module
+            dropout = self.dropout_module  # type: ignore[attr-defined]  # of fairseq's layer
             is_new = is_plain(dropout, Dropout, DROPOUT) and dropout.training and dropout.p > 0
             if is_new and x.dtype == residual.dtype:
                 return x.add_(residual)
