@@ -4,7 +4,7 @@ torch draws a number for each element, one after another; that was 8% of a train
 Here one number of 64 bits serves four elements.
 """
 
-from typing import Any, Tuple
+from typing import Any, Tuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,7 @@ class ResidualInPlace:
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """*x*, what dropout returned, + *residual*, of the same shape."""
         if not torch.jit.is_scripting():
-            dropout = self.dropout_module  # type: ignore[attr-defined]  # of fairseq's layer
+            dropout = cast(Any, self).dropout_module
             is_new = is_plain(dropout, Dropout, DROPOUT) and dropout.training and dropout.p > 0
             if is_new and x.dtype == residual.dtype:
                 return x.add_(residual)

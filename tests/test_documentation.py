@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from fairseq_rope.__main__ import TOOLS
-from fairseq_rope.transformer.architectures import ARCHITECTURES
+from fairseq_rope.positions import ENCODINGS
+from fairseq_rope.transformer.architectures import ARCHITECTURES, ENCODINGS_OF
+from fairseq_rope.transformer.config import all_options
 from tests.commands import ROOT
 
 PAGES = sorted(
@@ -80,7 +82,11 @@ def test_the_tables_have_every_architecture_and_every_tool():
         arch.replace("transformer", "transformer_rope"): arch for archs in ARCHITECTURES.values() for arch in archs
     }
     assert dict(named) == twins
-    assert re.findall(r"^\| `([\w-]+)` \| .*\(docs/", (ROOT / "README.md").read_text(), re.M) == list(TOOLS)
+    encodings = (ROOT / "docs" / "encodings.md").read_text()
+    assert set(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| [^|]*\| [^|]*\| [^|]*\|$", encodings, re.M)) >= set(ENCODINGS)
+    assert all(f"`--{option.replace('_', '-')}`" in encodings for option in all_options())
+    assert all(f"`{prefix}`" in encodings for prefix in ENCODINGS_OF)
+    assert re.findall(r"^\| `(\w[\w-]*)` \| .*\(docs/", (ROOT / "README.md").read_text(), re.M) == list(TOOLS)
 
 
 def test_the_readme_is_short_and_the_make_targets_are_listed():
