@@ -154,7 +154,7 @@ def small(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tool, vocab_size, said",
+    "tool, vocab_size, message",
     [
         # Characters: l o e t u within words and w r t at their ends. Merges: "l o", "lo w".
         ("learn", 11, "vocab_size 11: must be at most 10 for the words of this corpus"),
@@ -164,11 +164,11 @@ def small(tmp_path):
         ("sentencepiece-train", 500, "vocab_size 500: must be at most "),
     ],
 )
-def test_an_impossible_vocabulary_size_is_refused_with_the_limit(small, tool, vocab_size, said):
+def test_an_impossible_vocabulary_size_is_refused_with_the_limit(small, tool, vocab_size, message):
     words = ["--output", small / "out", small / "text.en", small / "text.de"]
     answer = refused(tool, "--vocab-size", vocab_size, *words)
-    assert answer.startswith(said) and not (small / "out").exists()
-    if "at most" in said:
+    assert answer.startswith(message) and not (small / "out").exists()
+    if "at most" in message:
         run(tool, "--vocab-size", re.search(r"at most (\d+)", answer)[1], *words)
         made = (small / "out").read_bytes()
         assert tool != "learn" or made.decode().split("\n")[1:] == ["o w</w>", "l ow</w>", ""]
@@ -176,8 +176,8 @@ def test_an_impossible_vocabulary_size_is_refused_with_the_limit(small, tool, vo
 
 def test_a_corpus_of_single_letters_is_refused(tmp_path):
     text = write(tmp_path / "text", ["a b", "a c"])
-    said = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
-    assert said == "vocab_size 30: must be at most 3 for the words of this corpus"
+    message = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
+    assert message == "vocab_size 30: must be at most 3 for the words of this corpus"
 
 
 @pytest.mark.parametrize("name", ["learn", "sentencepiece-train"])

@@ -24,7 +24,7 @@ def run(folder, *flags):
     main([str(word).replace("FOLDER", str(folder)) for word in (*words, *flags)])
 
 
-def kept(folder, pairs, *flags):
+def cleaned(folder, pairs, *flags):
     write_pairs(folder, "in", pairs)
     run(folder, *flags)
     return pairs_of(folder, "out")
@@ -106,7 +106,7 @@ def test_dirty_lines_stay_aligned_and_white_space_becomes_one_blank(tmp_path, ca
         ("", "leer"), ("zero\u200bwidth", "null  breit "), ("  \t ", "blank"), (some(300), some(300)),
         (some(12), "a"), ("\u00a0no break\u00a0here ", "hier nicht"), ("last", "letzte"),
     ]  # fmt: skip
-    assert kept(tmp_path, pairs) == [
+    assert cleaned(tmp_path, pairs) == [
         ("one two", "eins zwei"), ("next line", "nächste Zeile"), ("a b", "a b"),
         ("zero\u200bwidth", "null breit"), ("no break here", "hier nicht"), ("last", "letzte"),
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def test_dirty_lines_stay_aligned_and_white_space_becomes_one_blank(tmp_path, ca
 
 def test_every_nth_kept_pair_is_held_out(tmp_path, capsys):
     pairs = [("s1", "t1"), ("", ""), *((f"s{n}", f"t{n}") for n in range(2, 8))]
-    out = kept(tmp_path, pairs, "--holdout-every", 3, "--heldout", "FOLDER/held")
+    out = cleaned(tmp_path, pairs, "--holdout-every", 3, "--heldout", "FOLDER/held")
     assert out == [(f"s{n}", f"t{n}") for n in (1, 2, 4, 5, 7)]
     assert pairs_of(tmp_path, "held") == [("s3", "t3"), ("s6", "t6")]
     counts = counted(capsys)
@@ -130,7 +130,7 @@ def test_every_nth_kept_pair_is_held_out(tmp_path, capsys):
 def test_files_longer_than_a_chunk_stay_aligned(tmp_path):
     pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
     assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * CHUNK
-    out = kept(tmp_path, pairs, "--max-ratio", 0)
+    out = cleaned(tmp_path, pairs, "--max-ratio", 0)
     assert [source.split()[0] for source, _ in out] == [target.split()[-1] for _, target in out]
     assert len(out) == 4000
 
@@ -141,7 +141,7 @@ PAIRS = b"a b\nc\n\n", b"a b\nd\ne\n"
 
 
 @pytest.mark.parametrize(
-    "source, target, flags, said",
+    "source, target, flags, message",
     [
         (*PAIRS, ["--max-words", 0], "--max-words 0: must be at least 1"),
         (*PAIRS, ["--max-ratio", 0.5], "--max-ratio 0.5: must be at least 1, or 0 for no limit"),
@@ -161,11 +161,11 @@ PAIRS = b"a b\nc\n\n", b"a b\nd\ne\n"
         (b"a\n" * 3, b"a\n" * 2, [], r"in\.en has 3 lines and .*in\.de has 2: both must have the same number"),
     ],
 )
-def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_path, source, target, flags, said):
+def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_path, source, target, flags, message):
     before = {"in.en": source, "in.de": target, "out.en": b"of an earlier run"}
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{said}$"):
+    with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{message}$"):
         run(tmp_path, *flags)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -173,6 +173,6 @@ def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_pa
 def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
     write_pairs(tmp_path, "in", [("a", "abcdefgh")] * 20000)
     words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in", "--output", tmp_path / "out"]
-    said = on_full_disk("clean", 100_000, *words)  # the source fits
-    assert said == f"recipes.text.clean: {tmp_path}/out.de: File too large"
+    message = on_full_disk("clean", 100_000, *words)  # the source fits
+    assert message == f"recipes.text.clean: {tmp_path}/out.de: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]

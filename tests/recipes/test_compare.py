@@ -107,17 +107,17 @@ def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--archs", "transformer", "transfomer_rope"], "--archs transfomer_rope: fairseq has no such arch"),
         (["--archs", "transformer", "lstm"], "--archs lstm: .*unrecognized arguments: .*-ffn-embed-dim"),
         (["--", "--no-such-flag"], "--archs transformer: .*unrecognized arguments: --no-such-flag"),
     ],
 )
-def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, monkeypatch, flags, said):
+def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, monkeypatch, flags, message):
     check_flags_here(monkeypatch)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         main(["demo", "--work-dir", str(tmp_path), *FLAGS, *flags])
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -385,7 +385,7 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--seeds", "0"], "--seeds 0: must be 1 or more"),
         (["--archs", "transformer"], "--archs transformer: must be 2 to 4, all different"),
@@ -398,8 +398,8 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
         (["--archs", "transformer", "transformer"], "all different"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(capsys, flags, said):
-    assert said in usage_error(capsys, main, ["demo", *flags])
+def test_wrong_flags_are_refused_by_name(capsys, flags, message):
+    assert message in usage_error(capsys, main, ["demo", *flags])
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])

@@ -42,10 +42,10 @@ def refuse(folder, *templates, flags=()):
     """The one sentence of an error, which must leave no files."""
     with pytest.raises(SystemExit) as refused:
         module.main([*words(folder, *templates), *flags])
-    said = refused.value.code
-    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.extract: ")
+    message = refused.value.code
+    assert isinstance(message, str) and "\n" not in message and message.startswith("recipes.text.extract: ")
     assert not (folder / "raw").exists() or os.listdir(folder / "raw") == []
-    return said
+    return message
 
 
 def lines(column, pairs):
@@ -61,10 +61,10 @@ def test_all_pairs_are_extracted_from_tarballs_in_order(tmp_path, capsys, corpor
         lines(0, pairs),
         lines(1, pairs),
     )
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(templates) + 1
-    assert [line.rsplit(": ", 1)[0] for line in said[:-1]] == templates
-    counts = [int(line.split()[-2]) for line in said]
+    message = capsys.readouterr().out.splitlines()
+    assert len(message) == len(templates) + 1
+    assert [line.rsplit(": ", 1)[0] for line in message[:-1]] == templates
+    counts = [int(line.split()[-2]) for line in message]
     assert sum(counts[:-1]) == counts[-1] == len(pairs)
 
 
@@ -186,10 +186,10 @@ NEAREST = "FOLDER/a.tgz has no member t.en; the nearest name is training/t.en"
 
 @pytest.mark.parametrize("chunk", [2**20, 5])
 @pytest.mark.parametrize(
-    "files, template, said",
+    "files, template, message",
     [
-        *(({"c.en": en, "c.de": de}, C, said) for en, de, said in TEXTS),
-        *(({"c.en.sgm": en, "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, said) for en, said in MARKUP),
+        *(({"c.en": en, "c.de": de}, C, message) for en, de, message in TEXTS),
+        *(({"c.en.sgm": en, "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, message) for en, message in MARKUP),
         *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)[:-4]}, C + s, f"{s} is damaged, or is not") for s, f in DENSE.items()),
         *(({f"c.en{s}": f(EN), f"c.de{s}": EN}, C + s, f"FOLDER/c.de{s} is damaged, or is") for s, f in DENSE.items()),
         ({"a.tgz": {"t.en": EN, "t.de": b"\n\xff"}}, A, "FOLDER/a.tgz:t.de, line 2: the byte 0xff is not UTF-8"),
@@ -212,10 +212,10 @@ NEAREST = "FOLDER/a.tgz has no member t.en; the nearest name is training/t.en"
         ({}, "a.tgz:t.en", "a.tgz:t.en: must contain {lang} or {side} to"),
     ],
 )
-def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, chunk, files, template, said):
+def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, chunk, files, template, message):
     monkeypatch.setattr(module, "CHUNK", chunk)
     write(tmp_path, files)
-    assert said.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template)
+    assert message.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template)
 
 
 def test_lines_are_counted_for_each_corpus(tmp_path):
@@ -248,7 +248,7 @@ def test_damage_after_the_last_member_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
         (["--source-lang", "../en"], "--source-lang ../en: must be a language's code"),
@@ -256,10 +256,10 @@ def test_damage_after_the_last_member_is_found(tmp_path):
         (["--output", "FOLDER/c"], "--output: FOLDER/c.en would overwrite a file of FOLDER/c.{lang}"),
     ],
 )
-def test_bad_flags_are_refused(tmp_path, flags, said):
+def test_bad_flags_are_refused(tmp_path, flags, message):
     write(tmp_path, {"c.en": EN, "c.de": DE})
-    flags, said = ([each.replace("FOLDER", str(tmp_path)) for each in texts] for texts in (flags, [said]))
-    assert said[0] in refuse(tmp_path, "c.{lang}", flags=flags)
+    flags, message = ([each.replace("FOLDER", str(tmp_path)) for each in texts] for texts in (flags, [message]))
+    assert message[0] in refuse(tmp_path, "c.{lang}", flags=flags)
     assert (tmp_path / "c.en").read_bytes() == EN
 
 
@@ -314,8 +314,10 @@ def test_a_failed_or_interrupted_run_keeps_the_earlier_outputs(tmp_path, monkeyp
 @pytest.mark.parametrize("limit, size", [(4096, 2500), (2**16, 3_000_000)], ids=["at the end", "in the middle"])
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path, limit, size):
     write(tmp_path, {"c.en": os.urandom(size).hex().encode(), "c.de": b"x"})
-    said = on_full_disk("extract", limit, *words(tmp_path, "c.{lang}"))
-    assert said == f"recipes.text.extract: {tmp_path}/raw/train.en: File too large" and not os.listdir(tmp_path / "raw")
+    message = on_full_disk("extract", limit, *words(tmp_path, "c.{lang}"))
+    assert message == f"recipes.text.extract: {tmp_path}/raw/train.en: File too large" and not os.listdir(
+        tmp_path / "raw"
+    )
 
 
 def test_real_tarballs_of_wmt14_have_the_known_number_of_pairs(tmp_path, capsys):
@@ -326,7 +328,7 @@ def test_real_tarballs_of_wmt14_have_the_known_number_of_pairs(tmp_path, capsys)
     for corpora, expected in ((VALID, 3000), (TEST, 3003), (TRAINING, None)):
         templates = [os.path.relpath(f"{folder}/{name}:{member}", tmp_path) for name, member in corpora.items()]
         counts = [side.count(b"\n") for side in extract(tmp_path, *templates)]
-        said = capsys.readouterr().out.splitlines()
-        total = sum(int(line.split()[-2].replace(",", "")) for line in said[:-1])
-        assert counts == [total, total] and said[-1].endswith(f": {total:,} pairs")
+        message = capsys.readouterr().out.splitlines()
+        total = sum(int(line.split()[-2].replace(",", "")) for line in message[:-1])
+        assert counts == [total, total] and message[-1].endswith(f": {total:,} pairs")
         assert expected in (None, total)

@@ -143,17 +143,17 @@ def fetch(folder, *more):
     assert os.listdir(folder / "out") == ["f.tgz"]
 
 
-def refuse(folder, *more, kept=None):
-    """The one sentence of an error. It must leave no file, except a part with *kept* bytes of the right file."""
+def refuse(folder, *more, part_size=None):
+    """The one sentence of an error. It must leave no file, except a part with *part_size* bytes of the right file."""
     with pytest.raises(SystemExit) as refused:
         module.main(words(folder, *more))
-    said = refused.value.code
-    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.fetch: ")
-    there = os.listdir(folder / "out") if (folder / "out").exists() else []
-    assert there == ([] if kept is None else ["f.tgz.part"])
-    if kept is not None:
-        assert (folder / "out" / "f.tgz.part").read_bytes() == GOOD[:kept]
-    return said
+    message = refused.value.code
+    assert isinstance(message, str) and "\n" not in message and message.startswith("recipes.text.fetch: ")
+    names = os.listdir(folder / "out") if (folder / "out").exists() else []
+    assert names == ([] if part_size is None else ["f.tgz.part"])
+    if part_size is not None:
+        assert (folder / "out" / "f.tgz.part").read_bytes() == GOOD[:part_size]
+    return message
 
 
 def test_a_file_is_downloaded_once_and_checked_at_the_next_run(site, tmp_path, capsys):
@@ -204,7 +204,7 @@ def test_a_part_is_continued_and_downloaded_again_if_that_fails(site, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "reply, requests, kept, said",
+    "reply, requests, part_size, message",
     [
         (Reply(b"gone", 404), 1, None, "answered 404"),
         (Reply(b"", 503), 3, None, "answered 503"),
@@ -219,19 +219,19 @@ def test_a_part_is_continued_and_downloaded_again_if_that_fails(site, tmp_path, 
         (Reply(b"", 302, location="/f.tgz"), 51, None, "redirects"),
     ],
 )
-def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests, kept, said):
+def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests, part_size, message):
     address = site.put("f.tgz", reply)
     manifest(tmp_path, address)
-    refused = refuse(tmp_path, "--retries", 2, kept=kept)
+    refused = refuse(tmp_path, "--retries", 2, part_size=part_size)
     assert f"f.tgz could not be downloaded: {address}: " in refused
-    assert said.replace("FOLDER", f"{tmp_path}/out") in refused
+    assert message.replace("FOLDER", f"{tmp_path}/out") in refused
     assert len(site.seen["f.tgz"]) == requests
 
 
 def test_a_server_without_ranges_that_cuts_at_varying_places_is_given_up(site, tmp_path):
     cuts = [Reply(ranges=False, cut=cut) for cut in (20_000, *(30_000, 20_000) * 20)]
     manifest(tmp_path, site.put("f.tgz", *cuts))
-    refuse(tmp_path, "--retries", 2, kept=20_000)
+    refuse(tmp_path, "--retries", 2, part_size=20_000)
     assert len(site.seen["f.tgz"]) < 10
 
 
@@ -251,8 +251,8 @@ def test_a_silent_or_missing_server_is_given_up(site, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 1)
     gone, silent = refused_address(), site.put("f.tgz", Reply(cut=1000, hang=True))
     manifest(tmp_path, f"{gone} {silent}")
-    said = refuse(tmp_path, "--retries", 0, kept=1000)
-    assert f"{gone}: Failed to connect " in said and f"{silent}: Operation too slow" in said
+    message = refuse(tmp_path, "--retries", 0, part_size=1000)
+    assert f"{gone}: Failed to connect " in message and f"{silent}: Operation too slow" in message
 
 
 def test_waiting_times_after_server_errors_double_up_to_two_minutes(site, tmp_path, capsys, monkeypatch):
@@ -261,8 +261,8 @@ def test_waiting_times_after_server_errors_double_up_to_two_minutes(site, tmp_pa
     codes = (500, 503, 429, 408)
     manifest(tmp_path, site.put("f.tgz", *(Reply(b"", code) for code in codes), Reply()))
     fetch(tmp_path, "--wait", 20)
-    said = capsys.readouterr().err
-    assert waits == [20, 40, 80, 120] and all(f"answered {code}; attempt " in said for code in codes)
+    message = capsys.readouterr().err
+    assert waits == [20, 40, 80, 120] and all(f"answered {code}; attempt " in message for code in codes)
 
 
 def test_mirrors_are_tried_in_order_and_continue_the_part(site, tmp_path, capsys):
@@ -280,8 +280,8 @@ def test_mirrors_are_tried_in_order_and_continue_the_part(site, tmp_path, capsys
     assert f"downloaded from {addresses[3]}" in capsys.readouterr().out
     manifest(tmp_path, " ".join(addresses[:3]))
     (tmp_path / "out" / "f.tgz").unlink()
-    said = refuse(tmp_path, "--retries", 0)
-    assert all(f"{address}: " in said for address in addresses[:3])
+    message = refuse(tmp_path, "--retries", 0)
+    assert all(f"{address}: " in message for address in addresses[:3])
 
 
 def test_a_stopped_download_is_continued(site, tmp_path):
@@ -301,8 +301,8 @@ def test_a_stopped_download_is_continued(site, tmp_path):
             assert process.poll() is None and time.time() < deadline, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)
-        _, said = process.communicate()
-        assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number) and "Traceback" not in said
+        _, message = process.communicate()
+        assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number) and "Traceback" not in message
         assert os.listdir(tmp_path / "out") == ["f.tgz.part"]
     fetch(tmp_path)
     assert site.seen["f.tgz"] == [None, *(f"bytes={size}-" for size in sizes.values())]
@@ -343,12 +343,14 @@ WRONG = [(BAD, f"has the checksum sha256:{hashlib.sha256(BAD).hexdigest()}, and 
 WRONG += [(GOOD[:count], f"has {count} bytes, and must have 300000") for count in (0, 299_995)]
 
 
-@pytest.mark.parametrize("wrong, said", WRONG)
-def test_a_broken_file_is_reported_and_downloaded_again(site, tmp_path, capsys, wrong, said):
+@pytest.mark.parametrize("wrong, message", WRONG)
+def test_a_broken_file_is_reported_and_downloaded_again(site, tmp_path, capsys, wrong, message):
     leave(tmp_path, "f.tgz", wrong)
     manifest(tmp_path, site.url + "f.tgz")
     refuse(tmp_path)  # the server answers 404; the broken file is removed
-    assert f"f.tgz: {tmp_path}/out/f.tgz is broken and will be downloaded again: it {said}" in capsys.readouterr().out
+    assert (
+        f"f.tgz: {tmp_path}/out/f.tgz is broken and will be downloaded again: it {message}" in capsys.readouterr().out
+    )
     leave(tmp_path, "f.tgz", wrong)
     site.put("f.tgz", Reply())
     fetch(tmp_path)
@@ -377,25 +379,25 @@ def test_files_in_data_dir_are_not_downloaded(site, tmp_path, data, capsys):
     assert os.listdir(tmp_path / "out") == ["g.tgz"]
 
 
-@pytest.mark.parametrize("wrong, said", WRONG)
-def test_a_wrong_file_in_data_dir_is_refused_before_any_download(site, tmp_path, data, wrong, said):
+@pytest.mark.parametrize("wrong, message", WRONG)
+def test_a_wrong_file_in_data_dir_is_refused_before_any_download(site, tmp_path, data, wrong, message):
     (data / "f.tgz").write_bytes(wrong)
     path = manifest(tmp_path, site.url + "f.tgz")
     path.write_text(f"{path.read_text()}a.tgz\t{SIZE}\t{SHA256}\t{site.put('a.tgz', Reply())}\n")
-    assert f"--data-dir: {data}/f.tgz {said}" in refuse(tmp_path, "--data-dir", data, "a.tgz")
+    assert f"--data-dir: {data}/f.tgz {message}" in refuse(tmp_path, "--data-dir", data, "a.tgz")
     assert not site.seen and (data / "f.tgz").read_bytes() == wrong
 
 
 def test_without_a_manifest_files_are_neither_checked_nor_downloaded(tmp_path, data, capsys):
     module.main(words(tmp_path, "--manifest", "none", "--data-dir", data))
     assert capsys.readouterr().out == f"f.tgz: in {data}, not checked (--manifest none)\n"
-    said = refuse(tmp_path, "--manifest", "none", "--data-dir", data, "g.tgz")
-    assert f"g.tgz is not in --data-dir {data}, and a download needs a manifest" in said
+    message = refuse(tmp_path, "--manifest", "none", "--data-dir", data, "g.tgz")
+    assert f"g.tgz is not in --data-dir {data}, and a download needs a manifest" in message
     assert "f.tgz is not in --data-dir, which is not given" in refuse(tmp_path, "--manifest", "none")
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (["--data-dir", "no/such"], "--data-dir no/such: must be a folder that exists"),
         (["--retries", "-1"], "--retries -1: must be 0 or more"),
@@ -407,10 +409,10 @@ def test_without_a_manifest_files_are_neither_checked_nor_downloaded(tmp_path, d
         (["--output", "DATA/f.tgz"], "DATA/f.tgz: File exists"),
     ],
 )
-def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, said):
+def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, message):
     manifest(tmp_path, site.put("f.tgz", Reply()))
     (data / "f.tgz").write_bytes(b"not looked at")
-    assert said.replace("DATA", str(data)) in refuse(tmp_path, *(word.replace("DATA", str(data)) for word in more))
+    assert message.replace("DATA", str(data)) in refuse(tmp_path, *(word.replace("DATA", str(data)) for word in more))
     assert not site.seen
 
 
@@ -433,7 +435,7 @@ def test_a_bad_value_in_a_manifest_is_refused_by_line_and_column(tmp_path, colum
 
 
 @pytest.mark.parametrize(
-    "text, line, said",
+    "text, line, message",
     [
         ("file bytes checksum url\n", 1, "must be file, bytes, checksum, url, separated by tabs"),
         (f"{LINE}\n", 1, "must be file, bytes"),
@@ -443,11 +445,11 @@ def test_a_bad_value_in_a_manifest_is_refused_by_line_and_column(tmp_path, colum
         ("file\xff", 1, "the byte 0xff is not UTF-8"),
     ],
 )
-def test_a_bad_manifest_is_refused_by_line(tmp_path, text, line, said):
+def test_a_bad_manifest_is_refused_by_line(tmp_path, text, line, message):
     path = tmp_path / "manifest.tsv"
     path.write_bytes(text.replace("HEAD", HEADER).encode("latin-1"))
     refused = refuse(tmp_path)
-    assert f"--manifest {path}, line {line}: " in refused and said in refused
+    assert f"--manifest {path}, line {line}: " in refused and message in refused
 
 
 def test_a_manifest_from_windows_and_with_empty_lines_is_read(tmp_path):

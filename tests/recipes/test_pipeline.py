@@ -383,7 +383,7 @@ def test_an_interrupted_text_stage_continues_with_the_unfinished_file(
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
         (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
@@ -391,9 +391,9 @@ def test_an_interrupted_text_stage_continues_with_the_unfinished_file(
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
-def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, monkeypatch, flags, said):
+def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, monkeypatch, flags, message):
     check_flags_here(monkeypatch)
-    assert said in refused(tmp_path, *flags)
+    assert message in refused(tmp_path, *flags)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -465,7 +465,7 @@ def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--set", "widht=64"], "settings.yaml has no widht; the nearest it has is width"),
         (["--set", "width"], "--set width: must have the form KEY=VALUE"),
@@ -501,6 +501,6 @@ def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path):
         (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, said):
-    assert said in usage_error(capsys, small, tmp_path, *flags)
+def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, message):
+    assert message in usage_error(capsys, small, tmp_path, *flags)
     assert list(tmp_path.iterdir()) == []

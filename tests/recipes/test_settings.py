@@ -74,8 +74,8 @@ def test_written_settings_are_read_back_unchanged(changed, tmp_path):
     settings = read_settings(changed("target_lang: de", "target_lang: no"))
     write_down(described(), "command", tmp_path)
     assert read_settings(tmp_path / "settings.yaml") == read_settings(DEMO)
-    (tmp_path / "kept.yaml").write_text(yaml.safe_dump(asdict(settings)))
-    assert read_settings(tmp_path / "kept.yaml") == settings
+    (tmp_path / "written.yaml").write_text(yaml.safe_dump(asdict(settings)))
+    assert read_settings(tmp_path / "written.yaml") == settings
 
 
 def test_help_describes_every_setting(capsys):
@@ -94,7 +94,7 @@ def test_help_describes_every_setting(capsys):
 
 
 @pytest.mark.parametrize(
-    "contents, said",
+    "contents, message",
     [
         (b"", ": is empty, and must have lines of the form NAME: VALUE"),
         (b"# only a comment\n", ": is empty, and must have lines"),
@@ -106,14 +106,14 @@ def test_help_describes_every_setting(capsys):
         ("layers: ä\n".encode("latin-1"), ": is not UTF-8 at byte 8"),
     ],
 )
-def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, said):
+def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, message):
     (tmp_path / "settings.yaml").write_bytes(contents)
     refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
-    assert f"run.sh: error: {tmp_path}/settings.yaml{said}" in refusal
+    assert f"run.sh: error: {tmp_path}/settings.yaml{message}" in refusal
 
 
 @pytest.mark.parametrize(
-    "old, new, said",
+    "old, new, message",
     [
         ("beam: 4", "beem: 4", "settings.yaml has no beam, which every recipe has"),
         ("beam: 4", "beam: 4\nbeem: 4", "settings.yaml has beem, which no recipe has; the nearest is beam"),
@@ -128,8 +128,8 @@ def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, s
         ("target_lang: de", "target_lang: de/x", "target_lang=de/x: must be a language's code, like en or"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(changed, old, new, said):
-    with pytest.raises(SettingsError, match=re.escape(said)):
+def test_wrong_settings_are_refused_by_name(changed, old, new, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
         check_values(read_settings(changed(old, new)))
 
 
@@ -275,8 +275,8 @@ def test_the_work_folder_can_be_the_data_folder_or_be_in_it(tmp_path, work):
 def test_a_data_folder_that_the_recipe_would_overwrite_is_refused(tmp_path, capsys, folder):
     texts(tmp_path / folder)
     where = ["--data-dir", str(tmp_path / folder), "--work-dir", str(tmp_path), "--manifest", "none"]
-    said = f"--data-dir {tmp_path}/{folder}: the recipe would overwrite {tmp_path}/{folder}/train.en"
-    assert said in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
+    message = f"--data-dir {tmp_path}/{folder}: the recipe would overwrite {tmp_path}/{folder}/train.en"
+    assert message in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
 
 
 def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, capsys):
@@ -294,8 +294,8 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     manifest, header = own / "manifest.tsv", "file\tbytes\tchecksum\turl\n"
     original = manifest.read_text()
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
-    said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their URLs"
-    assert said in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # lists some of the files
+    message = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their URLs"
+    assert message in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # lists some of the files
     manifest.write_text(original)
     done = until_raw(own, "--data-dir", texts(tmp_path / "texts"), clone=ROOT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -167,7 +167,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
     write(tmp_path / "in", ["a"])
     (tmp_path / "out").write_text("of an earlier run")
-    for source, out, workers, said in (
+    for source, out, workers, message in (
         ("empty", "out", 1, f"{tmp_path}/empty: is empty"),
         ("latin", "out", 1, f"{tmp_path}/latin, line 9001: the byte 0xf6 is not UTF-8"),
         ("latin", "out", 2, f"{tmp_path}/latin, line 9001: the byte 0xf6 is not UTF-8"),
@@ -178,7 +178,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
         paths = ["--input", tmp_path / source, "--output", tmp_path / out]
         with pytest.raises(SystemExit) as ended:
             run("--lang", "en", "--no-tokeniser", *paths, "--workers", workers)
-        assert str(ended.value) == f"recipes.text.tokenise: {said}"
+        assert str(ended.value) == f"recipes.text.tokenise: {message}"
         assert (tmp_path / "out").read_text() == "of an earlier run" and not (tmp_path / "out.tmp").exists()
 
 
@@ -191,8 +191,8 @@ def test_a_changed_number_of_lines_is_refused(tmp_path):
 
 def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path):
     source, out = write(tmp_path / "in", CLEAN["en"] * 2000), tmp_path / "out"
-    said = on_full_disk("tokenise", 20000, "--lang", "en", "--input", source, "--output", out, "--workers", 1)
-    assert said == f"recipes.text.tokenise: {out}: File too large"
+    message = on_full_disk("tokenise", 20000, "--lang", "en", "--input", source, "--output", out, "--workers", 1)
+    assert message == f"recipes.text.tokenise: {out}: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -84,12 +84,12 @@ def test_the_gpu_decides_the_precision(monkeypatch):
     assert fairseq_train.devices_and_precision(experiment(gpus=1)) == (1, "fp32")
     assert fairseq_train.devices_and_precision(experiment(gpus=0)) == (0, "fp32")
     assert fairseq_train.devices_and_precision(experiment(overrides=["precision=fp16"])) == (2, "fp16")
-    for options, said in (
+    for options, message in (
         ({"gpus": 3}, "--gpus 3: this machine has 2"),
         ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU does not support it; the best is fp32"),
         ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
     ):
-        with pytest.raises(StageError, match=said):
+        with pytest.raises(StageError, match=message):
             fairseq_train.devices_and_precision(experiment(**options))
 
 
@@ -132,9 +132,9 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     check_lengths(experiment(tmp=tmp_path), 4096)
 
 
-def refusal(said):
-    """A context that expects a StageError with *said*, or no error if *said* is None."""
-    return contextlib.nullcontext() if said is None else pytest.raises(StageError, match=re.escape(said))
+def refusal(message):
+    """A context that expects a StageError with *message*, or no error if *message* is None."""
+    return contextlib.nullcontext() if message is None else pytest.raises(StageError, match=re.escape(message))
 
 
 def with_checkpoints(tmp_path, overrides, *names):
@@ -147,7 +147,7 @@ def with_checkpoints(tmp_path, overrides, *names):
 
 
 @pytest.mark.parametrize(
-    "interval, there, said",
+    "interval, names, message",
     [
         (0, "2 3 4", None),
         (0, "1 3 4", "has [1, 3, 4] of the epochs"),
@@ -157,17 +157,17 @@ def with_checkpoints(tmp_path, overrides, *names):
         (10, "_1_5 _1_10 _2_15", "one every 10"),
     ],
 )
-def test_the_averaged_checkpoints_are_the_last_ones_without_gaps(tmp_path, interval, there, said):
+def test_the_averaged_checkpoints_are_the_last_ones_without_gaps(tmp_path, interval, names, message):
     settings = ["average_checkpoints=3", f"save_every_updates={interval}"]
-    trained = with_checkpoints(tmp_path, settings, *there.split(), "_last", "_best")
-    with refusal(said):
+    trained = with_checkpoints(tmp_path, settings, *names.split(), "_last", "_best")
+    with refusal(message):
         check_checkpoints(trained)
-        names = [f"checkpoint{name}.pt" for name in ("_last", *there.split())]
-        assert [path.name for path in TRAIN.outputs(trained)] == names
+        files = [f"checkpoint{name}.pt" for name in ("_last", *names.split())]
+        assert [path.name for path in TRAIN.outputs(trained)] == files
 
 
 @pytest.mark.parametrize(
-    "every, limit, last, said",
+    "every, limit, last, message",
     [
         (0, "max_epochs=3", "4", "is already trained for 4 epochs, beyond max_epochs=3"),
         (0, "max_epochs=4", "4", None),
@@ -175,9 +175,9 @@ def test_the_averaged_checkpoints_are_the_last_ones_without_gaps(tmp_path, inter
         (5, "max_updates=15", "_2_15", None),
     ],
 )
-def test_checkpoints_beyond_the_limit_are_refused(tmp_path, every, limit, last, said):
+def test_checkpoints_beyond_the_limit_are_refused(tmp_path, every, limit, last, message):
     trained = with_checkpoints(tmp_path, ["average_checkpoints=1", f"save_every_updates={every}", limit], last)
-    with refusal(said):
+    with refusal(message):
         check_limit(trained)
 
 

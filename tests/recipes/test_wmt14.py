@@ -214,9 +214,9 @@ def copy(data, tmp_path):
 
 def test_an_incomplete_file_in_the_data_folder_is_refused(copy, tmp_path):
     (copy / "dev.tgz").write_bytes((copy / "dev.tgz").read_bytes()[:-1])
-    said = refusal(words(copy, tmp_path / "work", "--stop-stage", "2"))
-    assert said.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
-    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", said)
+    message = refusal(words(copy, tmp_path / "work", "--stop-stage", "2"))
+    assert message.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
+    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", message)
 
 
 def test_files_that_the_data_folder_lacks_are_downloaded(copy, tmp_path, monkeypatch):
@@ -264,5 +264,5 @@ def test_a_tokenised_reference_is_refused_before_training(tmp_path):
             (texts / f"{name}.{lang}").write_text(f"a {lang} sentence , of tokens .\n" * 40)
     flags = [word for n in ("train", "valid", "test") for word in ("--set", f"{n}_files={n}.{{lang}}")]
     where = ["--data-dir", str(texts), "--manifest", "none", "--work-dir", str(tmp_path / "w")]
-    said = refusal(["multi30k_en_de", *where, "--stop-stage", "2", *flags])
-    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", said)
+    message = refusal(["multi30k_en_de", *where, "--stop-stage", "2", *flags])
+    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", message)
