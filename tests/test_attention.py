@@ -165,13 +165,6 @@ def test_dropout_is_active_only_in_training_or_when_retained():
     assert varies() == [True, True]
 
 
-def test_pruned_heads_still_run():
-    m, x = make(), torch.randn(T, B, C)
-    m._adaptive_prune_heads(m._get_reserve_head_index(1))
-    out, weights = m(x, x, x, need_head_weights=True)
-    assert out.shape == (T, B, C) and weights.shape == (1, B, T, T)
-
-
 class StepByStep(torch.nn.Module):
     """Decodes inside TorchScript, because a scripted module gets a copy of a dict from Python."""
 

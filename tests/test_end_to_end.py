@@ -138,10 +138,7 @@ def test_without_user_dir_fairseq_prints_the_documented_message(trained_checkpoi
     assert all(text in page for text in quoted)
 
 
-def test_a_refused_flag_is_named_in_one_line(data_bin, tmp_path, capsys):
-    # fairseq does not catch the error, so Python prints its only line last.
-    with pytest.raises(ValueError, match=r"\A--rope-fraction 0.3 of a head of 32 dimensions.*\Z"):
-        train(data_bin, tmp_path, "--rope-fraction", 0.3)
+def test_an_unknown_layout_is_refused(data_bin, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         train(data_bin, tmp_path, "--rope-layout", "neox")
     assert "--rope-layout: invalid choice: 'neox'" in capsys.readouterr().err

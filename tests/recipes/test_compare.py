@@ -18,7 +18,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import sacrebleu
-import torch
 from matplotlib.figure import Figure
 
 from fairseq_rope.tools import score
@@ -654,18 +653,3 @@ def test_plots_have_every_training_and_no_small_bucket(known, monkeypatch):
     for seeds, bars in zip(([[30, 31], [20, 22]], [[30, 32], [10, 11]]), axes[2][0].containers, strict=True):
         ends = [sorted(point[1] for point in segment) for segment in bars.lines[2][0].get_segments()]
         assert ends == [pytest.approx(sorted(of)) for of in seeds]
-
-
-# -- equal conditions --------------------------------------------------------------------------------
-
-
-def test_both_architectures_have_the_same_initial_weights(build):
-    states = []
-    for arch in ("transformer_tiny", "transformer_rope_tiny"):
-        torch.manual_seed(7)
-        states.append(build(arch, share_all_embeddings=True).state_dict())
-    first, second = states
-    of_positions = {name for name in first if "embed_positions" in name}
-    assert set(first) - of_positions == set(second)
-    for name, weight in second.items():
-        assert torch.equal(weight, first[name]), name

@@ -12,7 +12,7 @@ import pytest
 
 from recipes.text import extract as module
 from tests.recipes.test_tokenise import on_full_disk, tool
-from tests.recipes.wmt14_lookalike import DIRT, TEST, TRAINING, VALID, tarball, write_lookalike
+from tests.recipes.wmt14_lookalike import TEST, TRAINING, VALID, tarball, write_lookalike
 
 DENSE = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 COMPRESS = {**DENSE, "": bytes}
@@ -66,20 +66,6 @@ def test_all_pairs_are_extracted_from_tarballs_in_order(tmp_path, capsys, corpor
     assert [line.rsplit(": ", 1)[0] for line in message[:-1]] == templates
     counts = [int(line.split()[-2]) for line in message]
     assert sum(counts[:-1]) == counts[-1] == len(pairs)
-
-
-def test_the_lookalike_depends_only_on_its_seed_and_reports_its_dirty_pairs(tmp_path):
-    one, same = (write_lookalike(tmp_path / name, pairs=100, seed=3) for name in "ab")
-    other = write_lookalike(tmp_path / "c", pairs=100, seed=4)
-    manifests = [(each.folder / "manifest.tsv").read_text() for each in (one, same, other)]
-    assert manifests[0] == manifests[1] != manifests[2]
-    assert len(one.train) == 100 and set(one.dirty) == set(DIRT)
-    assert {len(at) for at in one.dirty.values()} == {3}
-    for at in one.dirty["12:1"]:
-        en, de = (len(text.split(" ")) for text in one.train[at])
-        assert en >= 12 * de
-    assert all(one.train[at][0] == "" for at in one.dirty["empty source"])
-    assert all("\u2028" in one.train[at][1] for at in one.dirty["U+2028"])
 
 
 MEMBERS = {"t.en": EN, "t.de": DE}

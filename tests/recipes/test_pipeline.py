@@ -128,7 +128,11 @@ def test_the_demo_runs_from_text_to_bleu(finished):
         assert f"stage {stage}\n" in printed
     settings = yaml.safe_load((model / "settings.yaml").read_text())
     assert settings["width"] == 32 and settings["label_smoothing"] == 0.1
-    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith("bash recipes/demo/run.sh --data-dir")
+    run = yaml.safe_load((model / "run.yaml").read_text())
+    assert run["command"].startswith("bash recipes/demo/run.sh --data-dir")
+    assert {"python", "torch", "sacrebleu", "sacremoses"} <= set(run["versions"])
+    assert run["commit"] and run["hardware"]["cores"] == os.cpu_count()
+    assert json.loads((model / "stamps" / "07.json").read_text())["seconds"] > 0
 
 
 def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, copied):
@@ -490,14 +494,13 @@ def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path):
         (["--arch", "x; touch y"], "--arch x; touch y: must be a name"),
         (["--set", "disk_gb=nan"], "--set disk_gb=nan: must be 0 or more"),
         (["--set", "layers=2026-13-45"], "--set layers=2026-13-45: must be of type int"),
-        (["--set", "layers=2026-01-01"], "--set layers=2026-01-01: must be of type int"),
         (["--data-dir", "nowhere"], "--data-dir nowhere: must be a folder that exists"),
         (["--clip-norm", "1.5"], "--clip-norm: unknown flag; write flags for fairseq-train after a lone --"),
         (["--gpus", "-1"], "--gpus -1: must be 0 or more"),
         (["--name", "old-1"], "--name old-1: must consist of letters, digits, _ and -, and must not begin with old-"),
         (["--work-dir", "a:b"], "a:b: must not contain a colon, because fairseq splits paths at colons"),
         (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
-        (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
+        (["--set", "layers=true"], "--set layers=true: must be of type int, like the recipe's own 2"),
         (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
     ],
 )

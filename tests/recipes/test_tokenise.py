@@ -109,11 +109,6 @@ def test_the_output_equals_that_of_sacremoses_and_fairseqs_tokenizer(tmp_path, l
     assert normalised == sacremoses(lang, CLEAN[lang], "normalize", "tokenize") != plain[: len(CLEAN[lang])]
 
 
-def test_german_quotes_are_normalised_only_on_request(tmp_path):
-    assert tokenise(tmp_path, ["„Ja“"], lang="de") == ["„ Ja “"]
-    assert tokenise(tmp_path, ["„Ja“"], "--normalise-punctuation", lang="de") == ["&quot; Ja &quot;"]
-
-
 @pytest.mark.parametrize("flags", [[], ["--no-tokeniser"], ["--normalise-punctuation"]])
 def test_non_printing_characters_become_blanks_and_the_number_of_lines_stays(tmp_path, flags):
     out = tokenise(tmp_path, DIRTY, *flags)
@@ -121,11 +116,6 @@ def test_non_printing_characters_become_blanks_and_the_number_of_lines_stays(tmp
     assert out == [blanked(line) for line in out]
     assert "\n".join(out).splitlines() == out  # and contain no other line ends
     assert out[2].split() == ["next", "line"] and out[9].split() == ["zero", "width"]
-
-
-def test_without_the_tokeniser_only_non_printing_characters_change(tmp_path):
-    text = CLEAN["en"] + CLEAN["de"] + DIRTY
-    assert tokenise(tmp_path, text, "--no-tokeniser") == [blanked(line) for line in text]
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,7 +1,6 @@
 """The training stage: batches, precision and checkpoints; machine.py: checks before the first stage."""
 
 import contextlib
-import os
 import re
 import shutil
 from pathlib import Path
@@ -213,9 +212,3 @@ def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StageError, match="subword-nmt is neither in "):
         check("disk_gb=0", "memory_gb=0")
     check("disk_gb=0", "memory_gb=0", bpe="sentencepiece")
-
-
-def test_the_machine_is_described_for_the_results():
-    description = machine.describe()
-    assert description["versions"]["python"].count(".") == 2 and description["versions"]["torch"]
-    assert description["hardware"]["cores"] == os.cpu_count()
