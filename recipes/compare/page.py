@@ -32,14 +32,14 @@ TEMPLATES = jinja2.Environment(
 )
 
 
-def of_each(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
+def per_architecture(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
     """*value* of every system, as one list over the seeds for each architecture."""
     return [[value(system) for system in systems] for systems in zip(*results["systems"], strict=True)]
 
 
 def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
     """The scores in *metric*, as one list over the seeds for each architecture."""
-    return of_each(results, lambda system: system["metrics"][metric]["score"])
+    return per_architecture(results, lambda system: system["metrics"][metric]["score"])
 
 
 def spread(values: Sequence[float]) -> str:
@@ -69,12 +69,12 @@ def verdict(results: Results) -> list[str]:
     baseline, *others = results["architectures"]
     first, *rest = scores(results)
     sentences = [
-        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, of_arch)}. "
+        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, system)}. "
         f"When the test sentences are resampled, 95% of the differences between these trainings are from "
         f"{against['low']:+.2f} to {against['high']:+.2f} (p {p_text(results, against['p_value'])})."
-        for arch, of_arch, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
+        for arch, system, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
     ]
-    return sentences + unlike(results)
+    return sentences + training_differences(results)
 
 
 def processes(results: Results) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def processes(results: Results) -> list[dict[str, Any]]:
     return [one for pair in results["systems"] for system in pair for one in system["training"]["processes"]]
 
 
-def unlike(results: Results) -> list[str]:
+def training_differences(results: Results) -> list[str]:
     """A sentence if code, versions, hardware or batches differ between the trainings."""
     differ = [
         f"{name} ({'; '.join(kinds)})"
@@ -131,7 +131,7 @@ def _png(draw: Callable[..., None], count: int = 1) -> str:
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = of_each(results, lambda system: system["training"])
+    trainings = per_architecture(results, lambda system: system["training"])
     for arch, color, of_arch in zip(results["architectures"], COLOURS, trainings, strict=False):
         for number, training in enumerate(of_arch):
             style = {"color": color, "label": arch if number == 0 else None, "alpha": 0.8, "linewidth": 1.2}
@@ -189,7 +189,11 @@ def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
     """Word range, number of sentences and scores (architecture, seed) of every length bucket."""
     buckets = enumerate(results["systems"][0][0]["by_length"])
     return [
-        (bucket["words"], bucket["sentences"], of_each(results, lambda system, n=n: system["by_length"][n]["score"]))
+        (
+            bucket["words"],
+            bucket["sentences"],
+            per_architecture(results, lambda system, n=n: system["by_length"][n]["score"]),
+        )
         for n, bucket in buckets
     ]
 
@@ -241,7 +245,7 @@ def html(results: Results) -> str:
         score_rows=_score_rows(results),
         metric_rows=[[f"{name} ({results['signatures'][name]})", *cells] for name, *cells in _metric_rows(results)],
         training_rows=_training_rows(results),
-        length_rows=[[words, count, *map(spread, of_each)] for words, count, of_each in _by_length(results)],
+        length_rows=[[words, count, *map(spread, by_arch)] for words, count, by_arch in _by_length(results)],
         joined_rows=_joined_rows(results),
         images=plots(results),
         fewest=FEWEST,
@@ -281,7 +285,7 @@ def _table_rows(results: Results) -> list[list[str]]:
         return [title, first, *(word for cell in cells for word in (cell, "", ""))]
 
     def of_training(title: str, value: Callable[[dict[str, Any]], float]) -> list[str]:
-        return plain(title, *map(spread, of_each(results, lambda system: value(system["training"]))))
+        return plain(title, *map(spread, per_architecture(results, lambda system: value(system["training"]))))
 
     head = ["", f"`{baseline}`"] + [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     joined = [

@@ -49,7 +49,7 @@ def learnt_from(stage: Stage, stamps: Stamps) -> dict[str, Any]:
 
 
 def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
-    """:func:`learnt_from` of the training in the folder *checkpoints*; None if nothing says it."""
+    """:func:`learnt_from` of the training in the folder *checkpoints*; None if begun.json cannot be read."""
     try:
         return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
     except (OSError, ValueError, AttributeError):
@@ -74,7 +74,7 @@ def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves:
     if current == wanted:
         check_limit(experiment)
         return
-    earlier = next((folder for folder, of in trainings.items() if of == wanted), None)
+    earlier = next((folder for folder, training in trainings.items() if training == wanted), None)
     trained = any(experiment.checkpoints.glob("*.pt"))
     if trained or earlier is not None and experiment.model.exists():
         moves.move(experiment.model, _aside(experiment.model, current), "has other settings or data")
@@ -83,9 +83,9 @@ def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves:
         check_limit(experiment)
 
 
-def _aside(folder: Path, of: dict[str, Any] | None) -> Path:
+def _aside(folder: Path, training: dict[str, Any] | None) -> Path:
     """An unused path ``FOLDER.old-HASH`` for *folder* while another training has its name."""
-    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{folder.name.partition('.old-')[0]}.old-{digest}"
     return _first_unused(folder.with_name(name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
 

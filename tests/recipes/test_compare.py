@@ -87,7 +87,7 @@ def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
         assert f"--arch {arch} " in process["command"] and len(system["training"]["losses"]) == 2
         tokens, frequency = process["batches"]["max_tokens"], process["batches"]["update_freq"]
         assert f"--max-tokens {tokens} --update-freq {frequency} " in process["command"]
-    assert not page.unlike(second)
+    assert not page.training_differences(second)
     for times in TIMES:
         sources = lines(tmp_path / "joined" / f"{times}.en")
         for arch in ARCHS:  # fairseq-generate's numbers are the lines of the joined text
@@ -607,10 +607,10 @@ def test_the_verdict_reports_seeds_bootstrap_and_differences_between_trainings(k
     trained = [system["training"]["processes"] for pair in known["systems"] for system in pair]
     for of_system in trained:
         of_system[0]["commit"] = "c1"
-    assert page.unlike(known) == []
+    assert page.training_differences(known) == []
     trained[3][0]["batches"] = {"max_tokens": 32}
     trained[1].append({**trained[1][0], "hardware": {"gpus": ["H200"]}})
-    assert page.unlike(known) == [
+    assert page.training_differences(known) == [
         "The trainings differ in hardware (gpus none; gpus H200), batches (max_tokens 64; max_tokens 32)."
     ]
 
