@@ -1,4 +1,4 @@
-"""fairseq's commands: as programs, and called in this process."""
+"""Run fairseq's commands, as programs and in this process."""
 
 import contextlib
 import copy
@@ -32,10 +32,10 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
 }
 torch.set_num_threads(1)
-# At each start, fairseq gives hydra the same 300 options. To parse them takes a quarter of a command: it is done once.
+# At each start, fairseq gives hydra the same 300 options. Parsing them takes a quarter of a command's time.
 _parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))
-# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+# A shell's background jobs ignore Ctrl-C. The processes that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,7 +47,7 @@ TINY = (
 
 
 def run_program(*words, check=True, **kwargs):
-    """Run a program of this environment (by name) as a user would; returns the finished process."""
+    """Run a program of this environment as a user does. Returns the finished process."""
     command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **kwargs)
     if check and done.returncode != 0:
@@ -56,7 +56,7 @@ def run_program(*words, check=True, **kwargs):
 
 
 def training(data, save_dir, *more, without=()):
-    """The words of a fairseq-train command: TINY *without* some parts; a flag in *more* overrides the same in TINY."""
+    """The words of a fairseq-train command: TINY *without* some parts. Flags in *more* override those of TINY."""
     flags = TINY
     for part in without:
         assert part in flags
@@ -65,7 +65,7 @@ def training(data, save_dir, *more, without=()):
 
 
 def call(program, *words, stdin=""):
-    """Run *program* ("fairseq-train", …) in this process; returns what it printed, log included."""
+    """Run *program* ("fairseq-train", …) in this process. Returns its output and its log."""
     main = import_module("fairseq_cli." + program.split("-", 1)[1].replace("-", "_")).cli_main
     printed = io.StringIO()
     with contextlib.ExitStack() as stack:
@@ -77,34 +77,34 @@ def call(program, *words, stdin=""):
         stack.enter_context(mock.patch.object(root, "handlers", [logging.StreamHandler(printed)]))
         stack.callback(root.setLevel, root.level)
         root.setLevel(logging.INFO)
-        # What a process of its own would start without.
+        # A new process would not have the best score of an earlier training.
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
         main()
     return printed.getvalue()
 
 
 def train(data, save_dir, *more):
-    """Train a tiny model for an epoch, unless *more* says else; returns the log."""
+    """Train a tiny model, for one epoch by default. Returns the log."""
     return call(*training(data, save_dir, "--max-epoch", 1, *more))
 
 
 def valid_losses(log):
-    """Epoch to validation loss, as fairseq's JSON log tells."""
+    """The validation loss of each epoch in fairseq's JSON log."""
     logged = [json.loads(line) for line in re.findall(r"\{.*\"valid_loss\".*\}", log)]
     return {entry["epoch"]: entry["valid_loss"] for entry in logged}
 
 
 def outputs(printed, letter="H"):
-    """Sentence number to the texts of its lines ``LETTER-number``, without the score, in their order."""
-    found = {}
+    """The texts of the lines ``LETTER-number`` by sentence number, in order and without the score."""
+    texts = {}
     for number, fields in re.findall(rf"^{letter}-(\d+)\t(.*)$", printed, re.MULTILINE):
-        found.setdefault(int(number), []).append(fields.split("\t")[-1])
-    return found
+        texts.setdefault(int(number), []).append(fields.split("\t")[-1])
+    return texts
 
 
 def scores(printed):
-    """Sentence number to the scores of its hypotheses, log base 2 as printed."""
-    found = {}
+    """The printed scores (log base 2) of the hypotheses by sentence number."""
+    by_sentence = {}
     for number, score in re.findall(r"^H-(\d+)\t(\S+)\t", printed, re.MULTILINE):
-        found.setdefault(int(number), []).append(float(score))
-    return found
+        by_sentence.setdefault(int(number), []).append(float(score))
+    return by_sentence

@@ -1,4 +1,4 @@
-"""A tiny corpus in fairseq's binary form, and a model to put on it."""
+"""Fixtures: a tiny corpus in fairseq's binary form, and models for it."""
 
 import random
 from argparse import Namespace
@@ -15,20 +15,20 @@ from tests.commands import call, train
 
 
 def half_on_cpus(what, run):
-    """Return the mark of a test that needs *run* on a float16 tensor, which older torch supports on GPUs only."""
+    """A mark that skips a test if torch cannot *run* in float16 on CPUs."""
     try:
         run(torch.ones(2, 2, dtype=torch.float16))
-        lacking = False
+        is_missing = False
     except RuntimeError:
-        lacking = True
-    return pytest.mark.skipif(lacking, reason=f"torch {torch.__version__} has no float16 {what} on CPUs")
+        is_missing = True
+    return pytest.mark.skipif(is_missing, reason=f"torch {torch.__version__} has no float16 {what} on CPUs")
 
 
 needs_half_layer_norm = half_on_cpus("layer norm", lambda x: torch.nn.functional.layer_norm(x, (2,)))
 needs_half_linear = half_on_cpus("linear layer", lambda x: torch.nn.functional.linear(x, x, x[0]))
 
 
-# The files that take longest begin first, so that no process waits for another at the end.
+# The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
     *("recipes/test_pipeline.py", "test_compatibility.py", "tools/test_translate.py", "tools/test_export.py"),
     *("patches/test_patches.py", "patches/test_faults.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
@@ -47,7 +47,7 @@ def _seed():
 
 
 def write_pairs(folder, count, seed):
-    """A language pair to learn in seconds: the target is the source backwards, in capitals."""
+    """Write a corpus that a model learns in seconds: the target is the reversed source in capitals."""
     draw = random.Random(seed)
     words = "the a dog cat sees takes red blue big old house book under over".split()
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write_pairs(folder, count, seed):
 
 @pytest.fixture(scope="session")
 def data_bin(tmp_path_factory):
-    """A folder made by fairseq-preprocess: 200 pairs, joined dictionary; the text is in text/."""
+    """The output folder of fairseq-preprocess: 200 pairs, joined dictionary. The text is in ../text."""
     folder = tmp_path_factory.mktemp("corpus")
     text = write_pairs(folder / "text", 200, seed=1)
     prefixes = [word for n in ("train", "valid", "test") for word in (f"--{n}pref", text / n)]
@@ -72,7 +72,7 @@ def data_bin(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(data_bin, tmp_path_factory):
-    """The folder of a tiny model that has learnt for 20 epochs; checkpoint_last.pt is in it."""
+    """The folder with checkpoint_last.pt of a tiny model after 20 epochs."""
     folder = tmp_path_factory.mktemp("trained")
     train(
         data_bin, folder, "--max-epoch", 20, "--save-interval", 20, "--validate-interval", 20, "--no-epoch-checkpoints"
@@ -82,7 +82,7 @@ def trained(data_bin, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def task():
-    """What build_model asks of a task: a dictionary of 40 words for both sides."""
+    """A task with what build_model needs: a dictionary of 40 words for both sides."""
     dictionary = Dictionary()
     for number in range(40):
         dictionary.add_symbol(f"w{number}")

@@ -1,13 +1,12 @@
 """A pytest plugin for fairseq's own tests, used by test_fairseq_suite.py as ``pytest -p fairseq_with``.
 
-FAIRSEQ_WITH says what fairseq is tested with:
+FAIRSEQ_WITH selects what is tested:
 
-- ``nothing``: fairseq alone. ``Namespace`` is on torch's list of harmless classes, so that checkpoints load.
-- ``plugin``: the plugin is loaded from the copy in the current folder, and fairseq's models are tested.
-- ``transformer_rope``: the plugin is loaded, and its model takes the place of fairseq's transformer.
-- ``transformer``: what the last one is compared with. In both of these, the reproducibility tests, which
-  train a convolutional model, train a transformer; and models of width 8 have 2 heads, because heads of one
-  dimension have nothing to rotate.
+- ``nothing``: fairseq alone. torch is told that ``Namespace`` is safe, so that checkpoints load.
+- ``plugin``: fairseq's models, with the plugin loaded from its copy in the current folder.
+- ``transformer_rope``: the plugin's model in place of fairseq's transformer.
+- ``transformer``: the reference for ``transformer_rope``. In both, the reproducibility tests train a transformer
+  instead of a convolutional model, and models of width 8 have 2 heads, because a head of one dimension cannot rotate.
 """
 
 import os
@@ -30,7 +29,7 @@ elif hasattr(torch.serialization, "add_safe_globals"):
 
 
 def put_in_place_of(old: str, new: str) -> None:
-    """Let ``--arch OLD`` build what ``--arch NEW`` builds."""
+    """Make ``--arch OLD`` build the model of ``--arch NEW``."""
     for registry in (ARCH_MODEL_REGISTRY, ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY):
         registry[old] = registry[new]
 
@@ -69,13 +68,13 @@ if MODE in ("transformer_rope", "transformer"):
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give rotary attention to the tests of attention.
+    """Make the tests of attention use rotary attention.
 
-    It replaces the names in the test's module only, because TorchScript looks fairseq's class up in fairseq's
-    module when it compiles cross-attention.
+    Only the names in the test's module are replaced. TorchScript compiles cross-attention with the class in fairseq's
+    own module.
     """
     if MODE == "transformer_rope":
         for name in ("MultiheadAttention", "multihead_attention"):
             if hasattr(item.module, name):
-                stand_in = SimpleNamespace(MultiheadAttention=AttentionAsFairseqBuildsIt)
-                setattr(item.module, name, getattr(stand_in, name, stand_in))
+                replacement = SimpleNamespace(MultiheadAttention=AttentionAsFairseqBuildsIt)
+                setattr(item.module, name, getattr(replacement, name, replacement))

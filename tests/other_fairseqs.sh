@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Does the plugin work with another Python, torch, NumPy or fairseq? docs/compatibility.md, "Versions", lists the runs.
+# Test the plugin with another Python, torch, NumPy or fairseq. docs/compatibility.md, "Versions", lists the runs.
 #
 #   bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]
 #   bash tests/other_fairseqs.sh python3.12 2.13.0 fairseq-fixed==0.12.3.1
 #   bash tests/other_fairseqs.sh python3.10 2.2.2 ../fairseq 1.23.5
 #
-# PYTHON is an interpreter; TORCH and NUMPY are versions (NUMPY: the newest that pip finds, unless told); FAIRSEQ is what
-# pip is asked for, or a folder with fairseq's source. Installs into a temporary virtual environment (up to 6 GB, where
-# pip's torch brings CUDA), runs the plugin through fairseq's programs as a folder that is installed nowhere, and on
-# Python >= 3.10 the tests, without those of install.sh. Exits with 0 when all of that passed.
+# PYTHON is an interpreter. TORCH and NUMPY are versions; the default of NUMPY is the newest that pip finds. FAIRSEQ is a
+# pip requirement or a folder with fairseq's source. The script installs into a temporary virtual environment, of up to
+# 6 GB if pip's torch brings CUDA. It runs the plugin, which is not installed, with fairseq's programs. On Python >= 3.10
+# it also runs the tests, except those of install.sh. It exits with 0 if everything passed.
 #
-# Written for bash 3.2 and BSD tools as well, so for macOS as it comes.
+# It also runs with the bash 3.2 and the BSD tools of macOS.
 set -euo pipefail
 if [ $# -lt 3 ] || [ $# -gt 4 ]; then
     echo "usage: bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]" >&2
@@ -27,7 +27,7 @@ refuse() {
     exit 1
 }
 
-run() { # a command, its output in $work/log, shown only when it fails
+run() { # run a command with its output in $work/log, which is shown only if the command fails
     printf '+ %s\n' "$*"
     "$@" >"$work/log" 2>&1 || {
         cat "$work/log" >&2
@@ -39,7 +39,7 @@ run() { # a command, its output in $work/log, shown only when it fails
 
 "$python" -m venv "$work/venv"
 PATH=$work/venv/bin:$PATH
-# git main needs an omegaconf whose metadata newer pips reject; the build writes into the source, so a copy is built
+# git main needs an omegaconf whose metadata newer pips reject; the build writes into the source, so build a copy
 if [ -d "$fairseq" ]; then
     run pip install 'pip<24.1'
     cp -R "$fairseq" "$work/fairseq"
@@ -74,7 +74,7 @@ train="fairseq-train bin $plugin --arch transformer_rope_tiny --share-all-embedd
     --max-tokens 500 --seed 3 --num-workers 0 --save-dir checkpoints --log-format json"
 run $train --max-epoch 2
 run $train --max-epoch 3
-grep -q 'Loaded checkpoint.*checkpoint_last.pt (epoch 3' "$work/log" || refuse "training did not go on where it was"
+grep -q 'Loaded checkpoint.*checkpoint_last.pt (epoch 3' "$work/log" || refuse "training did not resume from the last checkpoint"
 test -f checkpoints/checkpoint3.pt || refuse "the third epoch left no checkpoint"
 
 PYTHONPATH=$root run python -m fairseq_rope average --inputs checkpoints --num-epoch-checkpoints 3 --output average.pt
@@ -93,7 +93,7 @@ echo "PASSED the plugin through fairseq's programs"
 # --- The tests --------------------------------------------------------------------------------------------------------
 
 if python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-    mkdir package # a copy, since the build writes into it
+    mkdir package # a copy, because the build writes into it
     cp -R "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/fairseq_rope" package
     run pip install -c constraints.txt --no-build-isolation './package[ctranslate2,plots,test]'
     cd "$root"

@@ -1,4 +1,4 @@
-"""fairseq_rope/attention.py against attention written out plainly here, and against fairseq's own."""
+"""fairseq_rope/attention.py, compared with a plain reference implementation and with fairseq's attention."""
 
 import math
 from typing import Dict, List, Optional  # noqa: UP035
@@ -28,7 +28,7 @@ def make(layout="interleaved", fraction=1.0, dtype=torch.float32, **kwargs):
 
 
 def plain_rotation(x, positions, layout, dim, base=10000.0):
-    """x: (..., T, D) float64; one complex multiplication a pair."""
+    """Rotate x (..., T, D), float64, by one complex multiplication for each pair."""
     theta = base ** (-2.0 * torch.arange(dim // 2, dtype=torch.float64) / dim)
     turn = torch.polar(torch.ones(len(positions), dim // 2).double(), positions[:, None].double() * theta)
     shape, of_pair = ((dim // 2, 2), -1) if layout == "interleaved" else ((2, dim // 2), -2)
@@ -38,9 +38,9 @@ def plain_rotation(x, positions, layout, dim, base=10000.0):
 
 
 def plain_attention(m, x, layout, dim, pad=None, causal=False):
-    """Sentence by sentence, head by head, in float64, without padding.
+    """Attention in float64 for one sentence and one head at a time, without padding.
 
-    Returns the output (T, B, C), zero where a pad stands, and weights (H, B, T, S).
+    Returns the output (T, B, C), which is zero at padding, and the weights (H, B, T, S).
     """
     x = x.double()
     steps, batch, _ = x.shape
@@ -50,7 +50,7 @@ def plain_attention(m, x, layout, dim, pad=None, causal=False):
     for b in range(batch):
         keep = torch.arange(steps) if pad is None else (~pad[b]).nonzero().squeeze(1)
         q, k, v = (x[keep, b] @ project[n][0].T + project[n][1] for n in ("q_proj", "k_proj", "v_proj"))
-        positions = torch.arange(len(keep))  # 0, 1, …: as if the sentence stood alone
+        positions = torch.arange(len(keep))  # 0, 1, …, as for a sentence without padding
         heads = []
         for h in range(H):
             part = slice(h * D, (h + 1) * D)
@@ -80,7 +80,7 @@ def test_boolean_attention_mask_equals_the_additive_one():
     torch.testing.assert_close(m(x, x, x, attn_mask=forbidden)[0], m(x, x, x, attn_mask=additive)[0])
 
 
-def test_a_row_of_nothing_but_pads_stays_finite():
+def test_a_row_of_only_padding_stays_finite():
     m, x = make(), torch.randn(T, B, C, requires_grad=True)
     causal = torch.full((T, T), -math.inf).triu(1)
     for need_weights in (False, True):
@@ -89,7 +89,7 @@ def test_a_row_of_nothing_but_pads_stays_finite():
         assert bool(out.isfinite().all()) and bool(x.grad.isfinite().all())
 
 
-def test_scores_before_softmax_have_fairseqs_shapes_and_lead_to_the_weights():
+def test_scores_before_softmax_have_fairseqs_shapes_and_give_the_weights():
     m, x = make(), torch.randn(T, B, C)
     scores, v = m(x, x, x, before_softmax=True)
     assert scores.shape == (B * H, T, T) and v.shape == (B * H, T, D)
@@ -98,8 +98,8 @@ def test_scores_before_softmax_have_fairseqs_shapes_and_lead_to_the_weights():
 
 
 def test_without_rotation_it_is_fairseqs_attention():
-    # At base 1e30 and a fraction of one pair, only dimensions 0 and 1 of a head turn; with their
-    # projections at zero, nothing turns, and fairseq's own module must agree.
+    # With a fraction of one pair, only dimensions 0 and 1 of a head rotate. With their projections at zero, the
+    # rotation changes nothing.
     torch.manual_seed(1)
     ours = SelfAttention(C, H, RotaryEmbedding(D, fraction=2 / D)).eval()
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_without_rotation_it_is_fairseqs_attention():
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_step_by_step_with_reordered_beams_equals_the_full_pass(layout):
     m = make(layout)
-    x = torch.randn(300, B, C)  # beyond the first table
+    x = torch.randn(300, B, C)  # longer than the first table
     history = x[:0]
     state = {}
     for t in range(300):
@@ -147,7 +147,7 @@ def test_cached_padding_is_not_attended_to_later():
     torch.testing.assert_close(step[0, 0], alone[1, 0], atol=1e-5, rtol=1e-4)
 
 
-def test_dropout_acts_in_training_and_when_retained_only():
+def test_dropout_is_active_only_in_training_or_when_retained():
     m, x = make(dropout=0.5), torch.randn(T, B, C)
 
     def varies():
@@ -165,22 +165,15 @@ def test_dropout_acts_in_training_and_when_retained_only():
     assert varies() == [True, True]
 
 
-def test_pruned_heads_still_run():
-    m, x = make(), torch.randn(T, B, C)
-    m._adaptive_prune_heads(m._get_reserve_head_index(1))
-    out, weights = m(x, x, x, need_head_weights=True)
-    assert out.shape == (T, B, C) and weights.shape == (1, B, T, T)
-
-
 class StepByStep(torch.nn.Module):
-    """Decodes inside TorchScript, since a dict handed to a scripted module from Python is a copy."""
+    """Decodes inside TorchScript, because a scripted module gets a copy of a dict from Python."""
 
     def __init__(self, attention):
         super().__init__()
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        state: Dict[str, Dict[str, Optional[Tensor]]] = {}  # noqa: UP006, UP045  as torch 2.0 reads types
+        state: Dict[str, Dict[str, Optional[Tensor]]] = {}  # noqa: UP006, UP045  torch 2.0 needs these types
         steps: List[Tensor] = []  # noqa: UP006
         for t in range(x.size(0)):
             one = x[t : t + 1]
@@ -189,7 +182,7 @@ class StepByStep(torch.nn.Module):
         return torch.cat(steps)
 
 
-def test_attention_scripts_and_gives_the_same_numbers():
+def test_scripted_attention_gives_the_same_numbers():
     m, x = make(), torch.randn(300, B, C)
     scripted = torch.jit.script(m)
     pad = torch.zeros(B, 300).bool()
@@ -208,7 +201,7 @@ def test_rotary_embedding_of_another_head_size_is_refused():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=needs_half_linear)])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_16_bit_attention_is_no_further_off_than_fairseqs_own_save_for_one_rounding(dtype, need_weights):
+def test_16_bit_attention_is_as_accurate_as_fairseqs_up_to_one_rounding(dtype, need_weights):
     ours, stock = make(dtype=dtype), MultiheadAttention(C, H, self_attention=True).to(dtype).eval()
     stock.load_state_dict(ours.state_dict())
     errors = {"ours": [], "fairseq's": []}
@@ -218,14 +211,14 @@ def test_16_bit_attention_is_no_further_off_than_fairseqs_own_save_for_one_round
         for name, module, dim in (("ours", ours, D), ("fairseq's", stock, 0)):
             exact, _ = plain_attention(module, x, "interleaved", dim)
             errors[name].append(module(x, x, x, need_weights=need_weights)[0].double() - exact)
-    far = {name: float(torch.stack(found).square().mean().sqrt()) for name, found in errors.items()}
-    # Rotated queries and keys are rounded to 16 bits once more: measured, 3 to 8% of the error.
-    assert far["ours"] <= 1.1 * far["fairseq's"], far
+    mean_errors = {name: float(torch.stack(each).square().mean().sqrt()) for name, each in errors.items()}
+    # Rotated queries and keys are rounded to 16 bits once more, which adds 3 to 8% to the measured error.
+    assert mean_errors["ours"] <= 1.1 * mean_errors["fairseq's"], mean_errors
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_gradients_of_attention_are_those_of_finite_differences(layout, need_weights):
+def test_gradients_of_attention_equal_finite_differences(layout, need_weights):
     m = make(layout, 0.5, torch.float64)
     x = torch.randn(3, 2, C, dtype=torch.float64, requires_grad=True)
     pad = torch.tensor([[0, 0, 0], [1, 0, 0]]).bool()
@@ -250,7 +243,7 @@ def test_gradients_of_attention_are_those_of_finite_differences(layout, need_wei
     dtype=strategies.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     seed=strategies.integers(0, 2**16),
 )
-def test_any_batch_gives_what_each_sentence_gives_alone(
+def test_a_batch_gives_the_same_as_each_sentence_alone(
     steps, batch, left, lengths, layout, fraction, causal, float_pad, need_weights, dtype, seed
 ):
     m = make(layout, fraction, dtype)

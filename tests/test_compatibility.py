@@ -1,4 +1,4 @@
-"""fairseq's features with transformer_rope: the rows of docs/compatibility.md, each by fairseq's own commands."""
+"""fairseq's features with transformer_rope, through fairseq's own commands: the rows of docs/compatibility.md."""
 
 import math
 import random
@@ -36,10 +36,10 @@ def sinusoidal_path(data_bin, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
-# Nothing in the corpus is longer, and a model that has learnt little does not end by itself.
 PAIR = ["--source-lang", "en", "--target-lang", "de"]
-# What TINY has and some flags exclude.
+# Parts of TINY that some flags exclude.
 SHARED, SMOOTHED = ["--share-all-embeddings"], ["--criterion label_smoothed_cross_entropy --label-smoothing 0.1"]
+# The corpus has no longer sentences. A model with little training does not end its translations.
 SHORT = ["--max-len-a", 0, "--max-len-b", 20]
 
 
@@ -54,13 +54,13 @@ def interactive(data, path, *flags, stdin=""):
 
 @pytest.fixture(scope="module")
 def translations(data_bin, model_path):
-    """The test set, translated with a beam of 4: number to text."""
+    """The translations of the test set with a beam of 4, by sentence number."""
     return outputs(generate(data_bin, model_path, "--beam", 4))
 
 
 @pytest.fixture(scope="module")
 def scores_of_references(data_bin, model_path):
-    """Of the test set, as --score-reference prints them."""
+    """The scores of the test set that --score-reference prints."""
     return scores(generate(data_bin, model_path, "--score-reference"))
 
 
@@ -77,8 +77,8 @@ def layers(model):
     return [*model.encoder.layers, *model.decoder.layers]
 
 
-def assert_scores_are_those_of(found, models, task):
-    """Each score is the mean log2 probability of the reference under the mean of *models*, by one full pass each."""
+def assert_scores_equal_those_of(actual, models, task):
+    """Each score must be the mean log2 probability of the reference, averaged over *models* in one pass each."""
     task.load_dataset("test")
     dataset = task.dataset("test")
     for number in range(len(dataset)):
@@ -86,11 +86,11 @@ def assert_scores_are_those_of(found, models, task):
         with torch.no_grad():
             probabilities = torch.stack([model.eval()(**sample["net_input"])[0].softmax(-1) for model in models])
         of_words = probabilities.mean(0).gather(-1, sample["target"].unsqueeze(-1)).log2()
-        assert found[number] == [pytest.approx(float(of_words.mean()), abs=1e-3)]
+        assert actual[number] == [pytest.approx(float(of_words.mean()), abs=1e-3)]
 
 
 def assert_translates(data, path, *flags):
-    """All 20 sentences of the test set."""
+    """fairseq-generate must translate all 20 sentences of the test set."""
     assert sorted(outputs(generate(data, path, *flags))) == list(range(20))
 
 
@@ -99,11 +99,11 @@ def assert_translates(data, path, *flags):
 
 def test_beam_search_lists_distinct_hypotheses_best_first(data_bin, model_path, translations):
     printed = generate(data_bin, model_path, "--beam", 4, "--nbest", 3)
-    hypotheses, found = outputs(printed), scores(printed)
+    hypotheses, actual = outputs(printed), scores(printed)
     assert sorted(hypotheses) == list(range(20))
     for number in hypotheses:
         assert len(set(hypotheses[number])) == 3
-        assert found[number] == sorted(found[number], reverse=True)
+        assert actual[number] == sorted(actual[number], reverse=True)
     assert translations == {number: texts[:1] for number, texts in hypotheses.items()}
 
 
@@ -114,7 +114,7 @@ def test_batch_size_and_order_do_not_change_translations(data_bin, model_path, t
 def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
     def distinct(strength):
         groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
-        # One batch: fairseq's search takes the numbers of sentences for their places in the first batch.
+        # fairseq's search confuses the numbers of sentences with places in the batch, so use one batch.
         one_batch = ["--batch-size", 20, "--required-batch-size-multiple", 1]
         flags = ["--beam", 4, "--nbest", 4, *one_batch, *groups]
         hypotheses = outputs(generate(data_bin, model_path, *flags))
@@ -125,7 +125,7 @@ def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_pat
 
 
 @pytest.mark.parametrize("flag, value", [("--sampling-topk", 3), ("--sampling-topp", 0.7)])
-def test_sampling_draws_only_from_the_likeliest_words(data_bin, model_path, flag, value):
+def test_sampling_draws_only_from_the_most_likely_words(data_bin, model_path, flag, value):
     flags = ["--beam", 3, "--nbest", 3, "--sampling", flag, value]
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     dictionary = task.target_dictionary
@@ -142,10 +142,10 @@ def test_sampling_draws_only_from_the_likeliest_words(data_bin, model_path, flag
             likely, order = probabilities.sort(descending=True)
             rank = (order == target[:, None]).int().argmax(-1)
             before = (likely.cumsum(-1) - likely).gather(-1, rank[:, None]).view(-1)
-            drawn = slice(0, 20)  # the end after 20 words is forced
+            drawn = slice(0, 20)  # the end of sentence after 20 words is forced
             if flag == "--sampling-topk":
                 assert bool((rank[drawn] < value).all())
-            else:  # the words likelier than the one drawn do not reach the mass by themselves
+            else:  # likelier words have less than the required probability mass
                 assert bool((before[drawn] < value + 1e-3).all())
 
 
@@ -166,11 +166,11 @@ def test_lexical_constraints_appear_in_the_output(data_bin, model_path, kind):
     lines = "the dog sees a cat\tHOUSE\tBIG\nthe old book\tUNDER\n"
     printed = interactive(data_bin, model_path, "--beam", 8, "--constraints", kind, stdin=lines)
     hypotheses = outputs(printed)
-    for number, wanted in ((0, ["HOUSE", "BIG"]), (1, ["UNDER"])):
+    for number, constraints in ((0, ["HOUSE", "BIG"]), (1, ["UNDER"])):
         words = hypotheses[number][0].split()
-        assert all(word in words for word in wanted)
+        assert all(word in words for word in constraints)
         if kind == "ordered":
-            places = [words.index(word) for word in wanted]
+            places = [words.index(word) for word in constraints]
             assert places == sorted(places)
 
 
@@ -192,7 +192,7 @@ def test_alignments_are_printed_for_every_target_word(data_bin, model_path, kind
 
 
 @pytest.mark.parametrize("alignment, error", [([], IndexError), (["--print-alignment", "hard"], TypeError)])
-def test_replacing_unknown_words_fails_as_it_does_with_fairseqs_transformer(
+def test_replacing_unknown_words_fails_as_with_fairseqs_transformer(
     data_bin, model_path, sinusoidal_path, tmp_path, alignment, error
 ):
     # fairseq's replace_unk indexes an alignment that its search returns empty, or as a list of pairs.
@@ -206,21 +206,21 @@ def test_replacing_unknown_words_fails_as_it_does_with_fairseqs_transformer(
             generate(tmp_path, path, "--dataset-impl", "raw", *PAIR, *flags)
 
 
-def test_score_reference_is_the_models_probability(model_path, scores_of_references):
+def test_score_reference_prints_the_models_probability(model_path, scores_of_references):
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
-    assert_scores_are_those_of(scores_of_references, models, task)
+    assert_scores_equal_those_of(scores_of_references, models, task)
 
 
 @pytest.mark.parametrize("other", ["rotary", "sinusoidal"])
 def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal_path, other, tmp_path):
     second = sinusoidal_path
-    if other == "rotary":  # the same weights in the other layout are another model
+    if other == "rotary":  # the same weights in the other layout give another model
         state, second = load_checkpoint(str(model_path)), tmp_path / "half.pt"
         state["cfg"]["model"].rope_layout = "half"
         torch.save(state, second)
     pair = f"{model_path}:{second}"
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path), str(second)])
-    assert_scores_are_those_of(scores(generate(data_bin, pair, "--score-reference")), models, task)
+    assert_scores_equal_those_of(scores(generate(data_bin, pair, "--score-reference")), models, task)
     assert_translates(data_bin, pair, "--beam", 3)
 
 
@@ -266,7 +266,7 @@ def test_bleu_in_training_is_logged_and_picks_the_best(data_bin, tmp_path):
     assert state["extra_state"]["best"] == pytest.approx(max(logged), abs=0.01)
 
 
-def test_from_pretrained_translates_raw_text_as_interactive_does(tmp_path):
+def test_from_pretrained_translates_raw_text_as_fairseq_interactive(tmp_path):
     draw = random.Random(2)
     words = "the dog's old cat-like friend sees a well-known house".split()
     for name, count in (("train", 60), ("valid", 5)):
@@ -297,8 +297,8 @@ def test_from_pretrained_translates_raw_text_as_interactive_does(tmp_path):
     assert hub.decode(hub.encode("cat-like")) == "cat-like"
 
 
-def test_score_of_the_hub_fails_as_it_does_with_fairseqs_transformer(data_bin, model_path, sinusoidal_path):
-    # It is for language models: there is no target to score.
+def test_score_of_the_hub_fails_as_with_fairseqs_transformer(data_bin, model_path, sinusoidal_path):
+    # score() is for language models, which have no target sentence.
     for path in (model_path, sinusoidal_path):
         hub = TransformerModel.from_pretrained(str(path.parent), path.name, str(data_bin))
         with pytest.raises(TypeError, match="prev_output_tokens"):
@@ -323,7 +323,7 @@ def mixed_norms_and_widths(model, state):
     assert [layer.normalize_before for layer in layers(model)] == [True, True, False, False]
     assert model.encoder.layernorm_embedding is not None and model.decoder.embed_scale == 1.0
     assert [layer.self_attn.position.dim for layer in layers(model)] == [8, 8, 16, 16]
-    assert state["cfg"]["task"]["left_pad_source"] is False  # fairseq's flag turns its default off
+    assert state["cfg"]["task"]["left_pad_source"] is False  # fairseq's flag inverts its default
     assert tables(model) == 3
 
 
@@ -338,13 +338,13 @@ def memory_efficient_fp16_and_all_shared(model, state):
 
 
 def tables(model):
-    """How many different embeddings *model* has."""
+    """The number of different embedding matrices of *model*."""
     modules = (model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.output_projection)
     return len({module.weight.data_ptr() for module in modules})
 
 
 @pytest.mark.parametrize(
-    "assert_heard, flags",
+    "check_model, flags",
     [
         (
             all_the_options_of_layers,
@@ -366,17 +366,17 @@ def tables(model):
         ),
     ],
 )
-def test_trains_and_translates_with(data_bin, tmp_path, assert_heard, flags):
+def test_options_train_and_translate(data_bin, tmp_path, check_model, flags):
     words = training(data_bin, tmp_path, "--max-epoch", 1, "--no-epoch-checkpoints", without=SHARED)
     log = call(*words, *flags.split())
     assert math.isfinite(float(valid_losses(log)[1]))
     path = tmp_path / "checkpoint_last.pt"
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    assert_heard(model, load_checkpoint(str(path)))
+    check_model(model, load_checkpoint(str(path)))
     assert_translates(data_bin, path, "--beam", 2)
 
 
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: what the flag needs is at hand")
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the flag works with a GPU")
 ADAPTIVE = ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16"]
 
 
@@ -390,13 +390,15 @@ ADAPTIVE = ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16"]
         pytest.param(["--bf16"], "xla_device", marks=needs_no_gpu),
     ],
 )
-def test_what_fairseqs_transformer_cannot_do_fails_with_the_same_message(data_bin, tmp_path, arch, flags, message):
+def test_options_that_fail_with_fairseqs_transformer_fail_with_the_same_message(
+    data_bin, tmp_path, arch, flags, message
+):
     words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
     with pytest.raises(Exception, match=message):
         call(*words, "--arch", arch, *flags)
 
 
-def test_embeddings_from_a_file(build, task, tmp_path):
+def test_embeddings_are_read_from_a_file(build, task, tmp_path):
     lines = [f"w7 {' '.join(['0.25'] * 64)}", f"w9 {' '.join(['-0.5'] * 64)}"]
     path = tmp_path / "vectors"
     path.write_text("2 64\n" + "\n".join(lines) + "\n")
@@ -406,16 +408,16 @@ def test_embeddings_from_a_file(build, task, tmp_path):
             assert bool(side.embed_tokens.weight[task.source_dictionary.index(word)].eq(value).all())
 
 
-def test_layers_to_keep_gives_the_model_of_those_layers(data_bin, model_path):
+def test_layers_to_keep_builds_the_model_of_those_layers(data_bin, model_path):
     override = "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"
-    found = scores(generate(data_bin, model_path, "--score-reference", "--model-overrides", override))
+    actual = scores(generate(data_bin, model_path, "--score-reference", "--model-overrides", override))
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     model.encoder.layers, model.decoder.layers = model.encoder.layers[1:], model.decoder.layers[:1]
     model.decoder.num_layers = 1
-    assert_scores_are_those_of(found, [model], task)
+    assert_scores_equal_those_of(actual, [model], task)
 
 
-def test_adaptive_softmax(data_bin, tmp_path):
+def test_adaptive_softmax_trains_and_translates(data_bin, tmp_path):
     words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
     log = call(*words, *ADAPTIVE, "--ddp-backend", "legacy_ddp")
     assert math.isfinite(float(valid_losses(log)[1]))
@@ -430,7 +432,7 @@ def test_activation_checkpointing_and_offloading_train_to_the_same_loss(data_bin
     assert losses[0] and losses[0] == losses[1] == losses[2]
 
 
-def test_accumulated_gradients_are_those_of_the_big_batch(build):
+def test_accumulated_gradients_equal_those_of_the_large_batch(build):
     task = SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1))
     criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
     model = build(dropout=0.0).train()
@@ -476,7 +478,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     assert model.encoder.embed_positions is None
     printed = generate(data, path, "--gen-subset", "valid", "--print-alignment", "--max-len-b", 8)
     assert sorted(outputs(printed, "A")) == list(range(20))
-    # Without transformer_align's layer and head to teach, it is the last layer's that learn.
+    # Other architectures have no layer and head for alignment; the last layer's attention learns it.
     losses = []
     for arch in ("transformer_tiny", "transformer_rope_tiny"):
         log = train(data, tmp_path / arch, "--arch", arch, *supervised, "--alignment-lambda", 10)
@@ -502,14 +504,14 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
     assert_translates(data_bin, tmp_path / "checkpoint_last.pt", *task, *PAIR, "--max-len-b", 8)
 
 
-# -- the model in other hands ------------------------------------------------------------------------
+# -- 16 bits, TorchScript, pruning -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "dtype, tolerance", [pytest.param(torch.float16, 0.01, marks=needs_half_layer_norm), (torch.bfloat16, 0.05)]
 )
-def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtype, tolerance):
-    # --fp16 and --bf16 themselves need a GPU: fairseq's optimisers for them call torch.cuda or XLA.
+def test_16_bit_gradients_are_close_to_float32_gradients(build, dtype, tolerance):
+    # --fp16 and --bf16 need a GPU, because fairseq's optimisers for them call torch.cuda or XLA.
     tokens = torch.randint(4, 44, (4, 12))
 
     def gradient(model):
@@ -519,9 +521,9 @@ def test_a_16_bit_training_step_has_the_gradients_of_the_float32_one(build, dtyp
     narrow = build(dropout=0.0).to(dtype)
     wide = build(dropout=0.0)
     wide.load_state_dict(narrow.float().state_dict())
-    expected, found = gradient(wide), gradient(narrow.to(dtype))
-    assert bool(found.isfinite().all())
-    assert float((found - expected).norm() / expected.norm()) < tolerance
+    expected, actual = gradient(wide), gradient(narrow.to(dtype))
+    assert bool(actual.isfinite().all())
+    assert float((actual - expected).norm() / expected.norm()) < tolerance
 
 
 @needs_half_layer_norm
@@ -537,8 +539,8 @@ def test_scripted_sequence_generator_finds_the_same_hypotheses(build, task):
     tokens[:, -1] = 2
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([4, 7, 7, 7])}}
     expected = generator.forward(sample)
-    found = torch.jit.script(generator).forward(sample)
-    for mine, theirs in zip(found, expected, strict=True):
+    actual = torch.jit.script(generator).forward(sample)
+    for mine, theirs in zip(actual, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert torch.equal(a["tokens"], b["tokens"])
             torch.testing.assert_close(a["score"], b["score"])
@@ -571,5 +573,5 @@ def test_sentences_beyond_max_source_positions_fail_with_fairseqs_message(data_b
 def test_sentences_longer_than_any_in_training_translate(data_bin, model_path):
     longest = max(len(line.split()) for line in text(data_bin, "train.en"))
     long = " ".join(["dog", "cat"] * 300)
-    assert len(long.split()) > 60 * longest  # and beyond the first rotary table
+    assert len(long.split()) > 60 * longest  # and longer than the first rotary table
     assert outputs(interactive(data_bin, model_path, "--beam", 2, stdin=f"{long}\n"))[0][0]

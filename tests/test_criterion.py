@@ -1,4 +1,4 @@
-"""fairseq_rope/criterion.py: fairseq's own criterion is the truth."""
+"""fairseq_rope/criterion.py, compared with fairseq's own criterion."""
 
 import fairseq
 import pytest
@@ -14,7 +14,7 @@ FUSED, FAIRSEQS = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_en
 
 @pytest.fixture
 def sample(task):
-    """A batch of three, its targets padded on the right and its sources on the left."""
+    """A batch of three sentences, with targets padded on the right and sources padded on the left."""
     pad, eos = task.target_dictionary.pad(), task.target_dictionary.eos()
     lengths = (9, 4, 7)
     sentences = torch.full((3, 9), pad)
@@ -35,7 +35,7 @@ def sample(task):
 
 
 def run(name, model, sample, task, **options):
-    """Loss, logs and gradients by the criterion *name*."""
+    """Loss, sample size, logs and gradients of the criterion *name*."""
     model.zero_grad()
     loss, size, log = build_criterion(name, task, **options)(model, sample)
     (loss * 3).backward()
@@ -52,11 +52,11 @@ def build_criterion(name, task, **options):
     return CRITERION_REGISTRY[name](task, **{"label_smoothing": 0.1, "sentence_avg": False, **options})
 
 
-def assert_equal_runs(found, expected):
-    """Two results of :func:`run` by the same code."""
-    assert torch.equal(found[0], expected[0]) and found[1:3] == expected[1:3]
-    assert found[3].keys() == expected[3].keys()
-    assert all(torch.equal(found[3][name], grad) for name, grad in expected[3].items())
+def assert_equal_runs(actual, expected):
+    """Two results of :func:`run` must be equal to the last bit."""
+    assert torch.equal(actual[0], expected[0]) and actual[1:3] == expected[1:3]
+    assert actual[3].keys() == expected[3].keys()
+    assert all(torch.equal(actual[3][name], grad) for name, grad in expected[3].items())
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_tiny"])
@@ -71,23 +71,23 @@ def assert_equal_runs(found, expected):
     ids=str,
 )
 @pytest.mark.parametrize("shared", [True, False])
-def test_value_gradient_and_logs_are_fairseqs(build, task, sample, arch, options, shared, monkeypatch):
+def test_value_gradient_and_logs_equal_fairseqs(build, task, sample, arch, options, shared, monkeypatch):
     monkeypatch.setattr(criterion, "CHUNK", 5 * len(task.target_dictionary))  # five tokens at a time
     model = build(arch, share_all_embeddings=shared)
     assert output_weight(model) is model.decoder.output_projection.weight
-    expected, found = run_both(model, sample, task, **options)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
-    assert found[1] == expected[1]
-    assert found[2] == pytest.approx(expected[2], rel=1e-6)
-    assert found[3].keys() == expected[3].keys()
+    expected, actual = run_both(model, sample, task, **options)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-6, atol=0)
+    assert actual[1] == expected[1]
+    assert actual[2] == pytest.approx(expected[2], rel=1e-6)
+    assert actual[3].keys() == expected[3].keys()
     largest = max(grad.abs().max().item() for grad in expected[3].values())
     for name, grad in expected[3].items():
-        torch.testing.assert_close(found[3][name], grad, rtol=1e-5, atol=1e-6 * largest)
+        torch.testing.assert_close(actual[3][name], grad, rtol=1e-5, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("distance", [10.0, 60.0, 95.0, 3000.0])
-def test_an_improbable_target_costs_what_it_costs(distance):
-    # Two words have scores so far above the target's that the target's probability underflows.
+def test_the_loss_of_an_improbable_target_does_not_underflow(distance):
+    # The scores of two words are so much higher that the target's probability underflows.
     features = torch.tensor([[distance]], requires_grad=True)
     weight = torch.tensor([[1.0], [0.0], [1.0]])
     loss, nll, _ = criterion._FusedLoss.apply(features, weight, torch.tensor([1]), 2, 0.1, False, True)
@@ -97,14 +97,14 @@ def test_an_improbable_target_costs_what_it_costs(distance):
     assert loss.item() == pytest.approx((-(0.9 - each) * lprobs[1] - each * lprobs.sum()).item(), rel=1e-6)
 
 
-def test_nothing_but_padding_costs_nothing(build, task, sample):
+def test_a_batch_of_only_padding_has_zero_loss_and_gradients(build, task, sample):
     model = build("transformer_rope_tiny")
     sample["target"] = torch.full_like(sample["target"], task.target_dictionary.pad())
     loss, _, _, grads = run(FUSED, model, sample, task)
     assert loss == 0.0 and all(grad.eq(0).all() for grad in grads.values())
 
 
-def test_no_table_of_all_tokens_is_made(build, task, sample, monkeypatch):
+def test_the_logits_of_all_tokens_are_never_in_memory_together(build, task, sample, monkeypatch):
     words = len(task.target_dictionary)
     monkeypatch.setattr(criterion, "CHUNK", 4 * words)
     model = build("transformer_rope_tiny")
@@ -128,13 +128,13 @@ def test_no_table_of_all_tokens_is_made(build, task, sample, monkeypatch):
     assert largest == sample["target"].numel() * words
 
 
-def test_other_models_get_fairseqs_own_loss(build, task, sample):
+def test_unsupported_models_use_fairseqs_own_loss(build, task, sample):
     assert output_weight(build(adaptive_softmax_cutoff="20")) is None
     model = build()
     model.decoder.output_projection = torch.nn.Sequential(model.decoder.output_projection)
     assert output_weight(model) is None
-    expected, found = run_both(model, sample, task)
-    assert_equal_runs(found, expected)
+    expected, actual = run_both(model, sample, task)
+    assert_equal_runs(actual, expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert output_weight(build()) is None
 
@@ -154,7 +154,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", list(CHANGES.values()), ids=list(CHANGES))
-def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
+def test_a_customised_model_uses_fairseqs_own_loss(build, change):
     model = build()
     assert output_weight(model) is not None
     change(model)
@@ -162,7 +162,7 @@ def test_a_model_with_something_of_its_own_is_left_to_fairseq(build, change):
 
 
 def doubled(method):
-    """*method*, a decoder's or a criterion's, with twice the result (or the first of its results)."""
+    """*method*, with its result (or the first of its results) doubled."""
 
     def call(*args, **kwargs):
         result = method(*args, **kwargs)
@@ -173,7 +173,7 @@ def doubled(method):
 
 @pytest.mark.parametrize("of", ["instance", "subclass", "class"])
 @pytest.mark.parametrize("name", ["get_normalized_probs_scriptable", "output_layer"])
-def test_probabilities_of_somebodys_own_are_those_of_the_loss(build, task, sample, of, name, monkeypatch):
+def test_overridden_probabilities_are_used_in_the_loss(build, task, sample, of, name, monkeypatch):
     model = build()
     before = run(FUSED, model, sample, task)
     decoder = model.decoder
@@ -183,37 +183,35 @@ def test_probabilities_of_somebodys_own_are_those_of_the_loss(build, task, sampl
         decoder.__class__ = type("Own", (type(decoder),), {name: doubled(getattr(type(decoder), name))})
     else:
         monkeypatch.setattr(TransformerDecoderBase, name, doubled(getattr(TransformerDecoderBase, name)))
-    expected, found = run_both(model, sample, task)
-    assert_equal_runs(found, expected)
-    assert found[0] != pytest.approx(before[0].item(), rel=0.01)
+    expected, actual = run_both(model, sample, task)
+    assert_equal_runs(actual, expected)
+    assert actual[0] != pytest.approx(before[0].item(), rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "get_lprobs_and_target", "compute_accuracy"])
-def test_a_criterion_derived_from_ours_computes_what_the_same_one_from_fairseqs_does(
-    build, task, sample, name, monkeypatch
-):
+def test_a_subclass_of_our_criterion_computes_the_same_as_of_fairseqs(build, task, sample, name, monkeypatch):
     model = build()
     for base in (FAIRSEQS, FUSED):
         cls = CRITERION_REGISTRY[base]
         monkeypatch.setitem(CRITERION_REGISTRY, base, type("Own", (cls,), {name: doubled(getattr(cls, name))}))
-    expected, found = run_both(model, sample, task, report_accuracy=True)
-    assert_equal_runs(found, expected)
+    expected, actual = run_both(model, sample, task, report_accuracy=True)
+    assert_equal_runs(actual, expected)
 
 
-def test_a_replacement_in_fairseqs_own_criterion_counts(build, task, sample, monkeypatch):
+def test_a_replaced_function_of_fairseqs_criterion_is_used(build, task, sample, monkeypatch):
     model = build()
     criterion, module = CRITERION_REGISTRY[FAIRSEQS], fairseq.criterions.label_smoothed_cross_entropy
     before = run(FAIRSEQS, model, sample, task)
     for owner, name in ((criterion, "forward"), (module, "label_smoothed_nll_loss")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, doubled(getattr(owner, name)))
-            expected, found = run_both(model, sample, task)
-        assert_equal_runs(found, expected)
-        assert found[0] != pytest.approx(before[0].item(), rel=0.01)
+            expected, actual = run_both(model, sample, task)
+        assert_equal_runs(actual, expected)
+        assert actual[0] != pytest.approx(before[0].item(), rel=0.01)
 
 
 def test_a_gradient_of_the_gradient_is_refused(build, task, sample):
-    """Without that, it would be computed as if the gradients of the features were constants."""
+    """Otherwise it would be wrong: it would treat the gradients of the features as constants."""
     model, fused = build(), build_criterion(FUSED, task)
     weight = model.decoder.layers[0].fc1.weight
     with pytest.raises(RuntimeError, match="cannot be differentiated twice .*label_smoothed_cross_entropy"):
@@ -221,7 +219,7 @@ def test_a_gradient_of_the_gradient_is_refused(build, task, sample):
     torch.autograd.grad(fused(model, sample)[0], weight)
 
 
-def test_of_wrapped_models_those_whose_every_parameter_is_used_are_fused(build):
+def test_only_wrapped_models_that_use_every_parameter_are_fused(build):
     def wrapped(name, package="torch.nn.parallel", **attributes):
         attributes = {**attributes, "module": build(), "__module__": package}
         return type(name, (torch.nn.Module,), attributes)()
@@ -229,19 +227,19 @@ def test_of_wrapped_models_those_whose_every_parameter_is_used_are_fused(build):
     assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=False)) is not None
     assert output_weight(wrapped("DistributedDataParallel", find_unused_parameters=True)) is None
     assert output_weight(wrapped("FullyShardedDataParallel")) is None
-    assert output_weight(wrapped("Scaled", package="somebodys")) is None, "it may compute anything"
+    assert output_weight(wrapped("Scaled", package="somebodys")) is None, "an unknown wrapper may compute anything"
     hooked = wrapped("DistributedDataParallel")
     hooked.register_forward_hook(lambda module, given, out: (2 * out[0], out[1]))
     assert output_weight(hooked) is None
 
 
-def test_of_equal_scores_the_first_counts_as_fairseqs_accuracy_does(build, task, sample):
+def test_accuracy_chooses_the_first_of_equal_scores_as_fairseq_does(build, task, sample):
     model = build()
     with torch.no_grad():
         model.decoder.output_projection.weight.zero_()
-    sample["target"][:, 1] = 0  # the first word there is, so the one that fairseq takes
-    expected, found = run_both(model, sample, task, report_accuracy=True)
-    assert found[2]["n_correct"] == expected[2]["n_correct"] == 3
+    sample["target"][:, 1] = 0  # of equal scores, fairseq chooses the first word
+    expected, actual = run_both(model, sample, task, report_accuracy=True)
+    assert actual[2]["n_correct"] == expected[2]["n_correct"] == 3
 
 
 def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
@@ -250,20 +248,20 @@ def test_validation_computes_no_gradients(build, task, sample, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "addmm_", lambda *a, **k: called.append(1) or real(*a, **k))
     model, fused = build(), build_criterion(FUSED, task)
     with torch.no_grad():
-        found = fused(model, sample)[0]
+        actual = fused(model, sample)[0]
     assert not called
-    torch.testing.assert_close(found, fused(model, sample)[0].detach())
+    torch.testing.assert_close(actual, fused(model, sample)[0].detach())
     assert called
 
 
-def test_the_loss_of_each_token_is_fairseqs(build, task, sample):
+def test_the_unreduced_loss_equals_fairseqs(build, task, sample):
     model = build()
     losses = [build_criterion(name, task)(model, sample, reduce=False)[0] for name in (FAIRSEQS, FUSED)]
     assert losses[0].numel() == sample["target"].numel() and torch.equal(*losses)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_are_as_near_as_fairseqs(dtype):
+def test_16_bit_gradients_are_within_rounding_of_the_exact_ones(dtype):
     torch.manual_seed(2)
     x, w, target = torch.randn(40, 16), torch.randn(50, 16), torch.randint(2, 50, (40,))
     exact = [one.double().requires_grad_() for one in (x, w)]
@@ -273,7 +271,7 @@ def test_sixteen_bits_are_as_near_as_fairseqs(dtype):
 
     narrow = [one.to(dtype).requires_grad_() for one in (x, w)]
     criterion._FusedLoss.apply(*narrow, target, 1, 0.1, False, True)[0].backward()
-    for found, true in zip(narrow, exact, strict=True):
-        assert found.grad.dtype == dtype
-        largest_error = (found.grad.double() - true.grad).abs().max()
+    for actual, true in zip(narrow, exact, strict=True):
+        assert actual.grad.dtype == dtype
+        largest_error = (actual.grad.double() - true.grad).abs().max()
         assert largest_error < 8 * torch.finfo(dtype).eps * true.grad.abs().max()

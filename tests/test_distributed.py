@@ -1,4 +1,4 @@
-"""Training spread over two processes, by fairseq's own means, on CPUs over gloo."""
+"""fairseq's distributed training in two processes, on CPUs with gloo."""
 
 import socket
 import subprocess
@@ -13,7 +13,7 @@ def free_port():
 
 
 def train_in_two_processes(*command):
-    """Run the fairseq-train *command* as ranks 0 and 1; returns the log of rank 0."""
+    """Run the fairseq-train *command* as ranks 0 and 1. Returns the log of rank 0."""
     several = [
         *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--distributed-no-spawn"),
         *("--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", 2),
@@ -28,7 +28,7 @@ def train_in_two_processes(*command):
     return logs[0]
 
 
-def test_two_processes_train_to_the_losses_of_one_with_accumulated_gradients_and_resume_to_them(data_bin, tmp_path):
+def test_two_processes_train_and_resume_with_the_losses_of_one_with_accumulated_gradients(data_bin, tmp_path):
     same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints", "--save-interval-updates", 1]
     one = run_program(*training(data_bin, tmp_path / "one", *same, "--update-freq", 2))
     losses = valid_losses(one.stdout + one.stderr)

@@ -1,4 +1,4 @@
-"""The documentation: its notebook runs, its tables name tests and flags that exist, its links lead somewhere."""
+"""The documentation: its notebook runs, its tables name existing tests, and its links have targets."""
 
 import cmath
 import json
@@ -27,7 +27,7 @@ def heading_anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_to_a_file_and_a_heading(page):
+def test_every_relative_link_has_a_file_and_a_heading(page):
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         path, _, anchor = link.partition("#")
         if "://" not in link:
@@ -43,7 +43,7 @@ def test_the_notebook_derives_what_the_module_computes():
     names: dict[str, object] = {}
     for source in sources:
         exec(source, names)  # the last cell asserts that the plugin's module gives the same numbers
-    # DESIGN's known values of the equation: d = 4, m = 1 and m = 4.
+    # Known values of the equation for d = 4: m = 1 and m = 4.
     rotate = names["rotate_by_the_equation"]
     expected = torch.tensor([-0.84147, 0.54030, -0.01000, 0.99995])
     assert torch.allclose(rotate(torch.tensor([0.0, 1.0, 0.0, 1.0]), 1), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""fairseq_rope/dropout.py: the distribution of torch's dropout."""
+"""fairseq_rope/dropout.py: the same distribution as torch's dropout, and fairseq's behaviour."""
 
 import math
 
@@ -10,19 +10,19 @@ from fairseq_rope.dropout import Dropout, keep_mask
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.99])
-def test_elements_are_dropped_with_the_probability_asked_for_and_independently(p):
-    count = 1_000_003  # no multiple of four
+def test_elements_are_dropped_independently_with_the_given_probability(p):
+    count = 1_000_003  # not a multiple of four
     dropped = (~keep_mask(torch.Size([count]), p)).double()
     sigma = math.sqrt(p * (1 - p) / count)
     assert abs(dropped.mean().item() - p) < 5 * sigma
-    for lag in (1, 2, 3, 4, 5, 8, 1024):  # four elements share one number
+    for lag in (1, 2, 3, 4, 5, 8, 1024):  # four elements share one random number
         both = (dropped[lag:] * dropped[:-lag]).mean().item()
         assert abs(both - p * p) < 5 * math.sqrt(p * p * (1 - p * p) / count)
     for place in range(4):
         assert abs(dropped[place::4].mean().item() - p) < 10 * sigma
 
 
-def test_a_probability_between_two_steps_of_sixteen_bits_is_met_on_average():
+def test_a_probability_between_two_16_bit_steps_is_right_on_average():
     p = 2.5 / 65536
     shape = torch.Size([1 << 18])
     counts = [(~keep_mask(shape, p)).sum().item() for _ in range(200)]
@@ -30,17 +30,17 @@ def test_a_probability_between_two_steps_of_sixteen_bits_is_met_on_average():
     assert abs(sum(counts) - expected) < 5 * math.sqrt(expected * 1.5)
 
 
-def test_what_is_kept_is_scaled_and_the_gradient_is_that_of_the_kept():
+def test_kept_elements_and_their_gradients_are_scaled():
     x = torch.randn(50, 40, requires_grad=True)
     out = Dropout(0.3).train()(x)
-    kept = out != 0
-    assert 0.6 < kept.double().mean() < 0.8
-    torch.testing.assert_close(out[kept], x[kept] / 0.7)
+    mask = out != 0
+    assert 0.6 < mask.double().mean() < 0.8
+    torch.testing.assert_close(out[mask], x[mask] / 0.7)
     out.sum().backward()
-    torch.testing.assert_close(x.grad, kept / 0.7)
+    torch.testing.assert_close(x.grad, mask / 0.7)
 
 
-def test_the_numbers_are_those_of_torchs_generator():
+def test_random_numbers_come_from_torchs_generator():
     x, drop = torch.ones(1000), Dropout(0.5).train()
     torch.manual_seed(1)
     first, second = drop(x), drop(x)
@@ -49,24 +49,24 @@ def test_the_numbers_are_those_of_torchs_generator():
     assert not torch.equal(first, second)
 
 
-def test_in_all_else_it_is_fairseqs():
+def test_dropout_otherwise_behaves_as_fairseqs():
     x = torch.randn(30, 4)
     assert Dropout(0.5).eval()(x) is x and Dropout(0.0).train()(x) is x
     assert Dropout(1.0).train()(x).eq(0).all()
-    kept = Dropout(0.5, module_name="TransformerEncoder").eval()
-    kept.make_generation_fast_("", retain_dropout=True, retain_dropout_modules=["TransformerEncoder"])
-    assert kept(x).eq(0).any()
-    assert Dropout(0.25).train()(x.t()).shape == (4, 30), "also of what is not contiguous"
-    assert isinstance(kept, FairseqDropout)
+    retained = Dropout(0.5, module_name="TransformerEncoder").eval()
+    retained.make_generation_fast_("", retain_dropout=True, retain_dropout_modules=["TransformerEncoder"])
+    assert retained(x).eq(0).any()
+    assert Dropout(0.25).train()(x.t()).shape == (4, 30), "of a tensor that is not contiguous"
+    assert isinstance(retained, FairseqDropout)
 
 
-def test_where_sixteen_bits_cannot_decide_torch_does():
+def test_a_probability_too_close_to_one_for_16_bits_uses_torchs_dropout():
     x = torch.ones(2000)
-    for _ in range(20):  # nothing kept but one in a million
+    for _ in range(20):  # one element in a million is kept
         assert Dropout(1 - 1e-6).train()(x).ne(0).sum() <= 1
 
 
-def test_the_residual_goes_into_what_dropout_made_and_nowhere_else(build):
+def test_the_residual_is_added_in_place_only_to_a_tensor_that_dropout_made(build):
     for layer in (build(dropout=0.2).encoder.layers[0], build(dropout=0.2).decoder.layers[0]):
         layer.train()
         x, residual = torch.randn(3, 2, 64), torch.randn(3, 2, 64)
@@ -86,7 +86,7 @@ def test_the_residual_goes_into_what_dropout_made_and_nowhere_else(build):
             assert torch.equal(x, before)
 
 
-def test_a_hook_sees_what_the_projection_gave_when_dropout_is_off(build):
+def test_a_hook_keeps_the_output_of_the_projection_when_dropout_is_off(build):
     layer = build(dropout=0.2).encoder.layers[0].train()
     layer.dropout_module.eval()
     seen = []
@@ -95,7 +95,7 @@ def test_a_hook_sees_what_the_projection_gave_when_dropout_is_off(build):
     assert torch.equal(*seen[0])
 
 
-def test_the_model_drops_with_it(build):
+def test_the_model_uses_our_dropout(build):
     model = build(dropout=0.2, activation_dropout=0.1, attention_dropout=0.1)
     for module in (model.encoder, model.decoder, *model.encoder.layers, *model.decoder.layers):
         assert type(module.dropout_module) is Dropout and module.dropout_module.p == 0.2

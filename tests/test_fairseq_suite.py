@@ -1,6 +1,6 @@
-"""fairseq's own tests: with the plugin loaded, and with transformer_rope in the transformer's place.
+"""fairseq's own tests, with the plugin loaded and with transformer_rope in place of the transformer.
 
-The suite is not part of this repository. ``FAIRSEQ_SOURCE`` names a checkout of fairseq, or an archive with
+The suite is not part of this repository. ``FAIRSEQ_SOURCE`` is the path of a checkout of fairseq, or of an archive with
 its folders ``tests`` and ``examples``.
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT
 
-# What trains, generates or scripts with a transformer for translation. The rest trains other models.
+# Tests that train, generate or script with a transformer for translation. The others train other models.
 OF_BINARIES = """
     transformer multilingual_transformer translation_multi_simple_epoch translation_multi_simple_epoch_no_vepoch
     translation_multi_simple_epoch_dicts translation_multi_simple_epoch_src_tgt_dict_spec
@@ -33,8 +33,8 @@ TRANSLATION = [
     "tests/test_binaries.py::TestActivationCheckpointing",
     *(f"tests/test_{name}.py" for name in FILES),
 ]
-# Half of the time of the whole suite: models that translate without positions of ours (LASER) or without a beam search
-# from left to right. FAIRSEQ_SUITE=whole runs their tests too.
+# These tests take half of the suite's time and use other models: LASER, which has none of our positions, and models
+# without a beam search from left to right. FAIRSEQ_SUITE=whole runs them too.
 LONG = ("laser", "insertion", "cmlm", "nonautoregressive")
 LEFT_OUT = ("xformers", *(() if os.environ.get("FAIRSEQ_SUITE") == "whole" else LONG))
 # Refused by design: docs/compatibility.md, "Refused".
@@ -48,7 +48,7 @@ REFUSED = {
 def suite(tmp_path_factory):
     """A folder with fairseq's tests/ and examples/, and a copy of the plugin's folder."""
     if "FAIRSEQ_SOURCE" not in os.environ:
-        pytest.skip("FAIRSEQ_SOURCE does not name a checkout of fairseq, or an archive of its tests")
+        pytest.skip("FAIRSEQ_SOURCE is not set to a checkout of fairseq or an archive of its tests")
     source = Path(os.environ["FAIRSEQ_SOURCE"])
     folder = tmp_path_factory.mktemp("fairseq")
     if source.is_dir():
@@ -62,7 +62,7 @@ def suite(tmp_path_factory):
 
 
 def run(suite: Path, mode: str, *words: str) -> str:
-    """What pytest prints about fairseq's tests; for *mode* see fairseq_with.py."""
+    """The output of pytest on fairseq's tests. fairseq_with.py describes *mode*."""
     path = os.pathsep.join([str(suite), str(ROOT / "tests")])
     command = [
         *(sys.executable, "-m", "pytest", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line"),
@@ -86,12 +86,12 @@ def passed(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:
 
 
 def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) -> set[str]:
-    """The tests of *cases* that pass with the *other* mode, and do not pass with *mode*: twice, and then alone."""
+    """The tests of *cases* that pass with the *other* mode, and fail with *mode* twice and then alone."""
     every_test = collected(suite, other, cases)
     first = passed(suite, mode, cases)
     print(f"{len(first)} of {len(every_test)} tests of fairseq pass with {mode}")
     assert len(first) > len(every_test) / 2
-    # Some of fairseq's tests fail at random, or because of another one before them.
+    # Some of fairseq's tests fail at random or because of an earlier test.
     missing = every_test - first
     missing -= passed(suite, mode, missing) if missing else set()
     only_other = passed(suite, other, missing) if missing else set()
@@ -99,10 +99,10 @@ def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str]) 
 
 
 @pytest.mark.slow
-def test_all_that_passes_with_fairseq_alone_passes_with_the_plugin(suite):
+def test_all_tests_that_pass_with_fairseq_alone_pass_with_the_plugin(suite):
     assert passing_only_with("nothing", "plugin", suite, ["tests"]) == set()
 
 
 @pytest.mark.slow
-def test_what_names_a_transformer_for_translation_passes_with_the_rotary_one(suite):
+def test_tests_of_translation_transformers_pass_with_the_rotary_model(suite):
     assert passing_only_with("transformer", "transformer_rope", suite, TRANSLATION) == REFUSED

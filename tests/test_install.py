@@ -1,4 +1,4 @@
-"""install.sh refuses in one sentence, before it makes anything; make installs only once."""
+"""install.sh refuses with one sentence before it creates files; make installs only once."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BASH = shutil.which("bash") or "/bin/bash"
 
-# A Python that answers install.sh's questions as a test needs it, and can do nothing else.
+# A fake Python that only answers install.sh's questions.
 FAKE_PYTHON = """
 case "$*" in
     *version_info*) echo {version} ;;
@@ -24,7 +24,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with what an installation starts from, and nothing installed."""
+    """A folder with the files that an installation needs, and nothing installed."""
     folder = tmp_path.resolve() / "a checkout"
     folder.mkdir()
     for name in ("install.sh", "Makefile", "pyproject.toml"):
@@ -34,7 +34,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def fake_python(tmp_path):
-    """Write a fake Python that lacks only what the keywords say; return its path."""
+    """fake_python(**properties): write a fake Python with these properties, and return its path."""
 
     def write(version="3.11.9", venv_status=0, with_headers=True):
         headers = tmp_path / "include"
@@ -49,7 +49,7 @@ def fake_python(tmp_path):
 
 @pytest.fixture
 def tools(tmp_path):
-    """A folder for PATH with the few tools that install.sh calls, and no compiler."""
+    """A folder for PATH with the tools that install.sh calls, without a compiler."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in ("sed", "awk", "df", "du"):
@@ -58,7 +58,7 @@ def tools(tmp_path):
 
 
 def refusal(checkout, tools, **settings):
-    """Run install.sh, which has to refuse; return the one line that it writes to stderr."""
+    """Run install.sh, which must fail, and return the one line that it writes to stderr."""
     before = sorted(path.name for path in checkout.iterdir())
     done = subprocess.run(
         [BASH, "install.sh"], cwd=checkout, env={"PATH": str(tools), **settings}, timeout=30,
@@ -79,8 +79,8 @@ def write_program(path, script=""):
 
 def test_an_interpreter_that_does_not_run_is_named(checkout, tools, tmp_path):
     assert "python3.99" in refusal(checkout, tools, PYTHON="python3.99")
-    said = refusal(checkout, tools)
-    assert "python3" in said and "PYTHON=" in said
+    message = refusal(checkout, tools)
+    assert "python3" in message and "PYTHON=" in message
     broken = write_program(tmp_path / "shim", "echo 'shim: not installed' >&2\nexit 127")
     assert broken in refusal(checkout, tools, PYTHON=broken)
 
@@ -89,7 +89,7 @@ NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
 
 
 @pytest.mark.parametrize(
-    "python, settings, compiler, said",
+    "python, settings, compiler, message",
     [
         *(({"version": old}, {}, None, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
         ({"venv_status": 1}, {}, None, ["lacks the modules venv and ensurepip"]),
@@ -103,23 +103,23 @@ NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
         ),
     ],
 )
-def test_what_is_missing_is_named_with_the_way_out(checkout, tools, fake_python, python, settings, compiler, said):
+def test_missing_requirements_are_named(checkout, tools, fake_python, python, settings, compiler, message):
     """An old Python, its modules or headers, a compiler, room on the disk."""
     if compiler is not None:
         write_program(tools / compiler)
     refused = refusal(checkout, tools, PYTHON=fake_python(**python), **settings)
-    assert all(words in refused for words in said)
+    assert all(words in refused for words in message)
 
 
-def test_python_is_checked_as_it_really_is(checkout, tools):
-    """The questions that the fakes answer, put to the Python that runs the tests."""
-    said = refusal(checkout, tools, PYTHON=sys.executable, CXX="no-such-compiler")
+def test_the_checks_work_with_the_real_python(checkout, tools):
+    """Ask the Python that runs the tests what the fakes answer elsewhere."""
+    message = refusal(checkout, tools, PYTHON=sys.executable, CXX="no-such-compiler")
     version = ".".join(str(number) for number in sys.version_info[:3])
-    assert "no-such-compiler" in said or version in said
+    assert "no-such-compiler" in message or version in message
 
 
 def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", compiler="c++"):
-    """Run all of install.sh, with a Python and a pip that only write down how they were called."""
+    """Run all of install.sh, with a Python and a pip that only record their calls."""
     python = Path(fake_python(version=version))
     calls = checkout.parent / "calls"
     calls.touch()
@@ -143,7 +143,7 @@ case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torc
     return done, calls.read_text().splitlines()
 
 
-def test_a_whole_installation_is_gone_on_with_and_one_that_failed_is_started_over(checkout, tools, fake_python):
+def test_a_complete_installation_is_reused_and_a_failed_one_starts_over(checkout, tools, fake_python):
     done, calls = install(checkout, tools, fake_python, pip_status=1)
     assert done.returncode == 1 and "-m venv .venv" in calls
     stamp = checkout / ".venv" / ".installed"
@@ -163,7 +163,7 @@ def test_another_version_of_the_interpreter_starts_over(checkout, tools, fake_py
     assert "-m venv .venv" in calls
 
 
-def test_an_environment_that_somebody_else_made_is_refused_and_stays(checkout, tools, fake_python):
+def test_an_environment_that_install_did_not_make_is_refused_and_kept(checkout, tools, fake_python):
     (checkout / ".venv" / "bin").mkdir(parents=True)
     done, calls = install(checkout, tools, fake_python)
     assert done.returncode == 1 and calls == [] and (checkout / ".venv" / "bin").exists()
@@ -172,7 +172,7 @@ def test_an_environment_that_somebody_else_made_is_refused_and_stays(checkout, t
     )
 
 
-def test_the_compiler_that_is_found_is_used_unless_another_is_named(checkout, tools, fake_python, monkeypatch):
+def test_the_installed_compiler_is_used_unless_cxx_names_another(checkout, tools, fake_python, monkeypatch):
     assert "CXX=clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
     monkeypatch.setenv("CXX", str(tools / "clang++"))
     shutil.rmtree(checkout / ".venv")
@@ -183,7 +183,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def planned(checkout, *settings):
-    """What `make test` would run."""
+    """The commands that `make test` would run."""
     names = [name for name in os.environ if name not in ("PYTHON", "TORCH") and not name.startswith("MAKE")]
     command, environment = ["make", "-n", "test", *settings], {name: os.environ[name] for name in names}
     return subprocess.check_output(command, cwd=checkout, env=environment, text=True, timeout=30)
@@ -200,7 +200,7 @@ def installed(checkout):
 
 @needs_make
 @pytest.mark.parametrize("half_made", [False, True])
-def test_make_installs_where_nothing_is_installed(checkout, half_made):
+def test_make_installs_if_the_installation_is_missing_or_incomplete(checkout, half_made):
     if half_made:
         (checkout / ".venv" / "bin").mkdir(parents=True)
     plan = planned(checkout)
@@ -209,7 +209,7 @@ def test_make_installs_where_nothing_is_installed(checkout, half_made):
 
 @needs_make
 @pytest.mark.parametrize("settings", [[], ["PYTHON=python3"]])
-def test_make_goes_straight_to_the_tests_once_installed(installed, settings):
+def test_make_runs_the_tests_without_installing_again(installed, settings):
     plan = planned(installed, *settings).replace(str(installed), "")
     assert "pytest" in plan and "install" not in plan and "pip" not in plan
 
@@ -229,16 +229,16 @@ def test_make_installs_again_when_pins_settings_or_the_folder_change(installed, 
 
 
 @needs_make
-def test_clean_keeps_the_installation_and_trained_models_and_distclean_does_not(checkout):
+def test_only_distclean_removes_the_installation_and_trained_models(checkout):
     caches = [".ruff_cache/x", "build/lib/x", "recipes/demo/__pycache__/x.pyc"]
-    kept = [".venv/lib/__pycache__/x.pyc", "recipes/demo/work/transformer_rope.seed1/averaged.pt"]
+    preserved = [".venv/lib/__pycache__/x.pyc", "recipes/demo/work/transformer_rope.seed1/averaged.pt"]
     data = "recipes/demo/data/train.en"
-    for name in (*caches, *kept, data):
+    for name in (*caches, *preserved, data):
         (checkout / name).parent.mkdir(parents=True)
         (checkout / name).touch()
     subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
     assert not any((checkout / name).parent.exists() for name in caches)
-    assert all((checkout / name).exists() for name in (*kept, data))
+    assert all((checkout / name).exists() for name in (*preserved, data))
     subprocess.run(["make", "distclean"], cwd=checkout, check=True, capture_output=True)
     assert not (checkout / ".venv").exists() and not (checkout / "recipes/demo/work").exists()
     assert (checkout / data).exists() and (checkout / "Makefile").exists()

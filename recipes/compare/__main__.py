@@ -2,8 +2,8 @@
 
     python -m recipes.compare NAME --seeds 3 [flags of the recipe]
 
-Training by training, each skipped or gone on from where it was; after every seed the report is written anew.
-It has all seeds that are trained, also those beyond --seeds.
+Finished trainings are skipped, and interrupted ones resume. The report is rewritten after every seed. It covers all
+trained seeds, including those beyond --seeds.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from recipes.compare.stage22_translate_joined import TranslateJoined
 try:
     from recipes.compare.page import COLOURS
     from recipes.compare.stage23_report import SEEDS, Report
-except ModuleNotFoundError as missing:  # now, and not after the trainings
+except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'")
 from recipes.pipeline.arguments import add_flags, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
@@ -28,7 +28,7 @@ from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import TO_SCORE
 
-# Joining comes before training, so that lines which cannot be translated are reported first.
+# Joining comes before training, so that lines that are too long to translate are reported early.
 ORDER = (*TO_SCORE[:6], Join(), *TO_SCORE[6:], TranslateJoined())
 
 
@@ -36,21 +36,23 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="recipes.compare",
         description="Train architectures from several seeds by one recipe, and report how they differ. "
-        "What was done before is skipped.",
-        epilog="After a lone -- stand more flags for fairseq-train, for all architectures.",
+        "Finished stages are skipped.",
+        epilog="Flags after a lone -- are passed to fairseq-train, for all architectures.",
     )
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="1 to N at least; default: %(default)s")
-    archs, baseline_first = ["transformer", "transformer_rope"], "the first is the baseline; default: %(default)s"
-    parser.add_argument("--archs", nargs="+", default=archs, metavar="ARCH", help=baseline_first)
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, metavar="N", help="train seeds 1 to N; default: %(default)s"
+    )
+    archs, help_archs = ["transformer", "transformer_rope"], "the first is the baseline; default: %(default)s"
+    parser.add_argument("--archs", nargs="+", default=archs, metavar="ARCH", help=help_archs)
     add_flags(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
+    """Run the comparison. Exits with status 1 and one sentence if a stage fails, 2 if a flag is wrong."""
     parser = build_parser()
-    words = sys.argv[1:] if argv is None else argv
-    args, train_flags = parse(parser, words)
+    arguments = sys.argv[1:] if argv is None else argv
+    args, train_flags = parse(parser, arguments)
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
     if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     seeds = range(1, args.seeds + 1)
     pairs = [[describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
     experiment = pairs[0][0]
-    program = f"python -m recipes.compare {shlex.join(words)}"
+    program = f"python -m recipes.compare {shlex.join(arguments)}"
     with at_work(experiment, args.recipe, program) as runner_of:
         announce(experiment)
         if not experiment.dry_run:
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for stage in ORDER:
                     ran |= runner.ensure(stage)
             if ran or done == args.seeds:
-                reported = _and_trained_before(pairs, done)
+                reported = _with_further_seeds(pairs, done)
                 print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
                 report = Report(reported, args.recipe)
                 report_runner.ensure(report)
@@ -81,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(report.summary(experiment), flush=True)
 
 
-def _and_trained_before(pairs: list[list[Experiment]], done: int) -> list[list[Experiment]]:
-    """The first *done* of *pairs*, and those of further seeds for which there is nothing left to do."""
+def _with_further_seeds(pairs: list[list[Experiment]], done: int) -> list[list[Experiment]]:
+    """The first *done* of *pairs*, and the pairs of the following seeds whose stages are all finished."""
     reported = pairs[:done]
     while True:
         seed = len(reported) + 1

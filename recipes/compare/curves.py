@@ -1,4 +1,4 @@
-"""How a training went: fairseq's own numbers, as stage 7 keeps them beside the checkpoints."""
+"""The loss curve and speed of a training, from the history that stage 7 writes beside the checkpoints."""
 
 import statistics
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class Training:
     """The curve of one training.
 
     Attributes:
-        updates, seconds, losses: of each validation the updates and seconds before it, and its loss, label-smoothed,
-            in bits a token. Seconds are those that fairseq-train ran, validation included; of processes that were
-            interrupted, up to their last whole epoch
+        updates, seconds, losses: for each validation, the updates and the seconds before it, and its label-smoothed
+            loss in bits a token. Seconds are the running time of fairseq-train, including validation. An interrupted
+            process counts up to its last whole epoch
         tokens_per_second: target tokens, the median over the epochs
-        last_epoch: the last one with a validation
-        processes: commit, versions, hardware, batches and command of those that trained, in their order, without
-            those that ended before their first validation
+        last_epoch: the last epoch with a validation
+        processes: commit, versions, hardware, batches and command of each training process, in order, without
+            processes that ended before their first validation
     """
 
     updates: list[int]
@@ -32,17 +32,17 @@ class Training:
 
 
 def read_history(path: Path) -> Training:
-    """The training whose history is in *path*; a StageError if that has no validation, or no whole epoch.
+    """The training whose history is in *path*. Raises a StageError if that has no validation or no whole epoch.
 
-    Of epochs that were trained twice, since a run was interrupted, the later one counts.
+    If an interrupted run trained an epoch twice, the later one counts.
     """
     validations: dict[int, tuple[float, int]] = {}  # updates: loss, epoch
     epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
     processes: list[dict[str, Any]] = []
-    running: list[dict[str, Any]] = []  # the process that the lines below it are of, until there are some
-    before = wall = 0.0  # what earlier processes took, and this one
+    running: list[dict[str, Any]] = []  # the latest process, until its first validation or epoch
+    before = wall = 0.0  # seconds of earlier processes, and of this one
     for line in path.read_text(encoding="utf-8").splitlines():
-        entry = logged(line)  # {} for a line that a crash has cut off
+        entry = logged(line)  # {} for a line that a crash cut off
         if "process" in entry:
             running = [entry["process"]]
             wall = float("inf")
@@ -54,7 +54,7 @@ def read_history(path: Path) -> Training:
         elif "train_wall" in entry:
             updates = int(entry["train_num_updates"])
             _forget(epochs, updates)
-            # fairseq counts from nought in every process.
+            # fairseq counts from 0 in every process.
             if float(entry["train_wall"]) < wall:
                 before = epochs[max(epochs)][0] if epochs else 0.0
             wall = float(entry["train_wall"])
@@ -64,7 +64,7 @@ def read_history(path: Path) -> Training:
         processes += running
         running = []
     if not validations or not epochs:
-        raise StageError(f"{path}: tells of no {'whole epoch' if validations else 'validation'}; train anew")
+        raise StageError(f"{path}: has no {'whole epoch' if validations else 'validation'}; train again")
     times = [(0, 0.0), *((n, seconds) for n, (seconds, _) in sorted(epochs.items()))]
     return Training(
         updates=sorted(validations),
@@ -77,13 +77,13 @@ def read_history(path: Path) -> Training:
 
 
 def _forget(by_updates: dict[int, Any], updates: int) -> None:
-    """Remove from *by_updates* what is not before so many *updates*."""
+    """Remove the entries of *by_updates* at *updates* or later."""
     for later in [n for n in by_updates if n >= updates]:
         del by_updates[later]
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:
-    """The y at x = *at* on the line through the last *points* (x, y) before it and the first after it."""
+    """The y at x = *at*, by linear interpolation between the nearest *points* (x, y)."""
     after = next((n for n in range(1, len(points)) if at <= points[n][0]), len(points) - 1)
     (x1, y1), (x2, y2) = points[after - 1], points[after]
     return y1 + (y2 - y1) * (at - x1) / (x2 - x1)

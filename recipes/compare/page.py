@@ -1,6 +1,6 @@
-"""The rows and plots of the report, and the two texts rendered from them: a page and a table.
+"""Rows and plots of the report, and the page and the table rendered from them.
 
-The wording is in the templates beside this file. The numbers are those of results.json (stage23_report.py).
+The wording is in the templates beside this file. The numbers come from results.json (stage23_report.py).
 """
 
 import base64
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 Results = dict[str, Any]
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
-FEWEST = 20  # sentences of a bucket that is drawn
+FEWEST = 20  # sentences that a length bucket needs to appear in the plot
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # distinguishable for colour-blind readers
 
 TEMPLATES = jinja2.Environment(
@@ -32,25 +32,25 @@ TEMPLATES = jinja2.Environment(
 )
 
 
-def of_each(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
-    """*value* of every system: for each architecture a list over the seeds."""
+def per_architecture(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
+    """*value* of every system, as one list over the seeds for each architecture."""
     return [[value(system) for system in systems] for systems in zip(*results["systems"], strict=True)]
 
 
 def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
-    """The *metric* of every architecture: a list over the seeds each."""
-    return of_each(results, lambda system: system["metrics"][metric]["score"])
+    """The scores in *metric*, as one list over the seeds for each architecture."""
+    return per_architecture(results, lambda system: system["metrics"][metric]["score"])
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation as text; the values themselves if there is one, or if one is not finite."""
+    """Mean and standard deviation as text, or the values if there is only one or one is not finite."""
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return ", ".join(f"{value:.2f}" for value in values)
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
-def chance(results: Results, p_value: float) -> str:
-    """*p_value* as text; the smallest value that the resamples can give is written as a bound."""
+def p_text(results: Results, p_value: float) -> str:
+    """*p_value* as text. The smallest value that the resamples can give becomes an upper bound."""
     least = 1 / (results["bootstrap"]["resamples"] + 1)
     return f"≤ {least:.3f}" if p_value <= least * 1.0001 else f"{p_value:.3f}"
 
@@ -69,12 +69,12 @@ def verdict(results: Results) -> list[str]:
     baseline, *others = results["architectures"]
     first, *rest = scores(results)
     sentences = [
-        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, of_arch)}. "
+        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, system)}. "
         f"When the test sentences are resampled, 95% of the differences between these trainings are from "
-        f"{against['low']:+.2f} to {against['high']:+.2f} (p {chance(results, against['p_value'])})."
-        for arch, of_arch, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
+        f"{against['low']:+.2f} to {against['high']:+.2f} (p {p_text(results, against['p_value'])})."
+        for arch, system, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
     ]
-    return sentences + unlike(results)
+    return sentences + training_differences(results)
 
 
 def processes(results: Results) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def processes(results: Results) -> list[dict[str, Any]]:
     return [one for pair in results["systems"] for system in pair for one in system["training"]["processes"]]
 
 
-def unlike(results: Results) -> list[str]:
+def training_differences(results: Results) -> list[str]:
     """A sentence if code, versions, hardware or batches differ between the trainings."""
     differ = [
         f"{name} ({'; '.join(kinds)})"
@@ -117,8 +117,8 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def _png(draw: Callable[..., None], count: int = 1) -> str:
-    """What *draw* draws on *count* axes."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq, once imported, logs everything
+    """The PNG, in base64, that *draw* draws on *count* axes."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes it log everything
     figure = Figure(figsize=(5 * count + 1, 3.8), dpi=110, layout="constrained")
     axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
     draw(*axes)
@@ -131,7 +131,7 @@ def _png(draw: Callable[..., None], count: int = 1) -> str:
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = of_each(results, lambda system: system["training"])
+    trainings = per_architecture(results, lambda system: system["training"])
     for arch, color, of_arch in zip(results["architectures"], COLOURS, trainings, strict=False):
         for number, training in enumerate(of_arch):
             style = {"color": color, "label": arch if number == 0 else None, "alpha": 0.8, "linewidth": 1.2}
@@ -146,16 +146,16 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
 def _draw_scores(
     axes: Axes, results: Results, of_all: Sequence[list[list[float]]], places: list[str], xlabel: str
 ) -> None:
-    """A line for each architecture through the means over seeds of *of_all* (place, architecture, seed)."""
+    """Draw a line for each architecture through the seeds' means of *of_all* (place, architecture, seed)."""
     for number, arch in enumerate(results["architectures"]):
         seeds = [place[number] for place in of_all]
         means = [statistics.mean(values) for values in seeds]
-        # A mean of equal numbers can differ from them in its last digit.
+        # Rounding can put the mean of equal numbers below or above them.
         below = [max(0, m - min(v)) for m, v in zip(means, seeds, strict=True)]
         above = [max(0, max(v) - m) for m, v in zip(means, seeds, strict=True)]
-        x = [n + 0.06 * (number - 0.5) for n in range(len(places))]
+        positions = [n + 0.06 * (number - 0.5) for n in range(len(places))]
         style = {"color": COLOURS[number], "label": arch, "capsize": 3, "marker": "o"}
-        axes.errorbar(x, means, yerr=[below, above], **style)
+        axes.errorbar(positions, means, yerr=[below, above], **style)
     axes.set_xticks(range(len(places)), places)
     axes.set(xlabel=xlabel, ylabel="sacreBLEU")
 
@@ -180,16 +180,20 @@ def _score_rows(results: Results) -> list[list[str]]:
 
 
 def _against(results: Results, against: dict[str, float]) -> list[str]:
-    """Two cells of a bootstrap: the difference with its interval, and p."""
+    """The two cells of a bootstrap: the difference with its interval, and p."""
     interval = f"{against['difference']:+.2f} ({against['low']:+.2f} to {against['high']:+.2f})"
-    return [interval, chance(results, against["p_value"])]
+    return [interval, p_text(results, against["p_value"])]
 
 
 def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
-    """The words, sentences and scores (architecture, seed) of every bucket."""
+    """Word range, number of sentences and scores (architecture, seed) of every length bucket."""
     buckets = enumerate(results["systems"][0][0]["by_length"])
     return [
-        (bucket["words"], bucket["sentences"], of_each(results, lambda system, n=n: system["by_length"][n]["score"]))
+        (
+            bucket["words"],
+            bucket["sentences"],
+            per_architecture(results, lambda system, n=n: system["by_length"][n]["score"]),
+        )
         for n, bucket in buckets
     ]
 
@@ -241,7 +245,7 @@ def html(results: Results) -> str:
         score_rows=_score_rows(results),
         metric_rows=[[f"{name} ({results['signatures'][name]})", *cells] for name, *cells in _metric_rows(results)],
         training_rows=_training_rows(results),
-        length_rows=[[words, count, *map(spread, of_each)] for words, count, of_each in _by_length(results)],
+        length_rows=[[words, count, *map(spread, by_arch)] for words, count, by_arch in _by_length(results)],
         joined_rows=_joined_rows(results),
         images=plots(results),
         fewest=FEWEST,
@@ -256,7 +260,7 @@ def _yaml(value: Any) -> str:
 
 
 def table(results: Results) -> str:
-    """The rows for docs/results.md, and the facts about them."""
+    """The table for docs/results.md, with the command, versions and hardware."""
     first = next(iter(processes(results)), {})
     return TEMPLATES.get_template("results.md.j2").render(
         results,
@@ -281,7 +285,7 @@ def _table_rows(results: Results) -> list[list[str]]:
         return [title, first, *(word for cell in cells for word in (cell, "", ""))]
 
     def of_training(title: str, value: Callable[[dict[str, Any]], float]) -> list[str]:
-        return plain(title, *map(spread, of_each(results, lambda system: value(system["training"]))))
+        return plain(title, *map(spread, per_architecture(results, lambda system: value(system["training"]))))
 
     head = ["", f"`{baseline}`"] + [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
     joined = [
@@ -312,6 +316,7 @@ def _without_places(command: str) -> str:
     """*command* without the flags that name folders of one machine."""
     words = shlex.split(command)
     places = {"--data-dir", "--work-dir", "--manifest"}
-    befores = ["", *words][: len(words)]
-    kept = [w for w, before in zip(words, befores, strict=True) if not {before, w.partition("=")[0]} & places]
-    return shlex.join(kept)
+    previous = ["", *words[:-1]]
+    return shlex.join(
+        w for w, before in zip(words, previous, strict=True) if not {before, w.partition("=")[0]} & places
+    )

@@ -1,4 +1,4 @@
-"""Stage 21: join sentences of the test set, 2, 4 and 8 at a time, for inputs of more than one sentence."""
+"""Stage 21: join 2, 4 and 8 consecutive sentences of the test set to longer inputs."""
 
 from pathlib import Path
 
@@ -12,33 +12,33 @@ TIMES = (2, 4, 8)
 
 
 def texts(experiment: Experiment, times: int) -> list[Path]:
-    """Source and reference of *times* sentences a line, plain text."""
+    """The plain source and reference with *times* sentences a line."""
     return [experiment.work / "joined" / f"{times}.{lang}" for lang in (experiment.source, experiment.target)]
 
 
 def data(experiment: Experiment) -> Path:
-    """The binary data; the sets are named as :func:`subset` says."""
+    """The folder of the binary data. :func:`subset` names its sets."""
     return experiment.work / "joined" / "data-bin"
 
 
 def subset(times: int) -> str:
-    """The name that fairseq gives the set of *times* sentences a line: test, test1, test2."""
+    """fairseq's name of the set with *times* sentences a line: test, test1 or test2."""
     number = TIMES.index(times)
     return f"test{number or ''}"
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a text; only a newline ends one."""
+    """The lines of the text in *path*. Only a newline ends a line."""
     return split(decode(path.read_bytes(), str(path)))
 
 
 def check(experiment: Experiment) -> None:
-    """Raise a StageError for a test set of too few lines, or whose joined lines are too long to translate."""
+    """Raise a StageError if the test set has too few lines, or if joined lines are too long to translate."""
     most, where = max(TIMES), "stage 21 (join sentences of the test set): the test set"
     for path in experiment.texts("bpe", ["test"]):
         words = [len(line.split()) for line in lines(path)]
         if len(words) < most:
-            raise StageError(f"{where} has {len(words)} lines, and {most} at least are needed")
+            raise StageError(f"{where} has {len(words)} lines, and at least {most} are needed")
         longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
         if longest > LONGEST and not has_room(experiment):
             raise StageError(
@@ -70,10 +70,10 @@ class Join(Stage):
         shell.command(f"mkdir -p {quoted(folder)}")
         for name, kind in (("raw", ""), ("bpe", "bpe.")):
             for path in experiment.texts(name, ["test"]):
-                sentences = count_lines(str(path)) if path.exists() else 0  # not yet there in a dry run
+                sentences = count_lines(str(path)) if path.exists() else 0  # in a dry run, it may not exist yet
                 for times in TIMES:
                     out = folder / f"{times}.{kind}{path.suffix[1:]}"
-                    # A rest of fewer sentences is left out.
+                    # The last line is dropped if it would have fewer sentences.
                     count = sentences // times * times or "LINES"
                     shell.command(
                         f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * times}"

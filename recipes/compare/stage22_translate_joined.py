@@ -1,4 +1,4 @@
-"""Stage 22: translate the joined sentences (fairseq-generate), as stage 9 does the test set."""
+"""Stage 22: translate the joined sentences (fairseq-generate), as stage 9 translates the test set."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from recipes.pipeline.stage09_translate import SETTINGS, translate
 
 
 def hypotheses(experiment: Experiment, times: int) -> Path:
-    """The translations of *times* sentences a line, plain text."""
+    """The file of plain translations with *times* sentences a line."""
     return experiment.model / "joined" / f"{times}.{experiment.target}"
 
 

@@ -1,4 +1,4 @@
-"""Stage 23: score the systems against each other and write the report: a page, a table, and the numbers."""
+"""Stage 23: compare the systems' scores and write the report: a page, a table, and the numbers."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ SAME = ("recipe", "settings", "architectures", "signatures")  # keys of results 
 
 @dataclass
 class Report(Stage):
-    """The stage, of trainings in *pairs*: for each seed one of every architecture, the baseline first."""
+    """The stage that compares *pairs*: for each seed, one training of every architecture, the baseline first."""
 
     pairs: Sequence[Sequence[Experiment]]
     recipe: str
@@ -42,7 +42,7 @@ class Report(Stage):
     depends_on_bpe = True
 
     def also(self, experiment: Experiment) -> dict[str, Any]:
-        """What the report depends on besides its inputs: who is compared, in which order, and its code."""
+        """What the report depends on besides its inputs: the systems, their order, and the code of the report."""
         files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
         code = b"".join(path.read_bytes() for path in files)
         return {
@@ -64,7 +64,7 @@ class Report(Stage):
         return [self.folder(experiment) / name for name in ("report.html", "results.md", "results.json")]
 
     def folder(self, experiment: Experiment) -> Path:
-        """The folder of the report. Its name has the label of the models' folders."""
+        """The folder of the report, with the same label as the models' folders."""
         return experiment.work / f"compare{experiment.label and '.'}{experiment.label}"
 
     def prepare(self, runner: Runner) -> None:
@@ -82,9 +82,9 @@ class Report(Stage):
             write_whole(self.folder(experiment) / name, text)
 
     def _set_aside(self, experiment: Experiment, results: dict[str, Any], moves: Moves) -> None:
-        """Move the report that is there to ``earlier/1``, ``2``, …, unless *results* contain all of it.
+        """Move an existing report to ``earlier/1``, ``2``, …, unless *results* contain all of it.
 
-        In a dry run, *results* have no scores, and the signature that these would have is not known.
+        In a dry run, *results* have no scores, and the signature of the future scores is unknown.
         """
         folder = self.folder(experiment)
         reports = [path for path in self.outputs(experiment) if path.exists()]
@@ -103,12 +103,12 @@ class Report(Stage):
                 moves.move(path, target / path.name, f"is another report (differs in {', '.join(differ)})")
 
     def summary(self, experiment: Experiment) -> str:
-        """What to print at the end."""
+        """The lines to print at the end: the path of the report, and its verdict."""
         results = json.loads((self.folder(experiment) / "results.json").read_text())
         return "\n".join([f"report:  {self.folder(experiment) / 'report.html'}", *page.verdict(results)])
 
     def _identity(self, experiment: Experiment) -> dict[str, Any]:
-        """The results that are known before the trainings."""
+        """The entries of the results that are known before training."""
         return {
             "recipe": self.recipe,
             "architectures": [system.arch for system in self.pairs[0]],
@@ -117,7 +117,7 @@ class Report(Stage):
         }
 
     def results(self, experiment: Experiment) -> dict[str, Any]:
-        """All numbers of the report; a StageError if the systems were not trained for the same length."""
+        """All numbers of the report. Raises a StageError if the systems were not trained for the same length."""
         _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
         systems = [[_system(system) for system in pair] for pair in self.pairs]
         longest = max(len(line.split()) for line in lines(experiment.text("bpe", "train", experiment.source)))
@@ -132,7 +132,7 @@ class Report(Stage):
         }
 
     def _command(self, experiment: Experiment) -> str:
-        """The command of the last run, with as many seeds as the report has."""
+        """The command of the last run, with --seeds set to the number of seeds in the report."""
         command = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
         seeds = len(self.pairs)
         if re.search("--seeds[ =]", command) or seeds == SEEDS:
@@ -140,7 +140,7 @@ class Report(Stage):
         return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
 
     def _joined(self, experiment: Experiment, times: int, longest: int) -> dict[str, Any]:
-        """The test set, *times* sentences a line: how long its sources are, and how all systems do.
+        """Source lengths and scores of all systems on the test set with *times* sentences a line.
 
         Args:
             longest: subwords of the longest source in training
@@ -179,30 +179,30 @@ class Report(Stage):
 
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
-    """Raise a StageError unless all *systems* were trained as long."""
+    """Raise a StageError unless all *systems* average the same epochs or updates."""
     averaged = [[number for number, _ in to_average(system)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
                 f"{system.model} was trained until {numbers[-1:]} and {systems[0].model} until "
                 f"{averaged[0][-1:]} (epochs or updates; the checkpoints {numbers} and {averaged[0]} are "
-                "averaged): train both as long, or anew with --name NAME"
+                "averaged): train both for the same length, or train again with --name NAME"
             )
 
 
 def _score(system: Experiment) -> dict[str, Any]:
-    """The contents of score.json on *system*."""
+    """The scores of *system*, from its score.json."""
     return json.loads(system.score.read_text(encoding="utf-8"))["systems"][0]
 
 
 def _tokeniser(signature: str) -> str:
-    """The tokeniser of a sacreBLEU signature. Some have a version at their end, as in ja-mecab-0.996-IPA."""
+    """The tokeniser in a sacreBLEU signature, without a version as in ja-mecab-0.996-IPA."""
     tokeniser = re.search(r"\|tok:([^|]+)", signature)[1]
     return next((name for name in TOKENIZERS if re.match(rf"{name}(-\d|$)", tokeniser)), tokeniser)
 
 
 def _finite(value: Any) -> Any:
-    """*value* with None for numbers that JSON cannot represent."""
+    """*value*, with None in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):

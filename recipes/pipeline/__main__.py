@@ -1,4 +1,4 @@
-"""Run a recipe: its stages in order, each skipped where it was done before."""
+"""Run a recipe: its stages in order. Finished stages are skipped."""
 
 import argparse
 import sys
@@ -18,13 +18,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="run.sh",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Run a recipe from text to BLEU. What was done before is skipped.",
-        epilog=f"After a lone --, write more flags for fairseq-train.\n\nStages: {numbers}\n\n"
+        description="Run a recipe from text to BLEU. Finished stages are skipped.",
+        epilog=f"Flags after a lone -- are passed to fairseq-train.\n\nStages: {numbers}\n\n"
         f"Settings, in settings.yaml or as --set KEY=VALUE:\n{describe_settings()}",
     )
     add = parser.add_argument
     add("--stage", type=int, default=1, metavar="N", help="the first stage; default: %(default)s")
-    add("--stop-stage", type=int, metavar="N", help="the last; default: 10, or --stage if that is beyond it")
+    add("--stop-stage", type=int, metavar="N", help="the last stage; default: 10, or --stage if it is greater")
     add("--arch", default="transformer_rope", help="default: %(default)s; transformer is the baseline")
     add("--seed", type=int, default=1, help="seed of the model; default: %(default)s")
     add_flags(parser)
@@ -32,14 +32,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Exits with status 1 and one sentence where a stage cannot run, 2 where a flag is wrong."""
+    """Run the recipe. Exits with status 1 and one sentence if a stage fails, 2 if a flag is wrong."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
     args, train_flags = parse(parser, words)
     first, last = STAGES[0].number, STAGES[-1].number
-    stop = args.stop_stage
-    if stop is None:
-        stop = max(args.stage, TO_SCORE[-1].number)
+    stop = max(args.stage, TO_SCORE[-1].number) if args.stop_stage is None else args.stop_stage
     if not first <= args.stage <= stop <= last:
         parser.error(f"--stage {args.stage} --stop-stage {stop}: must be {first} <= stage <= stop-stage <= {last}")
     experiment = describe_experiment(parser, args, args.arch, args.seed, train_flags)

@@ -11,22 +11,23 @@ from recipes.pipeline.experiment import ROOT, Experiment
 from recipes.pipeline.settings import NAMES_MODEL, Settings, SettingsError, check_values, read_settings
 from recipes.text import fetch
 
-# What stages write into the work folder, beside the models' folders.
+# What stages write into the work folder, besides the models' folders.
 WRITTEN = (
     *("downloads", "raw", "tokenised", "clean", "bpe", "data-bin", "joined", "compare"),
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
 )
-OURS = ("--arch", "--seed", "--save-dir")  # flags of fairseq-train by which folders are named, and -a
+# Flags of fairseq-train that the recipe sets itself, because they name folders. -a is short for --arch.
+OURS = ("--arch", "--seed", "--save-dir")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is run, in which folder and on what."""
+    """Add the flags for the recipe, its folders, its device and its settings."""
     add = parser.add_argument
     add("recipe", type=_recipe, help="a folder with settings.yaml, or the name of one in recipes/")
-    data_dir = "a folder with files of the corpus, which is only read; missing files are downloaded; default: the "
+    data_dir = "folder with files of the corpus, which is never written to; missing files are downloaded; default: the "
     add("--data-dir", type=Path, metavar="DIR", help=data_dir + "recipe's corpus/ if it has one")
-    manifest = "names, sizes, checksums and addresses of these files; default: the recipe's manifest.tsv; none: take "
-    add("--manifest", metavar="FILE", help=manifest + "those in --data-dir without a check")
+    manifest = "names, sizes, checksums and URLs of these files; default: the recipe's manifest.tsv; none: use the "
+    add("--manifest", metavar="FILE", help=manifest + "files in --data-dir without checking them")
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
     add("--gpus", type=int, metavar="N", help="number of GPUs to train on; 0: train on the CPU; default: all GPUs")
     name = "the model's folder is ARCH.seedS.NAME; default: ARCH.seedS for the recipe's own settings, and "
@@ -34,12 +35,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     bpe = "default: subword-nmt, or sentencepiece for languages that Moses' tokeniser does not split"
     add("--bpe", choices=("subword-nmt", "sentencepiece"), help=bpe)
     add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
-    add("--dry-run", action="store_true", help="print every command, run none")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="give a setting of settings.yaml another value")
+    add("--dry-run", action="store_true", help="print the commands without running them")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of settings.yaml")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, str]:
-    """The flags of *parser*, and the words after a lone ``--``, quoted for a shell."""
+    """The parsed flags, and the words after a lone ``--``, quoted for a shell."""
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     args, unknown = parser.parse_known_args(words[:end])
@@ -51,7 +52,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
 def describe_experiment(
     parser: argparse.ArgumentParser, args: argparse.Namespace, arch: str, seed: int, train_flags: str
 ) -> Experiment:
-    """The experiment that *args*, of :func:`add_flags`, describe; *parser* ends the process at an error."""
+    """The experiment that *args* of :func:`add_flags` describe. At an error, *parser* ends the process."""
     try:
         return _describe(args, arch, seed, train_flags)
     except (SettingsError, fetch.FetchError) as error:
@@ -73,7 +74,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
         differs["--bpe"] = args.bpe
-    data_dir = args.data_dir or folder / "corpus"  # a recipe may bring its texts
+    data_dir = args.data_dir or folder / "corpus"  # a recipe may contain its corpus
     experiment = Experiment(
         settings,
         work,
@@ -113,12 +114,12 @@ def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) ->
 
 
 def _usual_bpe(settings: Settings, asked: str | None) -> str:
-    """The choice of subwords for the languages; a choice that cannot divide them is refused."""
+    """The default subwords for the languages. Raises a SettingsError if the *asked* ones cannot split them."""
     languages = [language(code) for code in (settings.source_lang, settings.target_lang)]
     unspaced = [lang for lang in languages if lang in UNSPACED]
     if asked == "subword-nmt" and unspaced:
         raise SettingsError(
-            f"--bpe subword-nmt: needs blanks between words, and {unspaced[0]} has none; use --bpe sentencepiece"
+            f"--bpe subword-nmt: needs spaces between words, and {unspaced[0]} has none; use --bpe sentencepiece"
         )
     return "sentencepiece" if unspaced or "ko" in languages else "subword-nmt"
 
@@ -127,24 +128,24 @@ def _refuse_to_write_over_data(experiment: Experiment) -> None:
     folder, work = experiment.data_dir, experiment.work
     for path in (folder / file for file in experiment.files() if folder):
         if work in path.parents and path.relative_to(work).parts[0] in (*WRITTEN, experiment.model.name):
-            raise SettingsError(f"--data-dir {folder}: the recipe would overwrite {path}, or write beside it")
+            raise SettingsError(f"--data-dir {folder}: the recipe would overwrite {path}, or write into its folder")
 
 
 def _fits(manifest: Path, experiment: Experiment) -> bool:
-    """Whether the recipe's *manifest* is of its files. It is not where the recipe's folder was copied."""
+    """Whether *manifest* lists the recipe's files. A copied recipe may have other files than its manifest."""
     if not manifest.exists():
         return False
     known, files = fetch.read_manifest(manifest), experiment.files()
     unknown = [file for file in files if file not in known]
     if unknown and unknown != files:
         raise SettingsError(
-            f"{manifest}: has no {', '.join(unknown)}: add their addresses, or use the files in "
+            f"{manifest}: has no {', '.join(unknown)}: add their URLs, or use the files in "
             "--data-dir unchecked with --manifest none"
         )
     if unknown and experiment.data_dir is None:
         raise SettingsError(
             f"{manifest}: has none of the recipe's files, {', '.join(files)}: add their "
-            "addresses, or name their folder with --data-dir"
+            "URLs, or name their folder with --data-dir"
         )
     return not unknown
 
@@ -161,8 +162,8 @@ def _recipe(given: str) -> str:
 
 
 def called(recipe: str, words: Sequence[str]) -> str:
-    """The command that ran *recipe* with *words*, from the project's root."""
-    if words and not words[0].startswith("-"):  # its name, before all flags: as its own run.sh calls us
+    """The command that runs *recipe* with *words*, from the project's root."""
+    if words and not words[0].startswith("-"):  # the recipe's own run.sh puts its name first
         script = f"{shlex.quote(str(Path('recipes') / recipe))}/run.sh"
         return f"bash {script} {shlex.join(words[1:])}".strip()
     return f"bash recipes/pipeline/run.sh {shlex.join(words)}"

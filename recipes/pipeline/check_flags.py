@@ -1,8 +1,8 @@
-"""Whether fairseq knows the architectures and all flags of a recipe, checked before its first stage.
+"""Check that fairseq knows the architectures and all flags of a recipe, before its first stage.
 
     python -m recipes.pipeline.check_flags ARCH TRAIN GENERATE [ARCH TRAIN GENERATE …]
 
-parses these commands as fairseq does. That is a process of its own, since fairseq's parsers exit at an error.
+parses these commands with fairseq's parsers. It runs in a separate process, because fairseq's parsers exit at an error.
 """
 
 import difflib
@@ -18,7 +18,7 @@ PASSED = "all flags are known"
 
 
 def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None:
-    """Raise a StageError unless fairseq, in a process of its own, knows the architectures and all flags."""
+    """Raise a StageError unless fairseq, in a separate process, knows the architectures and all flags."""
     words = [sys.executable, "-m", "recipes.pipeline.check_flags"]
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
@@ -36,12 +36,12 @@ def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None
 
 
 def parse_commands(words: Sequence[str]) -> None:
-    """Print each architecture in *words*, then parse its commands; at an error, fairseq's parser exits."""
+    """Print each architecture in *words*, then parse its commands. fairseq's parser exits at an error."""
     from fairseq import models, options
 
     for arch, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
         print(arch, flush=True)
-        sys.argv = shlex.split(train)  # where fairseq looks for --user-dir
+        sys.argv = shlex.split(train)  # fairseq reads --user-dir from here
         parser = options.get_training_parser()
         if arch not in models.ARCH_MODEL_REGISTRY:
             near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)

@@ -1,4 +1,4 @@
-"""The checkpoints of a training: those that stage 8 averages, and whether they are the last ones."""
+"""The checkpoints that stage 8 averages, and checks that they are the last ones of the training."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from recipes.pipeline.experiment import Experiment, StageError
 
 
 def to_average(experiment: Experiment) -> list[tuple[int, Path]]:
-    """The newest checkpoints, which stage 8 averages, in their order: epoch or update, and file."""
+    """The epoch or update, and the file, of each checkpoint that stage 8 averages, in order."""
     by_update = experiment.settings.save_every_updates
     pattern = r"checkpoint_\d+_(\d+)\.pt" if by_update else r"checkpoint(\d+)\.pt"
     matches = [(re.fullmatch(pattern, path.name), path) for path in experiment.checkpoints.glob("checkpoint*.pt")]
@@ -15,27 +15,27 @@ def to_average(experiment: Experiment) -> list[tuple[int, Path]]:
 
 
 def check_checkpoints(experiment: Experiment) -> None:
-    """Raise a StageError unless the last checkpoints are all there, one for each epoch or interval."""
+    """Raise a StageError unless all of the last checkpoints exist, one for each epoch or interval."""
     numbers = [number for number, _ in to_average(experiment)]
     by_update, count = experiment.settings.save_every_updates, experiment.settings.average_checkpoints
     every = by_update or 1
-    wanted = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
-    if numbers != wanted or not numbers:
+    expected = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
+    if numbers != expected or not numbers:
         raise StageError(
             f"stage 7 (train): {experiment.checkpoints} has {numbers or 'none'} of the "
             f"{'updates' if by_update else 'epochs'} to average, and not the last "
-            f"{count}, one every {every}: train longer, or anew with --name NAME"
+            f"{count}, one every {every}: train longer, or train again with --name NAME"
         )
 
 
 def check_limit(experiment: Experiment) -> None:
-    """Raise a StageError if there is a checkpoint of a longer training than the settings allow."""
+    """Raise a StageError if a checkpoint is from a longer training than the settings allow."""
     numbers = [number for number, _ in to_average(experiment)]
     limit = "max_updates" if experiment.settings.save_every_updates else "max_epochs"
     allowed = getattr(experiment.settings, limit)
     if allowed and numbers and numbers[-1] > allowed:
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} is of a training of {numbers[-1]} "
-            f"{limit[4:]} already, beyond {limit}={allowed}: set {limit}={numbers[-1]}, or train another "
+            f"stage 7 (train): {experiment.checkpoints} is already trained for {numbers[-1]} "
+            f"{limit[4:]}, beyond {limit}={allowed}: set {limit}={numbers[-1]}, or train another "
             "model with --name NAME"
         )

@@ -1,4 +1,4 @@
-"""How the commands of a stage are run: printed, kept in a script, logged, with a progress bar."""
+"""Run the commands of a stage: print them, write them to a script, log their output, show progress."""
 
 import os
 import re
@@ -16,16 +16,16 @@ from recipes.pipeline.lock import note_holder
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Partial
 
-PROGRAMS = str(Path(sys.executable).parent)  # of this Python: fairseq-train, subword-nmt, …
+PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
 
 
 def named(path: Path) -> str:
-    """*path* as commands and messages name it: relative where it lies in the project."""
+    """*path* for commands and messages, relative if it is in the project."""
     return str(path.relative_to(ROOT) if ROOT in path.parents else path)
 
 
 def quoted(*values: object) -> str:
-    """*values* as words of a shell; a path as :func:`named` gives it."""
+    """*values* quoted for a shell. Paths are given by :func:`named`."""
     return shlex.join(named(value) if isinstance(value, Path) else str(value) for value in values)
 
 
@@ -39,10 +39,9 @@ class Shell:
     """Runs the commands of one stage.
 
     Attributes:
-        stage: the one that runs
-        script, log, partial: where its commands, their output, and what an interrupted run has made are kept;
-            None in a dry run, which only prints
-        locks: descriptors that every command inherits: the lock on the work folder lasts while one runs
+        stage: the stage
+        script, log, partial: the records of its commands, of their output, and of finished outputs; None in a dry run
+        locks: descriptors that every command inherits, so that the work folder stays locked while a command runs
     """
 
     stage: Stage
@@ -58,13 +57,13 @@ class Shell:
             self.script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
 
     def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()) -> None:
-        """Print *command*, keep it in the stage's script, and run it by bash from the project's root.
+        """Print *command*, add it to the stage's script, and run it with bash from the project's root.
 
         Args:
             command: one shell command; a pipeline fails if any part of it does
             on_line: called with every line of its output
-            makes: the files that it writes. The command is not run if an interrupted run of the stage has
-                written them, and all that came before
+            makes: the files that it writes. The command is skipped if an interrupted run of the stage already
+                wrote them and everything before them
         """
         if self.script is None:
             say(f"$ {command}")
@@ -80,17 +79,17 @@ class Shell:
             self.partial.add(makes)
 
     def tool(self, command: str, makes: Sequence[Path] = ()) -> None:
-        """:meth:`command`, of a tool of ours: what it prints is a few lines that are worth showing."""
+        """Run *command* as :meth:`command` does, and show the few lines that it prints."""
         self.command(command, lambda line: say(f"  {line.rstrip()}") if line.strip() else None, makes)
 
 
 def run_logged(
     stage: Stage, command: str, on_line: Callable[[str], None] | None, log: Path, locks: tuple[int, ...]
 ) -> None:
-    """Run *command*; a StageError if it fails. Its tqdm bars are drawn here; what else it prints goes to *log*."""
+    """Run *command*: show its progress bars, append its other output to *log*. Raises a StageError if it fails."""
     environment = dict(os.environ, PATH=f"{PROGRAMS}:{os.environ.get('PATH', '')}")
     environment.setdefault("TQDM_MININTERVAL", "0.5")
-    # For the tools of recipes/; where fairseq loads the plugin, its folder is enough.
+    # python -m recipes.… needs the project's root; fairseq finds the plugin by --user-dir.
     environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     log.parent.mkdir(parents=True, exist_ok=True)
     last = ""
@@ -99,7 +98,7 @@ def run_logged(
         process = subprocess.Popen(
             ["bash", "-c", f"set -euo pipefail; {command}"], cwd=ROOT, env=environment, pass_fds=locks,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            start_new_session=True,  # so that all of a pipeline can be ended together
+            start_new_session=True,  # so that one signal ends all processes of a pipeline
         )  # fmt: skip
         assert process.stdout is not None
         try:
@@ -121,12 +120,12 @@ def run_logged(
             bar.close()
             process.stdout.close()
     if status != 0:
-        failed = f"failed with status {status}: {last or 'it said nothing'} (all that it said: {log})"
+        failed = f"failed with status {status}: {last or 'no output'} (full output: {log})"
         raise StageError(f"stage {stage.number} ({stage.title}) {failed}")
 
 
 class _Bar:
-    """The progress bars of a command: on a terminal in place, elsewhere a line every half minute."""
+    """Shows the progress bars of a command: in place on a terminal, elsewhere as a line every 30 seconds."""
 
     # " 45%|####     | 123/456 [00:01<00:02, 45.6it/s]", or without a total "123it [00:01, 45.6it/s]"
     PATTERN = re.compile(r"\[\d+:\d\d[^\]]*(/s|s/\S+|\?\S*)\S*( \S+=\S+)*\]\s*$")
@@ -138,8 +137,8 @@ class _Bar:
         self._after_bar = True
 
     def draws(self, line: str) -> bool:
-        """Whether *line* is a bar, which is then drawn, or left out since one was drawn just now."""
-        if line.isspace() and self._after_bar:  # what is left of a line that was drawn over
+        """Whether *line* is a progress bar. Draws it, unless one was drawn less than 30 seconds ago."""
+        if line.isspace() and self._after_bar:  # tqdm clears its line with blanks
             return True
         self._after_bar = self.PATTERN.search(line) is not None
         if not self._after_bar:

@@ -1,4 +1,4 @@
-"""One experiment: its settings, and the names of all files that its stages read and write."""
+"""One experiment: its settings, and the paths of all files that its stages read and write."""
 
 import hashlib
 import json
@@ -14,24 +14,24 @@ SETS = ("train", "valid", "test")
 
 
 class StageError(RuntimeError):
-    """A stage cannot run or has failed; the message says which, and what to do."""
+    """A stage cannot run or has failed. The message names the stage and says what to do."""
 
 
 @dataclass
 class Experiment:
-    """What is run, in which folder and on what.
+    """One run of a recipe: settings, folders, architecture, seed and device.
 
     Attributes:
-        settings: the recipe's, with those of the command line
-        work: the recipe's work folder; what depends on the data alone lies directly in it
-        arch, seed: the model; what depends on these too lies in ``work/ARCH.seedSEED``
-        name: what the user has added to the name of that folder
-        differs: settings that make another model than the recipe's own, which adds their hash to the name
+        settings: the recipe's settings with the overrides of the command line
+        work: the recipe's work folder; files that depend only on the data are directly in it
+        arch, seed: the model; files that depend on it are in ``work/ARCH.seedSEED``
+        name: the user's suffix to the name of that folder
+        differs: settings that differ from the recipe's own and change the model; their hash is the default suffix
         bpe: "subword-nmt" or "sentencepiece"
         tokenize: sacreBLEU's tokeniser
-        gpus: how many to train on, None for all that there are; 0 for the CPU
-        data_dir: a folder of files that were fetched elsewhere, which is only read
-        manifest: names, sizes, checksums and addresses of the corpus' files; None if it has none
+        gpus: number of GPUs to train on; None: all of them; 0: the CPU
+        data_dir: the folder of files that the user has, which is never written to
+        manifest: names, sizes, checksums and URLs of the corpus' files, or None
         dry_run: print commands, run none, write nothing
     """
 
@@ -54,12 +54,12 @@ class Experiment:
     # -- texts and binary data ---------------------------------------------------------------------
 
     def files(self) -> list[str]:
-        """The names of the corpus' files, each once."""
+        """The names of the corpus' files, without duplicates."""
         names = [template.partition(":")[0] for n in SETS for template in self.settings.templates(n)]
         return list(dict.fromkeys(file for name in names for file in self.sides(name)))
 
     def sides(self, template: str) -> tuple[str, str]:
-        """*template* with {lang} and {side} filled in, for source and target."""
+        """*template* for the source and for the target, with {lang} and {side} filled in."""
         source, target = (
             template.replace("{lang}", lang).replace("{side}", side)
             for lang, side in ((self.source, "src"), (self.target, "ref"))
@@ -67,22 +67,22 @@ class Experiment:
         return source, target
 
     def fetched(self, file: str) -> Path:
-        """Where *file* of the corpus is: in the data folder if it is there, else among the downloads."""
+        """The path of *file* of the corpus: in the data folder if it exists there, else in ``downloads``."""
         if self.data_dir is not None and (self.data_dir / file).exists():
             return self.data_dir / file
         return self.work / "downloads" / file
 
     def text(self, folder: str, name: str, lang: str) -> Path:
-        """The text of the set *name* in ``work/FOLDER``: raw, tokenised, clean or bpe."""
+        """The path of the set *name* in ``work/FOLDER``; *folder* is raw, tokenised, clean or bpe."""
         return self.work / folder / f"{name}.{lang}"
 
     def texts(self, folder: str, sets: Iterable[str] = SETS) -> list[Path]:
-        """The texts of ``work/FOLDER``: train, valid and test in both languages."""
+        """The paths of *sets* in ``work/FOLDER``, each in both languages."""
         return [self.text(folder, n, lang) for n in sets for lang in (self.source, self.target)]
 
     @property
     def raw_sets(self) -> list[str]:
-        """The sets that have files of their own; without valid_files, stage 4 holds training pairs out."""
+        """The sets that have files. Without valid_files, stage 4 takes the validation set from the training set."""
         return [name for name in SETS if self.settings.templates(name)]
 
     test_source = property(lambda self: self.text("raw", "test", self.source))
@@ -91,12 +91,12 @@ class Experiment:
 
     @property
     def subwords(self) -> str:
-        """The name of the file of subwords, in ``bpe/`` and beside the dictionaries."""
+        """The name of the subword model's file, in ``bpe/`` and beside the dictionaries."""
         return "bpecodes" if self.bpe == "subword-nmt" else "sentencepiece.bpe.model"
 
     @property
     def binary_data(self) -> list[Path]:
-        """The files in ``data-bin``: sets, dictionaries and subwords."""
+        """The files in ``data-bin``: sets, dictionaries and subword model."""
         languages = (self.source, self.target)
         pair = "-".join(languages)
         names = [f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in languages for end in ("bin", "idx")]
@@ -106,7 +106,7 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """What the name of the model's folder has after its seed; "" for the recipe's own settings."""
+        """The suffix of the model's folder; "" for the recipe's own settings."""
         if self.name or not self.differs:
             return self.name
         return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
@@ -116,8 +116,8 @@ class Experiment:
     model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
-    # fairseq's lines of JSON about whole epochs. Before those of each process that trained comes one line about the
-    # process: commit, versions, hardware, batches, command.
+    # fairseq's JSON lines about whole epochs. A line about the training process (commit, versions, hardware, batches,
+    # command) comes before its epochs.
     history = property(lambda self: self.checkpoints / "history.jsonl")
     averaged = property(lambda self: self.model / "averaged.pt")
     generated = property(lambda self: self.model / "generate.txt")  # the output of fairseq-generate

@@ -8,17 +8,17 @@ from recipes.pipeline.experiment import Experiment, StageError
 
 
 def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
-    """--max-tokens and --update-freq for updates of about *tokens_per_update* on so many *devices*.
+    """The values of --max-tokens and --update-freq for updates of about *tokens_per_update* on *devices* devices.
 
-    Each device takes ``--max-tokens`` tokens a batch, at most *tokens_per_device*, and ``--update-freq``
-    batches make an update. fairseq counts the tokens of the longer side, with padding.
+    ``--max-tokens`` is the size of a device's batch, at most *tokens_per_device*. ``--update-freq`` is the number of
+    batches in an update. fairseq counts the tokens of the longer side, including padding.
     """
     frequency = math.ceil(tokens_per_update / (tokens_per_device * devices))
     return tokens_per_update // (devices * frequency), frequency
 
 
 def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
-    """How many GPUs train (0: the CPU), and in which precision; a StageError if the machine does not have these."""
+    """The number of GPUs (0: the CPU) and the precision. Raises a StageError if the machine lacks them."""
     import torch
 
     available = torch.cuda.device_count()
@@ -33,18 +33,18 @@ def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
     generation = torch.cuda.get_device_capability() if available else (8, 0)
     best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
     if asked == "bf16" and best != "bf16":
-        raise StageError(f"--set precision=bf16: this GPU has none, {best} is the best for it")
+        raise StageError(f"--set precision=bf16: this GPU does not support it; the best is {best}")
     return gpus, best if asked == "auto" else asked
 
 
 def check_devices(experiment: Experiment) -> None:
-    """:func:`devices_and_precision` before the other stages run. Without GPUs, it loads no torch."""
+    """Call :func:`devices_and_precision`, unless the CPU in fp32 suffices: that loads no torch."""
     if experiment.gpus or experiment.settings.precision in ("fp16", "bf16"):
         devices_and_precision(experiment)
 
 
 def command(experiment: Experiment, gpus: int, precision: str) -> str:
-    """The command that trains *experiment* on so many *gpus*."""
+    """The command that trains *experiment* on *gpus* GPUs; 0: on the CPU."""
     s = experiment.settings
     sizes = " ".join(
         f"--{side}-layers {s.layers} --{side}-embed-dim {s.width} "

@@ -1,8 +1,8 @@
-"""What fairseq-train's log says of a training: kept in a file, and shown as a bar.
+"""Keep the epochs of fairseq-train's log in a file, and show its progress as a bar.
 
     fairseq-train … --log-format json 2>&1 | python -m recipes.pipeline.history HISTORY
 
-also adds the lines that sum up an epoch to the file HISTORY.
+copies the log, and appends the lines that summarise an epoch to the file HISTORY.
 """
 
 import json
@@ -19,23 +19,22 @@ from recipes.pipeline.settings import Settings
 
 
 def logged(line: str) -> dict[str, Any]:
-    """What *line* of fairseq's log says as JSON; {} if it is another line."""
+    """The JSON in *line* of fairseq's log, or {} if it has none."""
     start = line.find("{")
-    try:  # the configuration, printed once, is no JSON
+    try:  # fairseq also prints its configuration in braces
         return json.loads(line[start:]) if start >= 0 and line.rstrip().endswith("}") else {}
     except ValueError:
         return {}
 
 
 def training_bar(settings: Settings, disable: bool) -> tqdm:
-    """A bar of updates or epochs, to be moved by :func:`follow`."""
+    """A bar of updates or epochs, which :func:`follow` moves."""
     return tqdm(
         total=settings.max_updates or settings.max_epochs,
         unit="update" if settings.max_updates else "epoch",
         bar_format="  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]",
-        # Not drawn before the command is printed; in a log file, a line every half minute.
         mininterval=1 if sys.stderr.isatty() else 30,
-        delay=0.1,
+        delay=0.1,  # after the command has been printed
         disable=disable,
     )
 
@@ -56,9 +55,9 @@ def follow(bar: tqdm, line: str) -> None:
 
 
 def keep_history(lines: Iterable[bytes], path: Path) -> None:
-    """Copy *lines* to standard output, and what they say of whole epochs to *path*.
+    """Copy *lines* to standard output, and append those about whole epochs to *path*.
 
-    If the recipe is killed, fairseq-train goes on. Nobody reads the output then, but *path* still gets the epochs.
+    If the recipe is killed, fairseq-train continues. Nothing reads the output then, but *path* still gets the epochs.
     """
     for line in lines:
         entry = logged(line.decode("utf-8", "replace"))

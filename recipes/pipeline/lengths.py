@@ -1,24 +1,24 @@
-"""Sentences that fairseq would not train on or translate, found before anything is trained."""
+"""Find sentences that are too long for fairseq to train on or to translate, before training starts."""
 
 from recipes.pipeline.experiment import Experiment, StageError
 
-LONGEST = 1024  # tokens, with the end of the sentence, that fairseq takes by default
+LONGEST = 1024  # fairseq's default limit in tokens, including the end of the sentence
 
 
 def has_room(experiment: Experiment) -> bool:
-    """Whether more than LONGEST tokens can be translated: model and search both need a flag for it."""
+    """Whether the flags of both the model and the search allow more than LONGEST tokens."""
     settings = experiment.settings
     return all("-positions" in flags for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags))
 
 
 def check_lengths(experiment: Experiment, max_tokens: int) -> None:
-    """Raise a StageError for a sentence that a batch of *max_tokens*, the model or the search has no room for.
+    """Raise a StageError for a sentence that is too long for a batch of *max_tokens*, the model or the search.
 
-    In the training set, fairseq leaves sentences over LONGEST out and reports them.
+    Training sentences over LONGEST are allowed: fairseq skips and reports them.
     """
     room_to_train = "-positions" in experiment.settings.fairseq_train_flags
     for path in experiment.texts("bpe"):
-        if not path.exists():  # removed to save space, once there was binary data
+        if not path.exists():  # the user removed it after stage 6 to save space
             continue
         roomy = has_room(experiment) if path.stem == "test" else room_to_train
         with path.open("rb") as file:

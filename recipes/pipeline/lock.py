@@ -1,4 +1,4 @@
-"""The lock on a work folder: one run at a time works there, and its file names who does."""
+"""The lock on a work folder: one run at a time. The lock file names the process that holds it."""
 
 import contextlib
 import fcntl
@@ -9,33 +9,35 @@ from pathlib import Path
 
 
 def lock(work: Path, program: str) -> int:
-    """A descriptor that holds *work* for this run and the commands that it starts.
+    """Lock *work* for this run and the commands that it starts. Returns the lock's descriptor.
 
-    If another run holds it, the process ends with one sentence, which *program* begins.
+    If another run holds the lock, the process exits with one sentence that begins with *program*.
     """
     path = work / ".lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"{program}: another run is at work in {work}: {_holder(path)}")
+        sys.exit(f"{program}: another run uses {work}: {_holder(path)}")
     except OSError as error:  # some network file systems have no locks
-        print(f"{program}: {work}: no lock ({error.strerror}); start no second run there", file=sys.stderr)
+        print(
+            f"{program}: {work}: cannot be locked ({error.strerror}); do not start a second run there", file=sys.stderr
+        )
     note_holder(descriptor)
     return descriptor
 
 
 def note_holder(descriptor: int, command: int | None = None) -> None:
-    """Write into the file of a lock the process that holds it, or after it the *command* that it runs."""
+    """Write this process into the lock file, or add the process id of the *command* that it runs."""
     line = f"{os.getpid() if command is None else command} {time.strftime('%Y-%m-%d %H:%M:%S')}\n"
     before = b"" if command is None else os.pread(descriptor, 100, 0).partition(b"\n")[0] + b"\n"
-    with contextlib.suppress(OSError):  # on a full disk, or where the folder itself is the lock
+    with contextlib.suppress(OSError):  # for example, on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, before + line.encode(), 0)
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock whose file is *path*, in words."""
+    """The process that holds the lock in the file *path*, as text."""
     try:
         lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
         for what, (pid, since) in zip(("process", "its command, process"), lines, strict=False):
@@ -51,6 +53,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # it belongs to another user
         pass
     return True

@@ -1,4 +1,4 @@
-"""What a recipe asks of the machine, checked before the start, and what there is to write down of it."""
+"""Check that the machine is large enough for a recipe, and describe it for the results."""
 
 import contextlib
 import os
@@ -20,8 +20,8 @@ PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
 def check_machine(experiment: Experiment) -> None:
     """Raise a StageError unless the machine has enough disk, enough memory and every program.
 
-    The settings ``disk_gb`` and ``memory_gb`` say what the whole recipe needs. What its work folder already holds
-    counts as free disk, except the folders of other models.
+    The settings ``disk_gb`` and ``memory_gb`` are the needs of the whole recipe. Files that are already in its work
+    folder count as free disk, except the folders of other models.
     """
     work, beside = experiment.work, str(Path(sys.executable).parent)
     programs = [*PROGRAMS, "subword-nmt"] if experiment.bpe == "subword-nmt" else PROGRAMS
@@ -34,7 +34,7 @@ def check_machine(experiment: Experiment) -> None:
     needed = experiment.settings.memory_gb
     if memory < needed:
         raise StageError(
-            f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; try it all the same "
+            f"this machine has {memory:.1f} GB of memory, and {needed:g} are needed; to try anyway, run "
             f"with --set memory_gb={int(memory)}"
         )
     folder = next(path for path in (work, *work.parents) if path.exists())
@@ -49,12 +49,12 @@ def check_machine(experiment: Experiment) -> None:
     if free + used_bytes / 1e9 < needed:
         raise StageError(
             f"{free:.1f} GB are free on the disk of {folder}, and {needed - used_bytes / 1e9:.1f} are needed; "
-            f"choose another --work-dir, or try it all the same with --set disk_gb={int(free)}"
+            f"choose another --work-dir, or try anyway with --set disk_gb={int(free)}"
         )
 
 
 def describe() -> dict[str, Any]:
-    """Versions, commit and hardware, as a row of docs/results.md names them."""
+    """Versions, commit and hardware, for run.yaml and docs/results.md."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -72,7 +72,7 @@ def _hardware() -> dict[str, Any]:
 
 
 def _printed(*command: str) -> str:
-    """What *command* prints, without blanks around it; empty if it fails or does not exist."""
+    """The stripped output of *command*; empty if it fails or does not exist."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""Which training and which results a model's folder holds: no run removes or overwrites any of them."""
+"""Move trainings and results of other settings aside, so that no run removes or overwrites them."""
 
 import hashlib
 import itertools
@@ -17,10 +17,10 @@ from recipes.pipeline.stamps import Stamps, differences
 
 
 class Moves:
-    """Moves files and says so; in a dry run says it only.
+    """Moves files and prints each move. In a dry run, only prints.
 
     Attributes:
-        planned: in a dry run, what would be moved
+        planned: in a dry run, the paths that would be moved
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -28,7 +28,7 @@ class Moves:
         self.planned: set[Path] = set()
 
     def move(self, old: Path, new: Path, why: str) -> None:
-        """Move *old*, which is never removed or written over, to *new*."""
+        """Move *old* to *new*, and print *why*."""
         if self._dry_run:
             if old not in self.planned:
                 say(f"{named(old)} {why}: would be moved to {named(new)}")
@@ -43,13 +43,13 @@ class Moves:
 
 
 def learnt_from(stage: Stage, stamps: Stamps) -> dict[str, Any]:
-    """What identifies a training by *stage*: the data, and the settings that cannot change before it goes on."""
+    """What identifies a training: the data, and the settings that must not change when it resumes."""
     can_change = {*stage.settings} - {*LEARNT_FROM}
     return {name: value for name, value in stamps.of(stage).items() if name not in can_change}
 
 
 def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
-    """:func:`learnt_from` of the training in the folder *checkpoints*; None if nothing says it."""
+    """:func:`learnt_from` of the training in the folder *checkpoints*; None if begun.json cannot be read."""
     try:
         return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
     except (OSError, ValueError, AttributeError):
@@ -57,44 +57,35 @@ def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
 
 
 def choose_training(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
-    """Let the model's folder be that of the training which the settings and data describe, or of none.
+    """Make the model's folder the one of the training that the settings and data describe, or leave none.
 
-    A folder with checkpoints of another training moves to another name, and the wanted one back to its place.
+    A folder with checkpoints of another training is renamed. If the wanted training was renamed before, its folder gets
+    its name back.
     """
     if not all(path.exists() or path in stamps.remade for path in stage.inputs(experiment)):
-        return  # in a dry run
+        return  # a dry run, before there is data
     wanted = learnt_from(stage, stamps)
-    names = [experiment.model.name]
-    if not experiment.name and {*experiment.differs} & {*LEARNT_FROM}:
-        names.append(experiment.unlabelled)  # where earlier versions trained with any settings
     trainings = {
         folder: begun(folder / "checkpoints", stamps)
-        for folder in sorted(experiment.work.glob(f"{experiment.unlabelled}*"))
-        if folder.name.partition(".old-")[0] in names
+        for folder in sorted(experiment.work.glob(f"{experiment.model.name}*"))
+        if folder.name.partition(".old-")[0] == experiment.model.name
     }
-    for folder in list(trainings):
-        old = folder / "checkpoints.old"  # where earlier versions kept the training before the last one
-        if old.exists():
-            of = begun(old, stamps)
-            aside = _aside(folder, of)
-            trainings[aside] = of
-            moves.move(old, aside / "checkpoints", "is of other settings or data")
     current = trainings.pop(experiment.model, None)
     if current == wanted:
         check_limit(experiment)
         return
-    earlier = next((folder for folder, of in trainings.items() if of == wanted), None)
+    earlier = next((folder for folder, training in trainings.items() if training == wanted), None)
     trained = any(experiment.checkpoints.glob("*.pt"))
     if trained or earlier is not None and experiment.model.exists():
-        moves.move(experiment.model, _aside(experiment.model, current), "is of other settings or data")
+        moves.move(experiment.model, _aside(experiment.model, current), "has other settings or data")
     if earlier is not None:
-        moves.move(earlier, experiment.model, "is of these settings and data")
+        moves.move(earlier, experiment.model, "has these settings and data")
         check_limit(experiment)
 
 
-def _aside(folder: Path, of: dict[str, Any] | None) -> Path:
-    """A name that is not taken, for *folder* while another training takes its place."""
-    digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:8]
+def _aside(folder: Path, training: dict[str, Any] | None) -> Path:
+    """An unused path ``FOLDER.old-HASH`` for *folder* while another training has its name."""
+    digest = hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{folder.name.partition('.old-')[0]}.old-{digest}"
     return _first_unused(folder.with_name(name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
 
@@ -112,11 +103,10 @@ def _first_unused(paths: Iterable[Path]) -> Path:
 
 
 def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, moves: Moves) -> None:
-    """Move results beside the model that would not fit its ``settings.yaml`` once *stage* has begun.
+    """Move outdated results to ``earlier/``, with the ``settings.yaml`` and ``run.yaml`` that describe them.
 
-    These are the results of *stage*, if its settings or inputs have changed, what was made from them, and what was
-    made later with other settings. They move to ``earlier/``, with the ``settings.yaml`` and ``run.yaml`` that
-    describe them. Checkpoints stay, since a training goes on from them.
+    If the settings or inputs of *stage* have changed, its results are outdated. So are later results that were made
+    from them or with other settings. Checkpoints stay, because training resumes from them.
     """
     model = experiment.model
     if not stage.per_model or model in moves.planned:
@@ -145,7 +135,7 @@ def set_results_aside(experiment: Experiment, stage: Stage, stamps: Stamps, move
             if (model / name).exists():
                 shutil.copy(model / name, folder / name)
     for result in results_there:
-        moves.move(result, folder / result.name, "is of another run")
+        moves.move(result, folder / result.name, "is from another run")
     if not experiment.dry_run:
         for path in outdated_stamps:
             path.unlink()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run a recipe: bash recipes/pipeline/run.sh NAME|FOLDER [flags]; the run.sh of a recipe calls this.
-# Takes the active Python if it has fairseq, else the one that `make` set up in .venv.
+# Uses the active Python if it has fairseq, else the one that `make install` set up in .venv.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
@@ -10,7 +10,7 @@ has_fairseq() {
 
 for python in python3 python "$root/.venv/bin/python"; do
     if has_fairseq "$python"; then
-        # By its path: with -m, Python would look for it in the caller's folder first.
+        # With -m, Python would look for the module in the caller's folder first.
         PYTHONUTF8=1 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/recipes/pipeline/__main__.py" "$@"
     fi
 done

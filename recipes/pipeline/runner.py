@@ -1,4 +1,4 @@
-"""Runs the stages of an experiment: which are done, which run again, and what is kept of them."""
+"""Run the stages of an experiment, skip the finished ones, and record each run."""
 
 import json
 import time
@@ -16,13 +16,13 @@ from recipes.pipeline.stamps import Partial, Stamps, differences
 
 @dataclass
 class Runner:
-    """Runs stages of *experiment*, each unless it is done.
+    """Runs stages of *experiment* that are not done.
 
     Attributes:
-        experiment: what is run
-        stages: all of them, in order
+        experiment: the experiment
+        stages: all stages of the recipe, in order
         locks: descriptors that every command inherits
-        record: called before a stage runs, with the folder that its outputs belong to
+        record: called before a stage runs, with the folder of its outputs
     """
 
     experiment: Experiment
@@ -76,13 +76,13 @@ class Runner:
         partial.end()
 
     def log(self, stage: Stage) -> Path:
-        """Where the output of the commands of *stage* goes."""
+        """The log file of the commands of *stage*."""
         return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
 
     def refuse_stale_inputs(self, stage: Stage) -> None:
-        """Raise a StageError if an earlier stage has not ended, or its settings or inputs have changed.
+        """Raise a StageError if an earlier stage has not ended, or if its settings or inputs have changed.
 
-        An earlier stage whose inputs were deleted, to save space, is not checked.
+        An earlier stage is not checked if the user deleted its inputs to save space.
         """
         for earlier in self.stages[: self.stages.index(stage)]:
             if not all(path.exists() for path in earlier.inputs(self.experiment)):
@@ -97,7 +97,7 @@ class Runner:
                 )
 
     def _maker(self, path: Path) -> str:
-        """Which stage makes *path*, as the end of a sentence."""
+        """The end of a message that says which stage makes *path*."""
         for stage in self.stages:
             if path in stage.outputs(self.experiment):
                 return f"which stage {stage.number} ({stage.title}) makes: run with --stage {stage.number}"

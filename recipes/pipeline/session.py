@@ -1,4 +1,4 @@
-"""What surrounds the stages of a run: checks, the lock, signals, and what is written down of it."""
+"""The frame of a run: checks, the lock, signals, and the record of its command and settings."""
 
 import contextlib
 import functools
@@ -21,9 +21,9 @@ from recipes.pipeline.stages import STAGES
 
 @contextlib.contextmanager
 def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner]]:
-    """Hold the work folder of *experiment*, and yield a function that makes the Runner of any experiment there.
+    """Lock the work folder of *experiment*, and yield a function that makes the Runner of an experiment in it.
 
-    An error or a signal ends the process with one sentence. *program* is the command that was called, from the
+    An error or a signal ends the process with one sentence. *program* is the command that repeats this run from the
     project's root.
     """
     recipe = str(Path("recipes") / recipe)
@@ -36,7 +36,7 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
         experiment.work.mkdir(parents=True, exist_ok=True)
         held = lock(experiment.work, recipe)
         ended.callback(os.close, held)
-        for name in ("SIGTERM", "SIGHUP"):  # so that the command that runs is ended too
+        for name in ("SIGTERM", "SIGHUP"):  # so that the running command ends too
             signal.signal(getattr(signal, name), _stop)
         record = functools.partial(write_down, experiment, program)
         yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
@@ -51,21 +51,20 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
 
 
 def announce(experiment: Experiment) -> None:
-    """Print what is decided by the settings and the languages, and the user may not expect."""
+    """Print the model's folder and the tokeniser, which depend on settings and languages."""
     if experiment.differs and not experiment.name:
-        differs = ", ".join(experiment.differs)
-        print(f"model folder: {experiment.model.name}, since {differs} differs from the recipe's own")
+        print(f"model folder: {experiment.model.name}; changed settings: {', '.join(experiment.differs)}")
     tokenize = experiment.tokenize
     print(f"target language {experiment.target}: scored with sacreBLEU's tokeniser {tokenize}", flush=True)
 
 
 def write_down(experiment: Experiment, program: str, folder: Path) -> None:
-    """Keep what a row of docs/results.md needs to know beside the score, as of the last stage that ran."""
+    """Write settings.yaml and run.yaml of the last stage that ran into *folder*."""
     settings, run = asdict(experiment.settings), {"command": program, **describe()}
     for name, contents in (("settings.yaml", settings), ("run.yaml", run)):
         write_whole(folder / name, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
 
 
 def _stop(number: int, _frame: object) -> None:
-    print("recipes: stopped; the same command goes on from here", file=sys.stderr)
+    print("recipes: stopped; run the same command to continue", file=sys.stderr)
     sys.exit(128 + number)

@@ -1,6 +1,6 @@
-"""The settings of a recipe: one YAML file that reads like a methods section, and --set KEY=VALUE.
+"""The settings of a recipe, from its settings.yaml and --set KEY=VALUE.
 
-:class:`Settings` has every setting with its type, its range or choices, and its description.
+:class:`Settings` has the type, the range or choices, and the description of every setting.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ import yaml
 
 
 class SettingsError(ValueError):
-    """A setting is unknown or has an unusable value; the message names it and what is allowed."""
+    """A setting is unknown or has a wrong value. The message names it and says what is allowed."""
 
 
 def _setting(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
-    """A field with its range; *more* are choices, a pattern with what it looks like, or what it changes."""
+    """A field with its range. *more* has its choices, its pattern and how that looks, or what it changes."""
     return field(metadata={"description": description, "least": least, "most": most, **more})
 
 
 def _learnt(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
-    """A setting that changes what a model learns: with another value, a new training starts."""
+    """A setting that changes what a model learns: another value starts a new training."""
     return _setting(description, least, most, learnt_from=True, **more)
 
 
@@ -39,7 +39,7 @@ _PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
 @dataclass
 class Settings:
-    """The settings. Every recipe has all of them in its settings.yaml."""
+    """The settings. Every settings.yaml has all of them."""
 
     source_lang: str = _setting("code of the source language", **_LANGUAGE)
     target_lang: str = _setting("code of the target language", **_LANGUAGE)
@@ -48,9 +48,7 @@ class Settings:
     test_files: str = _setting("test set, written like train_files")
     normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("remove training pairs with a longer side, in words", 1, names_model=True)
-    max_length_ratio: float = _setting(
-        "remove pairs with a side this many times as long as the other", 1, names_model=True
-    )
+    max_length_ratio: float = _setting("remove pairs with a greater ratio of lengths", 1, names_model=True)
     holdout_every: int = _setting("n: use every n-th training pair for validation instead of valid_files", 0)
     vocab_size: int = _setting("size of the subword vocabulary of both languages together", 1, names_model=True)
 
@@ -90,7 +88,7 @@ class Settings:
 
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
-# What makes another model, whose folder has another name than that of the recipe's own settings.
+# Settings that change the model. With other values than the recipe's own, its folder has another name.
 NAMES_MODEL = tuple(name for name, setting in FIELDS.items() if {"learnt_from", "names_model"} & {*setting.metadata})
 
 
@@ -98,7 +96,7 @@ NAMES_MODEL = tuple(name for name, setting in FIELDS.items() if {"learnt_from", 
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as its version 1.2 does: ``no`` and dates are text, and ``2e-3`` is a number."""
+    """Reads YAML as version 1.2 defines it: ``no`` and dates are text, and ``2e-3`` is a number."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
@@ -113,9 +111,9 @@ _Loader.add_implicit_resolver(
 
 
 def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """The settings in *path*, replaced by *overrides* of the form KEY=VALUE, of the right types.
+    """The settings in *path*, with *overrides* of the form KEY=VALUE. Raises a SettingsError for a wrong type.
 
-    Values of an override are read as YAML; a text is taken as it is. An integer is accepted as a float.
+    The value of an override is read as YAML, unless the setting is a text. An integer is accepted as a float.
     """
     values = _read(path)
     for name in FIELDS:
@@ -139,7 +137,7 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The names and values in the YAML file *path*; a SettingsError if it holds anything else."""
+    """The names and values in the YAML file *path*. Raises a SettingsError if it contains anything else."""
     try:
         settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except UnicodeDecodeError as error:
@@ -165,7 +163,7 @@ def _as_float(setting: Field, value: Any) -> Any:
 
 
 def _overriding(setting: Field, text: str, own: Any) -> Any:
-    """The value that *text* stands for in place of *own*."""
+    """The value that *text* means for *setting*, whose value in the recipe is *own*."""
     if setting.type is str:
         return text
     try:
@@ -185,13 +183,13 @@ def _overriding(setting: Field, text: str, own: Any) -> Any:
 
 
 def check_values(settings: Settings) -> None:
-    """Raise a SettingsError for a value that would fail in a late stage, after the work of the early ones."""
+    """Raise a SettingsError for a value that would make a later stage fail."""
     for name, setting in FIELDS.items():
         value = getattr(settings, name)
         if not _is_allowed(setting, value):
             raise SettingsError(f"--set {name}={value}: must {_allowed(setting)}")
     if settings.source_lang == settings.target_lang:
-        raise SettingsError(f"--set target_lang={settings.target_lang}: must not be source_lang too")
+        raise SettingsError(f"--set target_lang={settings.target_lang}: must differ from source_lang")
     if settings.holdout_every == 1:
         raise SettingsError("--set holdout_every=1: must be 0 or above 1; nothing would be left to train on")
     for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
@@ -202,7 +200,7 @@ def check_values(settings: Settings) -> None:
             raise SettingsError(f"--set {name}={text}: {str(error).lower()}") from None
         held_out = name == "valid_files" and settings.holdout_every
         if name.endswith("_files") and bool(words) == bool(held_out):
-            instead = " or holdout_every be above 0, and not both" if name == "valid_files" else ""
+            instead = ", or holdout_every must be above 0, but not both" if name == "valid_files" else ""
             raise SettingsError(f"--set {name}={text}: must name files{instead}")
     _check_training(settings)
 
@@ -215,7 +213,7 @@ def _is_allowed(setting: Field, value: Any) -> bool:
 
 
 def _allowed(setting: Field) -> str:
-    """What a value of *setting* must be or look like; empty for any text."""
+    """What a value of *setting* must be, as the rest of a sentence; empty if any text is allowed."""
     limits = setting.metadata
     if setting.type is str:
         return f"be one of {', '.join(limits['choices'])}" if "choices" in limits else limits.get("looks", "")
@@ -227,7 +225,7 @@ def _allowed(setting: Field) -> str:
 
 
 def describe_settings() -> str:
-    """A line for each setting: its name, its type, what is allowed, and what it means."""
+    """One line for each setting: name, type, allowed values and description."""
     lines = []
     for name, setting in FIELDS.items():
         kinds = [setting.type.__name__, *filter(None, [_allowed(setting).removeprefix("be ")])]
@@ -236,19 +234,19 @@ def describe_settings() -> str:
 
 
 def _check_training(settings: Settings) -> None:
-    """Refuse a training without end, and one that ends before there is enough to average."""
+    """Raise a SettingsError if training never ends, or ends before there are enough checkpoints to average."""
     updates, epochs, every = settings.max_updates, settings.max_epochs, settings.save_every_updates
     if not (updates or epochs):
-        raise SettingsError("--set max_updates=0 max_epochs=0: one of them must say when training ends")
+        raise SettingsError("--set max_updates=0 max_epochs=0: one of them must be above 0, to end the training")
     limit = updates if every else epochs
     if not limit:
         raise SettingsError(
-            f"--set save_every_updates={every}: checkpoints of updates need max_updates, and those of epochs "
-            "(save_every_updates=0) max_epochs, so that there are as many as are averaged"
+            f"--set save_every_updates={every}: checkpoints by updates need max_updates, and checkpoints "
+            "by epochs (save_every_updates=0) need max_epochs, to give enough checkpoints to average"
         )
     checkpoints = limit // (every or 1)
     if checkpoints < settings.average_checkpoints:
         raise SettingsError(
-            f"--set average_checkpoints={settings.average_checkpoints}: training keeps {checkpoints} by "
+            f"--set average_checkpoints={settings.average_checkpoints}: training writes only {checkpoints} with "
             f"max_updates={updates}, max_epochs={epochs}, save_every_updates={every}"
         )

@@ -1,4 +1,4 @@
-"""What a stage is: the interface that every file ``stageNN_….py`` fills in."""
+"""The interface that every file ``stageNN_….py`` implements."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Stage(ABC):
-    """A step of a recipe. It is skipped while its settings, inputs and outputs are as its stamp says.
+    """A step of a recipe. It is skipped if its settings, inputs and outputs match its stamp.
 
     Attributes:
-        number, title: as a run prints them
-        settings: the names of those that change its outputs
-        depends_on_bpe: whether the choice of subword-nmt or sentencepiece does, too
-        per_model: whether its outputs depend on architecture and seed, and lie in the model's folder
+        number, title: what a run prints
+        settings: the names of the settings that change its outputs
+        depends_on_bpe: whether its outputs depend on --bpe
+        per_model: whether its outputs depend on architecture and seed, and are in the model's folder
     """
 
     number: int
@@ -37,19 +37,19 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, experiment: Experiment, shell: "Shell") -> None:
-        """Write the outputs by commands that *shell* runs; a StageError if one fails or its output is wrong."""
+        """Write the outputs with commands that *shell* runs. Raises a StageError if one fails."""
 
     def also(self, experiment: Experiment) -> dict[str, Any]:
-        """What changes the outputs besides settings and inputs."""
+        """What else changes the outputs, besides settings and inputs."""
         return {}
 
     def prepare(self, runner: "Runner") -> None:  # noqa: B027  most stages have nothing to prepare
-        """Called before it is decided whether the stage runs."""
+        """Called before the runner decides whether the stage runs."""
 
     @property
     def file(self) -> str:
-        """The name of its script and its log: that of its module."""
+        """The name of its script and its log, which is that of its module."""
         return type(self).__module__.rpartition(".")[2]
 
-    def error(self, said: str) -> StageError:
-        return StageError(f"stage {self.number} ({self.title}): {said}")
+    def error(self, problem: str) -> StageError:
+        return StageError(f"stage {self.number} ({self.title}): {problem}")

@@ -29,13 +29,13 @@ class Fetch(Stage):
 
 
 def refuse_half_pairs(experiment: Experiment) -> None:
-    """Raise a StageError if the data folder has one side of a corpus and not the other."""
+    """Raise a StageError if the data folder has only one side of a corpus."""
     if experiment.data_dir is None:
         return
     for template in (template for name in SETS for template in experiment.settings.templates(name)):
         pair = [experiment.data_dir / side for side in experiment.sides(template.partition(":")[0])]
         if pair[0].exists() != pair[1].exists():
-            here, lacks = pair if pair[0].exists() else reversed(pair)
+            here, missing = pair if pair[0].exists() else reversed(pair)
             raise StageError(
-                f"--data-dir {experiment.data_dir}: has {here.name} and not {lacks.name}; give both or none"
+                f"--data-dir {experiment.data_dir}: has {here.name} but not {missing.name}; give both or neither"
             )

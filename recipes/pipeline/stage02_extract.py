@@ -37,7 +37,7 @@ class Extract(Stage):
             self.check_test_set(experiment)
 
     def check_test_set(self, experiment: Experiment) -> None:
-        """Raise a StageError now for a test set that stage 10 would refuse, after all of the training."""
+        """Raise a StageError for a test set that stage 10 would refuse after the training."""
         try:
             for path in (experiment.test_source, experiment.test_reference):
                 is_reference = path == experiment.test_reference

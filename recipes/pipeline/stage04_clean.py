@@ -1,4 +1,4 @@
-"""Stage 4: leave out the pairs that cannot be a sentence and its translation, and hold some out."""
+"""Stage 4: remove pairs that cannot be translations of each other, and hold out a validation set."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ class Clean(Stage):
             f"--input {quoted(tokenised / 'train')} --output {quoted(clean / 'train')} "
             f"--max-words {settings.max_words} --max-ratio {settings.max_length_ratio}{held_out}"
         )
-        # What is validated and tested stays as it is, every line of it.
+        # Validation and test sets keep every line.
         for path in self.inputs(experiment)[2:]:
             part, final = clean / (path.name + ".tmp"), clean / path.name
             shell.command(f"cp {quoted(path, part)} && mv {quoted(part, final)}")

@@ -29,17 +29,17 @@ class Binarise(Stage):
             f"fairseq-preprocess --source-lang {experiment.source} --target-lang {experiment.target} "
             f"{prefixes} --joined-dictionary --workers {os.cpu_count()} --destdir {quoted(part)}"
         )
-        # The subwords go where the dictionaries go: neither is of use without the other.
+        # The subword model is kept beside the dictionaries, because translating needs both.
         shell.command(f"cp {quoted(self.inputs(experiment)[0], part / experiment.subwords)}")
         if not experiment.dry_run:
             self.check_counts(experiment, part / "preprocess.log")
         shell.command(f"rm -rf {quoted(final)} && mv {quoted(part, final)}")
 
     def check_counts(self, experiment: Experiment, log: Path) -> None:
-        """Raise a StageError unless fairseq-preprocess counted as many sentences as there are lines."""
+        """Raise a StageError unless fairseq-preprocess counted one sentence for each line."""
         counts = re.findall(r"\] (.+): (\d+) sents,", log.read_text(encoding="utf-8"))
         counted = {name: int(count) for name, count in counts}
         for path in experiment.texts("bpe"):
             lines = count_lines(str(path))
             if counted.get(named(path)) != lines:
-                raise self.error(f"{path} has {lines} lines, but {log} counts others")
+                raise self.error(f"{path} has {lines} lines, but {log} has another count")

@@ -1,4 +1,4 @@
-"""Stage 7: train (fairseq-train). An interrupted training goes on from its last checkpoint."""
+"""Stage 7: train (fairseq-train). An interrupted training resumes from its last checkpoint."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ class Train(Stage):
     per_model = True
     settings = (
         *LEARNT_FROM,
-        # What can change between two runs of one training, which then goes on.
+        # Settings that may change when a training resumes.
         *("tokens_per_device", "precision", "max_epochs", "max_updates"),
         *("save_every_updates", "average_checkpoints"),
     )
@@ -44,14 +44,14 @@ class Train(Stage):
         max_tokens, update_freq = fairseq_train.batches(*tokens, max(1, gpus))
         device = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
         an_update = f"{max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update"
-        say(f"on {device} in {precision}: {an_update} ({settings.tokens_per_update} were asked for)")
+        say(f"on {device} in {precision}: {an_update} (tokens_per_update: {settings.tokens_per_update})")
         command = fairseq_train.command(experiment, gpus, precision)
         if not experiment.dry_run:
             check_lengths(experiment, max_tokens)
-            self._begin_or_go_on(experiment)
+            self._begin_or_resume(experiment)
             batches = {"device": device, "precision": precision, "max_tokens": max_tokens, "update_freq": update_freq}
             process = {**describe(), "batches": batches, "command": command}
-            with experiment.history.open("a") as file:  # a crash may have left half a line
+            with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")
         with history.training_bar(settings, disable=experiment.dry_run) as bar:
             shell.command(
@@ -61,10 +61,11 @@ class Train(Stage):
         if not experiment.dry_run:
             check_checkpoints(experiment)
 
-    def _begin_or_go_on(self, experiment: Experiment) -> None:
-        """Write what is learnt from beside the checkpoints, unless the same training has begun there."""
+    def _begin_or_resume(self, experiment: Experiment) -> None:
+        """Write begun.json, which identifies the training, unless this training has already begun."""
         stamps = Stamps(experiment)
         wanted = learnt_from(self, stamps)
-        if begun(experiment.checkpoints, stamps) != wanted:  # one that ended before its first checkpoint
+        if begun(experiment.checkpoints, stamps) != wanted:
+            # The history can be that of another training, which ended before its first checkpoint.
             experiment.history.unlink(missing_ok=True)
             write_whole(experiment.checkpoints / "begun.json", json.dumps(wanted, indent=1))

@@ -1,4 +1,4 @@
-"""Stage 9: translate the test set (fairseq-generate) and put it back into order and plain text."""
+"""Stage 9: translate the test set (fairseq-generate), and write the translations in order as plain text."""
 
 import shlex
 from pathlib import Path
@@ -52,13 +52,13 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
 def translate(
     experiment: Experiment, shell: Shell, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
 ) -> None:
-    """Translate a set of binary data by the averaged model; a StageError if a sentence has no translation.
+    """Translate a set with the averaged model. Raises a StageError if a sentence has no translation.
 
     Args:
         data, subset: the folder that fairseq-preprocess wrote, and the name of the set in it
-        source: a text of as many lines as there are sentences
-        generated: where to put the output of fairseq-generate
-        hypotheses: where to put the translations, plain text in the order of *source*
+        source: the text of the set, one sentence a line
+        generated: the file for the output of fairseq-generate
+        hypotheses: the file for the translations, plain text in the order of *source*
     """
     dry_run = experiment.dry_run
     part = generated.with_name(generated.name + ".tmp")
@@ -69,7 +69,7 @@ def translate(
             f"{generate} | tee {quoted(part)} && mv {quoted(part, generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,
         )
-    # Generated in order of length; D-<number> <tab> score <tab> detokenised text.
+    # fairseq-generate sorts by length. Its lines are D-<number> <tab> score <tab> detokenised text.
     part = hypotheses.with_name(hypotheses.name + ".tmp")
     shell.command(
         f"grep '^D-' {quoted(generated)} | LC_ALL=C sort -t- -k2,2n | cut -f3- > {quoted(part)} "

@@ -1,9 +1,9 @@
-"""Stage 10: score the translations (``fairseq-rope score``): sacreBLEU with its signature, and others."""
+"""Stage 10: score the translations (``fairseq-rope score``) with sacreBLEU and other metrics."""
 
 import json
 from pathlib import Path
 
-from fairseq_rope.tools.score import default_tokenize, language
+from fairseq_rope.tools.score import language
 from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.stage import Stage
@@ -22,8 +22,6 @@ class Score(Stage):
         return [experiment.score]
 
     def also(self, experiment: Experiment) -> dict[str, str]:
-        if experiment.tokenize == default_tokenize(experiment.target) == "13a":
-            return {}  # as in the stamps of earlier versions
         return {"--tokenize": experiment.tokenize}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
@@ -37,7 +35,7 @@ class Score(Stage):
 
 
 def check_tokenize(experiment: Experiment) -> None:
-    """Raise a StageError if sacreBLEU's tokeniser cannot be loaded; those of flores are downloaded now."""
+    """Raise a StageError if sacreBLEU's tokeniser cannot be loaded. Loading downloads those of flores."""
     from sacrebleu.metrics import BLEU
 
     try:
@@ -47,7 +45,7 @@ def check_tokenize(experiment: Experiment) -> None:
 
 
 def report(experiment: Experiment) -> None:
-    """Print five translations, where all is kept, the scores, and sacreBLEU as the last line."""
+    """Print five translations, the paths of the files, the scores, and sacreBLEU as the last line."""
     files = (experiment.test_source, experiment.hypotheses, experiment.test_reference)
     columns = [path.read_text(encoding="utf-8").split("\n") for path in files]
     total = len(columns[0]) - 1

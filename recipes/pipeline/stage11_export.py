@@ -1,4 +1,4 @@
-"""Stage 11: convert the averaged model to CTranslate2 (``fairseq-rope export``), to serve it."""
+"""Stage 11: convert the averaged model to CTranslate2 (``fairseq-rope export``) for serving."""
 
 from pathlib import Path
 

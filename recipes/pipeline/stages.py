@@ -13,6 +13,6 @@ from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
 
 TRAIN, TRANSLATE, SCORE = Train(), Translate(), Score()
-# What runs unless more is asked for.
+# The stages that run by default.
 TO_SCORE = (Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise(), TRAIN, Average(), TRANSLATE, SCORE)
 STAGES = (*TO_SCORE, Export())

@@ -1,4 +1,4 @@
-"""The stamps of stages: with which settings, inputs and outputs each has run last."""
+"""The stamps of stages: settings, inputs and outputs of each stage's last run."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
-LARGE = 64 * 2**20  # bytes; of a larger file, the hash is computed once and kept
+LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
 
 class Stamps:
     """The stamps in the folders of an experiment.
 
     Attributes:
-        remade: in a dry run, the files that stages would write anew; their contents are not known yet
+        remade: in a dry run, the files that stages would write again, with unknown contents
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -33,18 +33,18 @@ class Stamps:
         return self.folder(stage) / "stamps" / f"{stage.number:02d}.json"
 
     def of(self, stage: Stage) -> dict[str, Any]:
-        """What the outputs of *stage* depend on, as JSON."""
+        """What the outputs of *stage* depend on: values by name, as JSON."""
         depends: dict[str, Any] = {name: getattr(self._experiment.settings, name) for name in stage.settings}
         if stage.depends_on_bpe:
             depends["--bpe"] = self._experiment.bpe
         return depends | stage.also(self._experiment) | self.digests(stage.inputs(self._experiment))
 
     def made(self, stage: Stage) -> dict[str, str]:
-        """What stands for the contents of the outputs of *stage*."""
+        """The digests of the outputs of *stage*."""
         return self.digests(stage.outputs(self._experiment))
 
     def digests(self, paths: Iterable[Path]) -> dict[str, str]:
-        """What stands for the contents of files, by names that stay the same where the folder is moved."""
+        """The digests of files by name. The names stay the same when the work folder is moved."""
         return {self.name(path): self._digest(path) for path in paths}
 
     def name(self, path: Path) -> str:
@@ -58,7 +58,8 @@ class Stamps:
             return "none"
         if path.stat().st_size <= LARGE:
             return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-        name, size_and_date = self.name(path), _size_and_date(path)
+        status = path.stat()
+        name, size_and_date = self.name(path), f"{status.st_size} bytes of {status.st_mtime_ns}"
         try:
             known = json.loads(self._hashes.read_text())
         except (OSError, ValueError):
@@ -71,11 +72,11 @@ class Stamps:
         return known[name][1]
 
     def last(self, stage: Stage) -> dict[str, Any] | None:
-        """The stamp of *stage*; None if it did not end, or its stamp cannot be read."""
+        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read."""
         return self.read(self.path(stage))
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The stamp in the file *path*, "of" and "made"; None if it cannot be read."""
+        """The stamp in the file *path*, with keys "of" and "made", or None if it cannot be read."""
         try:
             stamp = json.loads(path.read_text())
             return {**stamp, "of": self.current(stamp["of"]), "made": self.current(stamp["made"])}
@@ -83,33 +84,22 @@ class Stamps:
             return None
 
     def current(self, of: dict[str, Any]) -> dict[str, Any]:
-        """*of*, in which files have the names of now (a model's folder may have been moved) and hashes.
-
-        Earlier versions wrote size and date of a large file in place of its hash.
-        """
-        current = {}
-        for name, value in of.items():
-            first, slash, rest = name.partition("/")
-            if slash and re.fullmatch(rf"{self._experiment.unlabelled}(\..*)?", first):
-                name = f"{self._experiment.model.name}/{rest}"
-            path = self._experiment.work / name
-            if re.fullmatch(r"\d+ bytes of \d+", str(value)) and path.exists() and value == _size_and_date(path):
-                value = self._digest(path)
-            current[name] = value
-        return current
+        """*of*, with the current name of the model's folder in place of the one at that time."""
+        folder = re.compile(rf"^{self._experiment.unlabelled}(\.[^/]*)?/")
+        return {folder.sub(f"{self._experiment.model.name}/", name): value for name, value in of.items()}
 
     def is_done(self, stage: Stage) -> bool:
-        """Whether *stage* has run with these settings and the inputs and outputs that are there."""
+        """Whether *stage* has run with these settings and with the present inputs and outputs."""
         stamp = self.last(stage)
         return stamp is not None and not self.changed(stage, stamp)
 
     def changed(self, stage: Stage, stamp: dict[str, Any]) -> str:
-        """What has changed since *stage* wrote *stamp*, as a list in words; "" if nothing."""
+        """The comma-separated names of what has changed since *stage* wrote *stamp*; "" if nothing has."""
         return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
 
 
 class Partial:
-    """The outputs that a running stage has made so far, in a file that remains if it is interrupted."""
+    """The finished outputs of a running stage, in a file that remains if the stage is interrupted."""
 
     def __init__(self, stamps: Stamps, stage: Stage, of: dict[str, Any]) -> None:
         self._stamps = stamps
@@ -119,7 +109,7 @@ class Partial:
         self._now: dict[str, Any] = {"of": of, "made": {}}
 
     def has(self, paths: Iterable[Path]) -> bool:
-        """Whether the interrupted run has made *paths*, and all that came before."""
+        """Whether the interrupted run has made *paths* and everything before them."""
         digests = self._stamps.digests(paths)
         if not digests.items() <= self._before.items():
             return False
@@ -136,13 +126,8 @@ class Partial:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The names under which two dictionaries differ, as a list in words; empty if they are the same."""
+    """The comma-separated names whose values differ; empty if the dictionaries are the same."""
     return ", ".join(sorted(name for name in {**old, **new} if old.get(name) != new.get(name)))
-
-
-def _size_and_date(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} bytes of {status.st_mtime_ns}"
 
 
 def _sha256(file: Any) -> str:

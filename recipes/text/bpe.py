@@ -19,13 +19,13 @@ from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from recipes.text.lines import Convert, convert_file, progress
 
 MIN_FREQUENCY = 2  # of a pair of symbols that is merged; subword-nmt's default
-CACHED_WORDS = 500_000  # words whose subwords a process remembers: some 150 MB
+CACHED_WORDS = 500_000  # words in a process's cache of subwords, about 150 MB
 
 
 def count_words(paths: Sequence[str]) -> Counter[str]:
-    """How often each word stands in the files *paths*. All words are in memory, but not the text.
+    """The number of occurrences of each word in the files *paths*. Memory holds the words, but not the text.
 
-    Raises an InputError if a file is empty or not UTF-8, or if there is no word in any.
+    Raises an InputError if a file is empty or not UTF-8, or if no file has a word.
     """
     counts: Counter[str] = Counter()
     with progress(None, sum(map(count_lines, paths)), "count words") as bar:
@@ -35,20 +35,20 @@ def count_words(paths: Sequence[str]) -> Counter[str]:
                 bar.update(chunk.count("\n"))
     del counts[""]  # between two blanks
     if not counts:
-        raise InputError(f"{' and '.join(paths)}: no word is in it")
+        raise InputError(f"{' and '.join(paths)}: contains no words")
     return counts
 
 
 def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """The lines of a codes file with which the words of *counts* give about *vocab_size* subwords.
+    """The lines of a codes file that splits the words of *counts* into about *vocab_size* different subwords.
 
-    They are those of ``subword-nmt learn-bpe --total-symbols --symbols VOCAB_SIZE``: a merge for each
-    subword that is not a character, where characters within words and at their end count apart. Some
-    subwords are always merged further, so that the text has a few less. With too small a corpus that
-    command ends early and says nothing.
+    They equal those of ``subword-nmt learn-bpe --total-symbols --symbols VOCAB_SIZE``: one merge for each subword
+    that is not a character. A character counts twice if it occurs both inside and at the end of words. Some subwords
+    are always merged further, so the text has slightly fewer. If the corpus is too small, that command stops early
+    without a message.
 
-    Raises an InputError, which says what is possible, if *vocab_size* is too small for the characters or too large for
-    the words.
+    Raises an InputError that gives the limit if *vocab_size* is too small for the characters or too large for the
+    words.
     """
     within = {character for word in counts for character in word[:-1]}
     characters = len(within) + len({word[-1] for word in counts})
@@ -56,25 +56,25 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
         raise InputError(f"vocab_size {vocab_size}: must be more than the corpus' {characters} characters")
     codes = io.StringIO()
     if within:
-        # Its own bar is drawn ten times a second, into a log file as well.
+        # subword-nmt's own bar would print ten lines a second into a log file.
         learn_bpe.tqdm = lambda merges: progress(merges, len(merges), "learn", " merges")
         lines = (f"{word} {count}" for word, count in counts.items())
         learn_bpe.learn_bpe(lines, codes, vocab_size, MIN_FREQUENCY, is_dict=True, total_symbols=True)
     learnt = codes.getvalue().splitlines(keepends=True)
     most = characters + len(learnt[1:])
     if most < vocab_size:
-        raise InputError(f"vocab_size {vocab_size}: must be at most {most}, all that the corpus' words give")
+        raise InputError(f"vocab_size {vocab_size}: must be at most {most} for the words of this corpus")
     return learnt
 
 
 def subword_nmt_converter(codes: str) -> Convert:
-    """The function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does."""
+    """A function that splits lines as ``subword-nmt apply-bpe --codes CODES`` does."""
     with open(codes, encoding="utf-8", newline="\n") as file:
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 bpe = apply_bpe.BPE(file)
         except (SystemExit, ValueError):
-            raise InputError(f"--codes {codes}: is not codes of subword-nmt") from None
+            raise InputError(f"--codes {codes}: is not a codes file of subword-nmt") from None
 
     def convert(lines: list[str]) -> list[str]:
         if len(bpe.cache) > CACHED_WORDS:
@@ -87,40 +87,40 @@ def subword_nmt_converter(codes: str) -> Convert:
 def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """A SentencePiece BPE model with *vocab_size* pieces for the text in the files *paths*.
 
-    Every character gets a piece, no line is too long, and the text is normalised by SentencePiece's own
-    rules (nmt_nfkc), which the model holds. Pieces do not depend on the number of cores. Raises as
-    :func:`count_words` and :func:`learn` do.
+    Every character gets a piece, and lines may have any length. The model normalises text by SentencePiece's rules
+    nmt_nfkc. The pieces do not depend on the number of cores. Raises the errors of :func:`count_words` and
+    :func:`learn`.
     """
     import sentencepiece
 
     def lines() -> Iterator[str]:
         return chain.from_iterable(map(lines_of, paths))
 
-    # All of the text is read here first: the trainer would hide an error of the reader.
+    # Read all of the text first, because the trainer would hide an error of the reader.
     if not sum(len(line.split()) for line in lines()):
-        raise InputError(f"{' and '.join(paths)}: no word is in it")
+        raise InputError(f"{' and '.join(paths)}: contains no words")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
             model_type="bpe", vocab_size=vocab_size, character_coverage=1.0,
-            max_sentence_length=2**30,  # bytes; longer ones are left out
+            max_sentence_length=2**30,  # bytes; the trainer skips longer lines
             minloglevel=2,  # errors only
         )  # fmt: skip
     except RuntimeError as error:
         most = re.search(r"Please set it to a value <= (\d+)", str(error))
         fewest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        said = f"sentencepiece cannot learn from {' and '.join(paths)}: {error}"
+        problem = f"sentencepiece cannot learn from {' and '.join(paths)}: {error}"
         if most:
-            said = f"vocab_size {vocab_size}: must be at most {most[1]}, all that the corpus' words give"
+            problem = f"vocab_size {vocab_size}: must be at most {most[1]} for the words of this corpus"
         if fewest:
-            said = f"vocab_size {vocab_size}: must be at least {fewest[1]}, the corpus' characters and 3 marks"
-        raise InputError(said) from None
+            problem = f"vocab_size {vocab_size}: must be at least {fewest[1]}: the corpus' characters and 3 marks"
+        raise InputError(problem) from None
     return model.getvalue()
 
 
 def sentencepiece_converter(model: str) -> Convert:
-    """The function that splits lines as fairseq's ``--bpe sentencepiece --sentencepiece-model MODEL`` does."""
+    """A function that splits lines as fairseq's ``--bpe sentencepiece --sentencepiece-model MODEL`` does."""
     import sentencepiece
 
     with open(model, "rb") as file:
@@ -129,7 +129,7 @@ def sentencepiece_converter(model: str) -> Convert:
     try:
         processor.LoadFromSerializedProto(contents)
     except RuntimeError:
-        raise InputError(f"--model {model}: is not a model of sentencepiece") from None
+        raise InputError(f"--model {model}: is not a SentencePiece model") from None
 
     def convert(lines: list[str]) -> list[str]:
         return [" ".join(pieces) for pieces in processor.encode(lines, out_type=str, num_threads=1)]
@@ -143,14 +143,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     tools = parser.add_subparsers(dest="tool", required=True)
     for name in ("learn", "sentencepiece-train"):
         flag = tools.add_parser(name, help="learn a byte-pair encoding").add_argument
-        flag("--vocab-size", required=True, type=int, metavar="N", help="subwords in all")
+        flag("--vocab-size", required=True, type=int, metavar="N", help="number of subwords")
         flag("--output", required=True, metavar="FILE")
         flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
     for name, learnt in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
         flag = tools.add_parser(name, help="split text into subwords").add_argument
-        flag(learnt, required=True, dest="learnt", metavar="FILE", help="what was learnt")
-        flag("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
-        flag("--output", required=True, metavar="FILE", help="where to write as many lines")
+        flag(learnt, required=True, dest="learnt", metavar="FILE", help="the output of learning")
+        flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
+        flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
         flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):

@@ -1,4 +1,4 @@
-"""Drop the pairs that cannot be a sentence and its translation, and hold some out for validation."""
+"""Remove pairs that cannot be translations of each other, and hold out a validation set."""
 
 import argparse
 import time
@@ -23,11 +23,12 @@ LONG_WORD = f"a word has more than {MAX_CHARACTERS} characters"
 def why_not(
     pair: Sequence[Sequence[str]], max_words: int, max_ratio: float, unspaced: Sequence[bool] = (False, False)
 ) -> str | None:
-    """Why the words of *pair* are left out, or None: the rules and order of Moses' clean-corpus-n.perl.
+    """The reason to remove *pair*, or None, by the rules of Moses' clean-corpus-n.perl in their order.
 
     Args:
-        max_ratio: a side may be so many times as long as the other; 0 is no limit
-        unspaced: whether source and target are written without blanks; then a character counts as a word
+        pair: the words of both sides
+        max_ratio: the largest ratio of the sides' lengths; 0: no limit
+        unspaced: whether source and target are written without spaces; then every character counts as a word
     """
     sides = list(zip(pair, unspaced, strict=True))
     shorter, longer = sorted(sum(map(len, words)) if is_unspaced else len(words) for words, is_unspaced in sides)
@@ -53,18 +54,18 @@ def clean(
 ) -> Counter[str]:
     """Write the pairs of the two files *sources* that :func:`why_not` accepts to *outputs*.
 
-    Words are separated by blanks, Unicode's included, as in Perl, and are written with one blank between
-    them. Every *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that
-    were "read", "kept" and "held out", and the number that were dropped for each reason.
+    Words are separated by any Unicode white space, as in Perl, and written with one blank between them. Every
+    *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that were "read", "kept" and
+    "held out", and the number that were removed for each reason.
 
     Raises:
-        InputError: a file is empty or not UTF-8, the two have not as many lines, or nothing would be left
+        InputError: a file is empty or not UTF-8, the files have different numbers of lines, or no pair would be left
         OSError: a file cannot be read or written
     """
     lengths = [count_lines(path) for path in sources]
     if 0 not in lengths and lengths[0] != lengths[1]:
-        counted = f"{sources[0]} has {lengths[0]} lines and {sources[1]} {lengths[1]}"
-        raise InputError(f"{counted}: they are not translations of each other line by line")
+        counted = f"{sources[0]} has {lengths[0]} lines and {sources[1]} has {lengths[1]}"
+        raise InputError(f"{counted}: both must have the same number")
     counts: Counter[str] = Counter()
     with written_whole(*outputs, *heldout) as files:
         pairs = zip_longest(*(map(str.split, lines_of(path)) for path in sources), fillvalue=[])
@@ -80,9 +81,9 @@ def clean(
             else:
                 counts[reason] += 1
         if not counts["kept"]:
-            raise InputError(f"{' and '.join(sources)}: of {counts['read']} pairs none is left")
+            raise InputError(f"{' and '.join(sources)}: none of the {counts['read']} pairs is left")
         if heldout and not counts["held out"]:
-            most = f"must be at most {counts['kept']}, the pairs that are left"
+            most = f"must be at most {counts['kept']}, the number of pairs that are left"
             raise InputError(f"--holdout-every {holdout_every}: {most}")
     return counts
 
@@ -95,10 +96,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--target-lang", required=True, metavar="LANG")
     flag("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
     flag("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
-    flag("--max-words", type=int, default=250, metavar="N", help="on a side; characters, if it has no blanks (250)")
-    flag("--max-ratio", type=float, default=9.0, metavar="R", help="of the longer side to the shorter; 0: none (9)")
+    flag(
+        "--max-words",
+        type=int,
+        default=250,
+        metavar="N",
+        help="in a side; characters in a language without spaces (default: 250)",
+    )
+    flag(
+        "--max-ratio",
+        type=float,
+        default=9.0,
+        metavar="R",
+        help="of the longer side to the shorter; 0: no limit (default: 9)",
+    )
     flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair that is kept")
-    flag("--heldout", metavar="PREFIX", help="where to: PREFIX.LANG of both")
+    flag("--heldout", metavar="PREFIX", help="write the held-out pairs to PREFIX.LANG of both")
     args = parser.parse_args(argv)
     langs = (args.source_lang, args.target_lang)
     with ending_in_one_sentence("recipes.text.clean"):
@@ -114,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
         print(f"{counts[name]:>10} pairs {name}")
     for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
-        print(f"{counts[reason]:>10} left out: {reason.format_map(vars(args))}")
+        print(f"{counts[reason]:>10} removed: {reason.format_map(vars(args))}")
     print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")
 
 

@@ -2,13 +2,12 @@
 
     python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
 
-writes ``raw/train.en`` and ``raw/train.de``, a raw sentence a line, from all corpora in their order. A
-template is ``PATH`` or ``ARCHIVE:MEMBER``; ``{lang}`` in it stands for the language and ``{side}`` for
-``src`` or ``ref``.
+writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, from all corpora in order. A template is ``PATH``
+or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``.
 
-Lines end on "\\n" and on nothing else: CR, NEL and U+2028 stand inside lines of News Commentary v9, and
-where they split a line, all that follow are paired with the wrong translation. Nothing is unpacked to the
-disk: what an archive calls its members, and whether they are links, cannot make anything be written.
+Only "\\n" ends a line. Lines of News Commentary v9 contain CR, NEL and U+2028. If these ended lines, all following
+sentences would be paired with the wrong translation. Archives are not unpacked to the disk, so the names and links in
+them cannot write anything.
 """
 
 import argparse
@@ -56,7 +55,7 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Side:
-    """The output of one language: *word* is what ``{side}`` stands for, *lines* how many were written."""
+    """The output of one language: *word* replaces ``{side}``, *lines* is the number of lines written."""
 
     lang: str
     word: str
@@ -65,14 +64,14 @@ class Side:
     lines: int = 0
 
     def place(self, template: str) -> Place:
-        """Where *template* has this language."""
+        """The place of this language in *template*."""
         named = template.replace("{lang}", self.lang).replace("{side}", self.word)
         match = ARCHIVE.fullmatch(named)
         return Place(Path(match.group(1)), match.group(2)) if match else Place(Path(named), None)
 
 
 class _Counted(io.FileIO):
-    """A file whose bytes move a progress bar when they are read."""
+    """A file that moves a progress bar when it is read."""
 
     def __init__(self, path: Path, bar: tqdm) -> None:
         super().__init__(path)
@@ -85,7 +84,7 @@ class _Counted(io.FileIO):
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. tarfile takes a damaged one, unless it is the first, for the archive's end."""
+    """A member's header. Raises for a damaged one, which tarfile takes for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
@@ -97,17 +96,17 @@ class _Header(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def _naming_damage(path: Path) -> Iterator[None]:
-    """Around reading *path*: what decompressors and tarfile raise, as one sentence."""
+    """Turn the errors of decompressors and tarfile into an InputError that names *path*."""
     try:
         yield
     except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
-        if getattr(error, "errno", None) is not None:  # of the system, and not of gzip or bz2
+        if getattr(error, "errno", None) is not None:  # an error of the system, not of gzip or bz2
             raise
         raise InputError(f"{path} is damaged, or is not what its name says: {error}") from None
 
 
 def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
-    """The text of each ``<seg>`` as a line, entities resolved."""
+    """The text of each ``<seg>`` as a line, with entities resolved."""
     rest, number = "", 0
     for text in texts:
         rest += text
@@ -120,13 +119,13 @@ def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
             yield html.unescape(match.group(1)).strip().replace("\n", " ") + "\n"
         rest = rest[end:]
         if not OPENED.search(rest):
-            rest = rest[-len("<seg") :]  # what can still become one
+            rest = rest[-len("<seg") :]  # may be the start of one
     if OPENED.search(rest):
         raise InputError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
 
 
 def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
-    """Write the sentences of *stream* to *side*; their format is that of *place*'s name. Returns how many."""
+    """Write the sentences of *stream* to *side*, and return their number. The name in *place* gives the format."""
     before = side.lines
     name = Path(place.member or place.path)
     if name.suffix in OPENERS:
@@ -142,9 +141,9 @@ def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
 
 
 def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict[Side, int]:
-    """Write members of the archive *path*, in whatever order it has them. Returns the number of sentences of each side.
+    """Write the wanted members of the archive *path*, in any order. Returns the number of sentences of each side.
 
-    All of the archive is read: a member that comes a second time is found, and so is damage.
+    It reads the whole archive, to find duplicate members and damage.
     """
     members = {_plain(place.member or ""): place for place in wanted}
     counts: dict[Side, int] = {}
@@ -162,7 +161,7 @@ def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict
             if wanted[place] in counts:
                 raise InputError(f"{path} has {place.member} twice")
             counts[wanted[place]] = _copy(archive.extractfile(member), place, wanted[place])
-    while stream.read(CHUNK):  # to the checksum at the end
+    while stream.read(CHUNK):  # so that the checksum at the end is tested
         pass
     for place, side in wanted.items():
         if side not in counts:
@@ -176,32 +175,32 @@ def _plain(name: str) -> str:
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(name, names, 1, 0.0)
-    return f"; the nearest that it has is {nearest[0]}" if nearest else "; it has none at all"
+    return f"; the nearest name is {nearest[0]}" if nearest else "; it is empty"
 
 
 def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
-    """Where *template* has each side. Raises an InputError if both are in one place, or a file is not there."""
+    """The place of each side in *template*. Raises an InputError if they are the same, or if a file is missing."""
     places = {side.place(template): side for side in sides}
     if len(places) < len(sides):
-        raise InputError(f"{template}: must have {{lang}} or {{side}} in it, which tell the sides apart")
+        raise InputError(f"{template}: must contain {{lang}} or {{side}} to distinguish the sides")
     for path, _ in places:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a file")
         if not path.parent.is_dir():
-            raise InputError(f"{path}: there is no folder {path.parent}")
+            raise InputError(f"{path}: the folder {path.parent} does not exist")
         if not path.exists():
             nearest = _nearest(path.name, sorted(os.listdir(path.parent)))
-            raise InputError(f"{path}: there is no such file in {path.parent}{nearest}")
+            raise InputError(f"{path}: does not exist in {path.parent}{nearest}")
         for side in sides:
             if side.path.exists() and side.path.samefile(path):
-                raise InputError(f"--output: {side.path} would overwrite what {template} names")
+                raise InputError(f"--output: {side.path} would overwrite a file of {template}")
     return places
 
 
 def extract(templates: Sequence[str], source: str, target: str, prefix: Path) -> int:
     """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
-    Both files appear when both are whole.
+    Both files get their names when both are complete.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     words = {source: "src", target: "ref"}
@@ -237,7 +236,7 @@ def _read(template: str, places: dict[Place, Side], bar: tqdm) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     parser = argparse.ArgumentParser(
-        prog="recipes.text.extract", description="Take the sentences of both languages out of corpora, one a line."
+        prog="recipes.text.extract", description="Extract the sentences of both languages from corpora, one a line."
     )
     parser.add_argument("--source-lang", required=True, metavar="LANG")
     parser.add_argument("--target-lang", required=True, metavar="LANG")
@@ -248,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     languages = {"--source-lang": args.source_lang, "--target-lang": args.target_lang}
     with ending_in_one_sentence("recipes.text.extract"):
         if args.source_lang == args.target_lang:
-            raise InputError(f"--target-lang {args.target_lang}: must not be --source-lang")
+            raise InputError(f"--target-lang {args.target_lang}: must differ from --source-lang")
         for flag, lang in languages.items():
             if not re.fullmatch(r"\w[\w-]*", lang):
                 raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")

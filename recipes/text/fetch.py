@@ -2,9 +2,9 @@
 
     python -m recipes.text.fetch --manifest FILE.tsv|none --output DIR [--data-dir DIR] FILE …
 
-Names, sizes, checksums and addresses stand in the manifest. Files in ``--data-dir`` were fetched elsewhere:
-they are checked and never written to. Everything else is downloaded into ``--output``, as ``NAME.part``,
-which the next attempt or the next run continues. It gets its name when size and checksum are right.
+The manifest has the names, sizes, checksums and URLs. Files in ``--data-dir`` are checked and never written to. All
+other files are downloaded into ``--output`` as ``NAME.part``. The next attempt or the next run continues a part. The
+file gets its name when size and checksum are right.
 """
 
 import argparse
@@ -24,27 +24,27 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.lines import lines_of
 from recipes.text.lines import progress
 
-COLUMNS = {  # of a manifest: the form of a value, and the words that a message has for it
+COLUMNS = {  # of a manifest: the pattern of a value, and its description in messages
     "file": (r"(?!\.\.?$)[^/\\]+", "a file's name without a folder"),
     "bytes": ("-|[1-9][0-9]*", "a number greater than 0, or - where it is unknown"),
     "checksum": ("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", "sha256: and 64 hexadecimal digits, or md5: and 32"),
     "url": (" *https?://[!-~]+( +https?://[!-~]+)* *", "addresses, http:// or https://, separated by blanks"),
 }
-CURL = (  # options that curl 7.63 of 2018 has
+CURL = (  # needs curl 7.63 (2018) or later
     "curl --disable --fail --location --proto =http,https --proto-redir =http,https --globoff --silent --show-error "
     f"--no-buffer --user-agent fairseq-rope/{__version__} --write-out %{{stderr}}\\n%{{http_code}} --speed-limit 1"
 ).split()
 HTTP_ERROR, RANGE_ERROR = 22, 33  # exit statuses of curl
-FINAL = (1, 3, 47, 63)  # those that another attempt cannot change: protocol, address, redirections, size
+FINAL = (1, 3, 47, 63)  # statuses that another attempt cannot change: protocol, URL, redirections, size
 TIMEOUT = 60  # seconds without a byte after which a connection counts as lost
 
 
 class FetchError(InputError):
-    """A file cannot be had or is wrong; the message names it."""
+    """A file cannot be downloaded or is wrong. The message names it."""
 
 
 class Entry(NamedTuple):
-    """A line of a manifest; *size* is None where it has ``-``, *checksum* is ``sha256:…`` or ``md5:…``."""
+    """A line of a manifest. *size* is None for ``-``; *checksum* is ``sha256:…`` or ``md5:…``."""
 
     name: str
     size: int | None
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 def read_manifest(path: Path) -> dict[str, Entry]:
-    """The entries of a manifest by file name. Raises a FetchError that names the line that is wrong."""
+    """The entries of a manifest by file name. Raises a FetchError that names the wrong line."""
     try:
         header, *rows = [line.rstrip("\r").split("\t") for line in lines_of(str(path))]
     except InputError as error:
@@ -72,7 +72,7 @@ def read_manifest(path: Path) -> dict[str, Entry]:
             _check(column, value, where)
         name, size, checksum, url = row
         if name in entries:
-            raise FetchError(f"{where}{name} stands there a second time")
+            raise FetchError(f"{where}{name} is listed twice")
         entries[name] = Entry(name, None if size == "-" else int(size), checksum.lower(), tuple(url.split()))
     return entries
 
@@ -84,7 +84,7 @@ def _check(column: str, value: str, where: str = "") -> None:
 
 
 def what_is_wrong(path: Path, entry: Entry) -> str:
-    """How *path* differs from what the manifest says of it; "" if it does not."""
+    """How *path* differs from its manifest *entry*; "" if it does not."""
     size = path.stat().st_size
     if entry.size is not None and size != entry.size:
         return f"has {size} bytes, and must have {entry.size}"
@@ -98,10 +98,10 @@ def what_is_wrong(path: Path, entry: Entry) -> str:
 
 
 def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
-    """Fetch *entry* into *folder*. Returns which of its addresses had it, or raises a FetchError that names each.
+    """Download *entry* into *folder*. Returns the address that had it. Raises a FetchError that names every address.
 
-    A file that is complete and wrong is removed, and fetched anew from the next address; once from the same
-    one if it was the last, since what an earlier run had left may have been the wrong part of it.
+    A complete file with a wrong checksum is removed and downloaded again from the next address. The last address gets
+    a second try, because the part that an earlier run left may have been wrong.
     """
     part = folder / f"{entry.name}.part"
     if entry.size is not None and _size(part) >= entry.size:  # an earlier run was stopped before it could check
@@ -129,12 +129,12 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
                 addresses.append(address)
         problems.append(f"{address}: {problem}")
         print(f"  {problems[-1]}", file=sys.stderr)
-    kept = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
-    raise FetchError(f"{entry.name} could not be fetched: {'; '.join(problems)}{kept}")
+    rest = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
+    raise FetchError(f"{entry.name} could not be downloaded: {'; '.join(problems)}{rest}")
 
 
 def _finish(part: Path, path: Path, origin: str) -> str:
-    """Give a checked *part* its name, once it is on the disk. Returns *origin*."""
+    """Sync a checked *part* to the disk, rename it to *path*, and return *origin*."""
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
@@ -142,9 +142,9 @@ def _finish(part: Path, path: Path, origin: str) -> str:
 
 
 def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
-    """Ask *address* once for what *part* lacks.
+    """Ask *address* once for the rest of *part*.
 
-    Returns: what went wrong, "" if nothing did; and whether another attempt would bring the same
+    Returns: the problem, or "" for none; and whether another attempt would have the same result
     """
     start = _size(part)
     limit = entry.size or start + shutil.disk_usage(part.parent).free
@@ -152,7 +152,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
     words = [*CURL, *map(str, flags), address]
     bar = progress(None, entry.size, entry.name, "B", initial=start)
     try:
-        # Through a pipe: when this process is killed, so is curl, and it does not write to *part* any more.
+        # curl writes to a pipe, so that it cannot write to *part* after this process was killed.
         with part.open("ab") as file, bar, Popen(words, stdout=PIPE, stderr=PIPE) as curl:
             try:
                 while chunk := curl.stdout.read1(2**18):
@@ -162,7 +162,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
                     if file.tell() > limit:
                         part.unlink()
                         return f"sends more than {limit} bytes", True
-                said, _, answer = curl.stderr.read().decode(errors="replace").rpartition("\n")
+                errors, _, answer = curl.stderr.read().decode(errors="replace").rpartition("\n")
                 status = curl.wait()
             finally:
                 curl.kill()
@@ -171,7 +171,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
     if not _size(part) and (status or entry.size):
         part.unlink()
     if start and (status == RANGE_ERROR or (status == HTTP_ERROR and answer == "416")):
-        print(f"  {address}: gives no part of a file; starting anew", file=sys.stderr)
+        print(f"  {address}: does not send parts of a file; starting again", file=sys.stderr)
         part.unlink()
         return _run_curl(part, entry, address)
     if status == HTTP_ERROR:
@@ -180,7 +180,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
         return f"connection ended after {_size(part)} of {entry.size} bytes", False
     if status == 0:
         return "", True
-    problem = re.sub(r"^curl: \(\d+\) ", "", said.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
+    problem = re.sub(r"^curl: \(\d+\) ", "", errors.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
     return f"{problem}, after {_size(part)} bytes", status in FINAL
 
 
@@ -189,7 +189,7 @@ def _size(path: Path) -> int:
 
 
 def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
-    """Whether *path*, in the folder of *flag*, is there and right. A wrong one in --output is removed."""
+    """Whether *path*, in the folder of *flag*, exists and is right. A wrong file in --output is removed."""
     if not path.exists():
         return False
     if not path.is_file():
@@ -198,7 +198,7 @@ def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
     if problem and flag == "--data-dir":
         raise FetchError(f"--data-dir: {path} {problem}")
     if problem:
-        print(f"{path.name}: {path} is broken, and fetched again: it {problem}", flush=True)
+        print(f"{path.name}: {path} is broken and will be downloaded again: it {problem}", flush=True)
         path.unlink()
         return False
     checked = "size and checksum are right" if entry else "not checked (--manifest none)"
@@ -209,13 +209,13 @@ def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
 def ensure(
     names: Sequence[str], manifest: Path | None, output: Path, data_dir: Path | None, retries: int, wait: float
 ) -> None:
-    """Check those of *names* that *data_dir* or *output* has; refuse what can be refused; download the others."""
+    """Check the files *names* in *data_dir* and *output*, and download the others. Errors come before downloads."""
     for name in names:
         _check("file", name)
     if data_dir is not None and not data_dir.is_dir():
         raise FetchError(f"--data-dir {data_dir}: must be a folder that exists")
     if data_dir is not None and output.exists() and data_dir.samefile(output):
-        raise FetchError(f"--output {output}: must not be --data-dir, which is only read")
+        raise FetchError(f"--output {output}: must differ from --data-dir, which is never written to")
     entries = dict.fromkeys(names) if manifest is None else read_manifest(manifest)
     for name in names:
         if name not in entries:
@@ -223,7 +223,7 @@ def ensure(
     missing = [n for n in names if data_dir is None or not _is_there(data_dir / n, entries[n], "--data-dir")]
     if manifest is None and missing:
         where = "--data-dir, which is not given" if data_dir is None else f"--data-dir {data_dir}"
-        raise FetchError(f"{missing[0]} is not in {where}, and without a manifest nothing is downloaded")
+        raise FetchError(f"{missing[0]} is not in {where}, and a download needs a manifest")
     wanted = [entries[name] for name in missing if not _is_there(output / name, entries[name], "--output")]
     if not wanted:
         return
@@ -233,10 +233,12 @@ def ensure(
     needed = sum(max(0, entry.size - _size(output / f"{entry.name}.part")) for entry in wanted if entry.size)
     free = shutil.disk_usage(output).free
     if needed > free:
-        raise FetchError(f"--output {output}: {needed / 1e9:.3f} GB must be downloaded, and {free / 1e9:.3f} are free")
+        raise FetchError(
+            f"--output {output}: the downloads need {needed / 1e9:.3f} GB, and {free / 1e9:.3f} GB are free"
+        )
     for entry in wanted:
         address = download(entry, output, retries, wait)
-        print(f"{entry.name}: fetched from {address}, size and checksum are right", flush=True)
+        print(f"{entry.name}: downloaded from {address}, size and checksum are right", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -245,9 +247,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag = parser.add_argument
     flag("--manifest", required=True, metavar="FILE", help="a table of file, bytes, checksum and url, or none")
     flag("--output", required=True, type=Path, metavar="DIR", help="where downloads go")
-    flag("--data-dir", type=Path, metavar="DIR", help="files fetched elsewhere; only read")
+    flag("--data-dir", type=Path, metavar="DIR", help="folder of existing files; never written to")
     flag("--retries", type=int, default=4, metavar="N", help="further attempts at an address (default: %(default)s)")
-    flag("--wait", type=float, default=2.0, metavar="S", help="before the second attempt, in seconds; then doubled")
+    flag("--wait", type=float, default=2.0, metavar="S", help="seconds before the second attempt; then doubled")
     flag("files", nargs="+", metavar="FILE", help="names of files, as in the manifest")
     args = parser.parse_args(argv)
     names, manifest = list(dict.fromkeys(args.files)), None if args.manifest == "none" else Path(args.manifest)

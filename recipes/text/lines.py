@@ -1,4 +1,4 @@
-"""Convert text of one sentence a line in several processes, each with one chunk in memory."""
+"""Convert the lines of a text in several processes, each with one chunk in memory."""
 
 import contextlib
 import multiprocessing
@@ -18,11 +18,11 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, split
 
-Convert = Callable[[list[str]], list[str]]  # lines without their ends to as many
+Convert = Callable[[list[str]], list[str]]  # takes and returns lines without their ends, in equal number
 
 
 def progress(items: Iterable | None, total: int | None, title: str, unit: str = " lines", **more: Any) -> tqdm:
-    """A bar on standard error with rate and time left; in a log file, a line every half minute."""
+    """A progress bar on standard error; in a log file, a line every 30 seconds."""
     if not sys.stderr.isatty() and "TQDM_MININTERVAL" not in os.environ:
         more["mininterval"] = 30
     return tqdm(items, total=total, desc=f"  {title}", unit=unit, unit_scale=True, **more)
@@ -32,12 +32,12 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
     """Write the lines of *source*, converted in *workers* processes, to *target* in their order.
 
     Args:
-        make: called once in each process for the function that converts; importable from a module
-        title: what is done, for the progress bar
+        make: called once in each process, returns the function that converts; must be importable from a module
+        title: the title of the progress bar
 
     Raises:
-        InputError: *source* is empty or not UTF-8, *workers* is below 1, a process was killed, or lines
-            became more or fewer
+        InputError: *source* is empty or not UTF-8, *workers* is below 1, a process was killed, or the number of lines
+            changed
         OSError: a file cannot be read or written
     """
     if workers < 1:
@@ -61,7 +61,7 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
 
 
 def _converted(make: Callable[[], Convert], source: str, first: int, every: int) -> Iterator[tuple[int, str]]:
-    """For every *every*-th chunk of *source* from *first* on: how many lines it has, and what they are converted to."""
+    """The number of lines and the converted text of every *every*-th chunk of *source*, from chunk *first* on."""
     convert = make()
     for chunk in islice(chunks_of(source), first, None, every):
         yield chunk.count("\n"), "".join(line + "\n" for line in convert(split(chunk)))
@@ -72,17 +72,17 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
     if workers == 1:
         yield from _converted(make, source, 0, 1)
         return
-    # Of the ways to start a process, spawn is the one that all systems have and that starts with no thread or lock
-    # of ours. Each process has its own pipe, which reports its end also in the middle of a message, and which stops a
-    # process that is ahead of its turn. In Python 3.10, executors wait for ever once one of their processes was killed.
+    # "spawn" exists on all systems and copies no threads or locks. Each process has its own pipe. A pipe reports the
+    # end of its process even within a message, and it blocks a process that is too far ahead. An executor of Python
+    # 3.10 waits forever if one of its processes is killed.
     context = multiprocessing.get_context("spawn")
     processes = []
-    resource_tracker.ensure_running()  # the first process to start would start it, and end the block of SIGINT
+    resource_tracker.ensure_running()  # otherwise process.start() starts it, which unblocks SIGINT
     try:
         for number in range(workers):
-            ours, theirs = context.Pipe()  # of sockets, which hold a few chunks; a pipe of one way would hold less
+            ours, theirs = context.Pipe()  # duplex: a socket pair, which buffers more than a one-way pipe
             process = context.Process(target=_work, args=(theirs, make, source, number, workers), daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # for the process, too
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the process inherits this
             try:
                 process.start()
                 processes.append((process, ours))
@@ -93,7 +93,7 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
             try:
                 answer = connection.recv()
             except (EOFError, OSError):
-                killed = "one of the processes was killed; if for lack of memory, ask for fewer"
+                killed = "one of the processes was killed; if memory ran out, use fewer workers"
                 raise InputError(f"--workers {workers}: {killed}") from None
             if answer is None:
                 return
@@ -108,7 +108,7 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
 
 
 def _work(connection: Connection, *what: Any) -> None:
-    """In a process of its own: send each of :func:`_converted`, and None at the end."""
+    """Send the results of :func:`_converted` to *connection*, and None at the end. Runs in a worker process."""
     with contextlib.suppress(OSError):  # the other end was closed
         try:
             for answer in _converted(*what):

@@ -1,4 +1,4 @@
-"""Normalise and tokenise text as Moses does (sacremoses), hyphens left whole.
+"""Normalise and tokenise text as Moses does (sacremoses), without splitting at hyphens.
 
 At translation time ``--tokenizer moses --moses-no-dash-splits`` does the same.
 """
@@ -14,23 +14,22 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
 from recipes.text.lines import Convert, convert_file
 
-# What Moses' remove-non-printing-char.perl takes for blanks, and the two other characters at which
-# Python breaks lines.
+# The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
 _NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
 
 
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
-    """The function that does to lines what Moses' scripts do, in their order.
+    """A function that applies Moses' steps to lines, in the order of its scripts.
 
-    The normaliser is that of ``sacremoses normalize``, which differs from Moses' own in ’ at the end of a
-    word (class’): ' there, " in Moses. The tokeniser is called as by ``sacremoses tokenize`` and by
-    fairseq's ``--tokenizer moses --moses-no-dash-splits``.
+    The normaliser is that of ``sacremoses normalize``. It differs from Moses' own at a ’ that ends a word (class’),
+    which it turns into ', and Moses into ". The tokeniser has the options of ``sacremoses tokenize`` and of fairseq's
+    ``--tokenizer moses --moses-no-dash-splits``.
     """
     normaliser, tokeniser = MosesPunctNormalizer(lang), MosesTokenizer(lang)
 
     def convert(line: str) -> str:
         if normalise:
-            # With its end, as the scripts read it: to them, the German ." at the end of a line is a ". then.
+            # Moses' scripts see the newline, and so they change a German ." at the end of a line to ".
             line = normaliser.normalize(line + "\n")
         line = _NOT_PRINTING.sub(" ", line)
         return tokeniser.tokenize(line, return_str=True) if tokenise else line
@@ -42,12 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
     parser = argparse.ArgumentParser(prog="recipes.text.tokenise", description=__doc__)
     flag = parser.add_argument
-    flag("--lang", required=True, help="its language: en, de, …")
-    flag("--input", required=True, metavar="FILE", help="UTF-8 text, a sentence a line")
-    flag("--output", required=True, metavar="FILE", help="where to write as many lines")
+    flag("--lang", required=True, help="language of the text: en, de, …")
+    flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
+    flag("--output", required=True, metavar="FILE", help="the same lines in tokens")
     flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
-    flag("--normalise-punctuation", action="store_true", help="„ and the like become ASCII first, also in translations")
-    flag("--no-tokeniser", action="store_true", help="for sentencepiece: only what does not print becomes blanks")
+    flag("--normalise-punctuation", action="store_true", help="first turn „ and similar into ASCII")
+    flag(
+        "--no-tokeniser", action="store_true", help="for sentencepiece: only replace non-printing characters by blanks"
+    )
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.tokenise"):
         refuse_output(args.output)

@@ -1,4 +1,4 @@
-"""Training that is killed, and commands given the wrong file: fairseq_rope/patches."""
+"""fairseq_rope/patches: killed trainings, and commands with wrong files."""
 
 import errno
 import hashlib
@@ -28,7 +28,7 @@ from tests.patches.test_loading import RunsCode
 
 
 def losses_by_update(log):
-    """Number of updates to the loss that was logged there, and epoch to the validation loss."""
+    """The logged losses by number of updates, and the validation losses by epoch."""
     entries = [json.loads(line) for line in re.findall(r"^.*?(\{.*\})$", log, re.MULTILINE) if '"loss"' in line]
     return {int(entry["num_updates"]): entry["loss"] for entry in entries if "num_updates" in entry}, valid_losses(log)
 
@@ -37,7 +37,7 @@ EVERY_UPDATE = ["--log-interval", 1, "--save-interval-updates", 5, "--keep-inter
 
 
 @pytest.mark.slow
-def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbed_one(data_bin, tmp_path):
+def test_training_killed_ten_times_has_the_losses_and_weights_of_an_uninterrupted_one(data_bin, tmp_path):
     options = [*EVERY_UPDATE, "--max-epoch", 20, "--keep-last-epochs", 2]
     undisturbed = run_program(*training(data_bin, tmp_path / "undisturbed", *options))
     expected, expected_valid = losses_by_update(undisturbed.stdout + undisturbed.stderr)
@@ -65,10 +65,10 @@ def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbe
         reached = max(reached, max(seen))
         curve.update(seen)
         valid.update(seen_valid)
-        whole = sorted(folder.glob("*.pt"))
-        for path in whole:
-            load_checkpoint(str(path))  # raises if it is not whole
-        if sum(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) is not None for path in whole) >= 2:
+        checkpoints = sorted(folder.glob("*.pt"))
+        for path in checkpoints:
+            load_checkpoint(str(path))  # raises if the file is incomplete
+        if sum(re.fullmatch(r"checkpoint_\d+_\d+\.pt", path.name) is not None for path in checkpoints) >= 2:
             average(["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(tmp_path / "a.pt")])
     finished = run_program(*command)
     seen, seen_valid = losses_by_update(finished.stdout + finished.stderr)
@@ -82,9 +82,7 @@ def test_training_killed_ten_times_gives_the_losses_and_weights_of_an_undisturbe
 
 
 @pytest.mark.parametrize("arch, in_shards", [("transformer_rope_tiny", False), ("transformer_tiny", True)])
-def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_have_taken(
-    data_bin, tmp_path, arch, in_shards
-):
+def test_training_resumed_within_an_epoch_continues_with_the_next_batches(data_bin, tmp_path, arch, in_shards):
     if in_shards:
         shutil.copytree(data_bin, tmp_path / "other")
         data_bin = f"{data_bin}{os.pathsep}{tmp_path / 'other'}"
@@ -93,12 +91,12 @@ def test_training_resumed_in_the_middle_of_an_epoch_takes_the_batches_it_would_h
     expected, expected_valid = losses_by_update(train(data_bin, tmp_path / "one", *options))
     middle = max(expected) * 5 // 8
     per_epoch = max(expected) // 4
-    assert middle % per_epoch != 0, "an epoch does not end there"
+    assert middle % per_epoch != 0, "the middle of an epoch"
     train(data_bin, tmp_path / "two", *options, "--max-update", middle)
     curve, valid = losses_by_update(train(data_bin, tmp_path / "two", *options))
     assert curve == {number: loss for number, loss in expected.items() if number > middle}
     assert valid == {epoch: loss for epoch, loss in expected_valid.items() if epoch in valid} and valid
-    # No checkpoint of an interval is left out at the end of an epoch.
+    # The checkpoint of an interval is also written at the end of an epoch.
     assert per_epoch == 4
     for folder in ("one", "two"):
         of_updates = {path.name for path in (tmp_path / folder).glob("checkpoint_*_*.pt")}
@@ -115,7 +113,7 @@ def digests(folder):
 
 
 def refusal(run, *words):
-    """The sentence with which a program, or a function, ends on *words*; it has to end with one."""
+    """The one-sentence error of *run*, a program or a function, with the arguments *words*."""
     try:
         call(run, *words) if isinstance(run, str) else run(*words)
     except BaseException as error:
@@ -129,19 +127,19 @@ def refusal(run, *words):
 
 
 def load(path):
-    """As fairseq-generate does."""
+    """Load *path* as fairseq-generate does."""
     checkpoint_utils.load_model_ensemble_and_task([str(path)])
 
 
 def saved(state):
-    """What torch.save writes."""
+    """The bytes that torch.save writes for *state*."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
 
 
 def changed(good, **entries):
-    """A good checkpoint with other entries."""
+    """The bytes of the checkpoint *good* with changed *entries*."""
     return saved({**torch.load(good, weights_only=False), **entries})
 
 
@@ -153,7 +151,7 @@ def damaged(good):
 
 
 WEIGHTS = {"weight": torch.ones(2)}
-# What is in the place of a good checkpoint (None: a folder), and the reason that is given.
+# The contents that replace a good checkpoint (None: a folder), and the reason in the message.
 BROKEN = {
     "truncated": (lambda good: good.read_bytes()[:-2000], r"is not a valid checkpoint: "),
     "empty": (lambda good: b"", r"is not a valid checkpoint: "),
@@ -169,7 +167,7 @@ BROKEN = {
         r"is not a fairseq checkpoint: it has a weight with the name 3",
     ),
     "no history": (lambda good: changed(good, optimizer_history=7), r"is not a fairseq checkpoint: "),
-    # where no class can be refused, a text is a pickle that went wrong
+    # if torch cannot refuse classes, a text looks like a damaged pickle
     "text": (
         lambda good: b"This is no checkpoint.\n",
         r"was not loaded, and no code in it was run: " if CAN_ALLOW_LIST else r"is not a valid",
@@ -187,13 +185,13 @@ def generate(data, path, *more):
 
 
 @pytest.mark.parametrize("fault", list(BROKEN))
-def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, tmp_path, fault, monkeypatch):
+def test_a_broken_checkpoint_is_named_and_no_file_changes(data_bin, trained, tmp_path, fault, monkeypatch):
     if fault == "hostile" and not CAN_ALLOW_LIST:
         pytest.skip("torch < 2.6 cannot allow-list classes by name")
     monkeypatch.chdir(tmp_path)
     good, path = trained / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt"
-    in_its_place, reason = BROKEN[fault]
-    content = in_its_place(good)
+    replacement, reason = BROKEN[fault]
+    content = replacement(good)
     path.mkdir() if content is None else path.write_bytes(content)
     shutil.copy(good, tmp_path / "checkpoint1.pt")
     before = digests(tmp_path)
@@ -209,7 +207,7 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_touched(data_bin, trained, 
 
 
 @pytest.mark.parametrize("cfg", [None, {"a": 1}, [1]])
-def test_a_checkpoint_without_options_can_be_trained_on_and_cannot_be_translated_with(data_bin, trained, tmp_path, cfg):
+def test_a_checkpoint_without_options_can_be_finetuned_but_not_translated_with(data_bin, trained, tmp_path, cfg):
     path = tmp_path / "checkpoint_last.pt"
     path.write_bytes(changed(trained / path.name, cfg=cfg))
     assert f"{path} is not a fairseq checkpoint: " in refusal(load, path)
@@ -224,7 +222,7 @@ def test_an_unreadable_checkpoint_is_named(trained):
         path = os.path.join(open_to_all, "checkpoint_last.pt")
         shutil.copy(trained / "checkpoint_last.pt", path)
         os.chmod(path, 0)
-        if os.geteuid() == 0:  # root may read everything; for a moment the process is somebody else
+        if os.geteuid() == 0:  # root may read everything, so become another user
             os.seteuid(65534)
         try:
             with pytest.raises(PermissionError) as refused:
@@ -241,7 +239,7 @@ def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
     assert sentence == f"--finetune-from-model {missing} does not exist"
 
 
-def test_training_starts_from_the_beginning_and_says_so_if_the_restore_file_is_missing(data_bin, tmp_path):
+def test_training_without_the_restore_file_starts_from_the_beginning_with_a_message(data_bin, tmp_path):
     missing = tmp_path / "new" / "checkpoint_best.pt"
     options = ["--max-epoch", 1, "--restore-file", missing]
     log = train(data_bin, tmp_path / "new", *options)
@@ -251,7 +249,7 @@ def test_training_starts_from_the_beginning_and_says_so_if_the_restore_file_is_m
     assert (tmp_path / "new" / "checkpoint2.pt").exists()
 
 
-def test_a_dictionary_that_does_not_fit_is_said(data_bin, trained, tmp_path, tmp_path_factory):
+def test_a_dictionary_that_does_not_fit_is_reported(data_bin, trained, tmp_path, tmp_path_factory):
     path, other = tmp_path / "checkpoint_last.pt", tmp_path_factory.mktemp("other") / "bin"
     shutil.copytree(data_bin, other)
     for dictionary in other.glob("dict.*.txt"):
@@ -268,7 +266,7 @@ def test_a_dictionary_that_does_not_fit_is_said(data_bin, trained, tmp_path, tmp
     assert digests(tmp_path) == before
 
 
-def test_another_model_in_the_same_folder_is_said(data_bin, trained, tmp_path):
+def test_another_model_in_the_same_folder_is_reported(data_bin, trained, tmp_path):
     shutil.copy(trained / "checkpoint_last.pt", tmp_path)
     before = digests(tmp_path)
     for flag, reason in (
@@ -290,18 +288,18 @@ def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
     for command in (generate(data_bin, path), training(data_bin, tmp_path, "--max-epoch", 30)):
         assert refusal(*command, *swapped) == f"{path} {reason}: {cure}"
     assert digests(tmp_path) == before
-    # To learn the other direction from what is known of this one is another matter.
+    # Finetuning on the other direction is allowed.
     train(data_bin, tmp_path / "new", "--finetune-from-model", path, *swapped, "--max-update", 1)
     assert (tmp_path / "new" / "checkpoint_last.pt").exists()
     validate = ["--path", path, "--task", "translation", "--cpu", "--max-tokens", 500, *swapped]
     assert reason in refusal("fairseq-validate", data_bin, "--user-dir", PLUGIN, *validate)
     with pytest.raises(CheckpointError, match=reason):
         TransformerRopeModel.from_pretrained(str(trained), path.name, str(data_bin), source_lang="de", target_lang="en")
-    # Who knows that the model speaks both ways can say so.
+    # --model-overrides can state that the model translates in both directions.
     call(*generate(data_bin, path, *swapped, "--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"))
 
 
-def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
+def test_another_rotation_is_refused_although_all_weights_fit(data_bin, tmp_path):
     half, path = ["--rope-layout", "half"], tmp_path / "half" / "checkpoint_last.pt"
     train(data_bin, path.parent, *half, "--no-epoch-checkpoints", "--max-update", 1)
     resumed = training(data_bin, path.parent, "--max-epoch", 2)
@@ -311,7 +309,7 @@ def test_another_rotation_is_noticed_though_all_weights_fit(data_bin, tmp_path):
         assert refusal(*command) == f"{path} was trained with --rope-layout half, not interleaved; {cure}"
     reason = "was trained with --rope-base 10000.0, not 500.0; use the same value"
     assert refusal(*resumed, *half, "--rope-base", 500) == f"{path} {reason}"
-    call(*tuned, *half, "--rope-base", 500)  # a longer context can be learnt with another base
+    call(*tuned, *half, "--rope-base", 500)  # finetuning for a longer context may change the base
 
 
 @pytest.fixture
@@ -319,7 +317,7 @@ def without_pause(monkeypatch):
     monkeypatch.setattr("fairseq_rope.patches.saving.PAUSE", 0)
 
 
-def test_an_error_while_saving_that_is_no_write_is_told_as_it_is(tmp_path, without_pause):
+def test_an_error_other_than_a_failed_write_is_raised_unchanged(tmp_path, without_pause):
     class Fails:
         def __reduce__(self):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -344,14 +342,14 @@ def test_a_write_that_fails_three_times_is_named_and_leaves_no_file(tmp_path, mo
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/checkpoint1.pt", "gone/checkpoint1.pt"])
-def test_a_failed_write_is_named_where_free_space_is_unknown(path):
+def test_a_failed_write_is_named_if_the_free_space_is_unknown(path):
     with pytest.raises(OSError) as refused, naming_the_file(path):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
     assert (refused.value.filename, refused.value.errno) == (path, errno.EDQUOT)
     assert refused.value.strerror == "could not be written (Disk quota exceeded)"
 
 
-def test_a_copied_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_copying_a_checkpoint_is_atomic(tmp_path, monkeypatch):
     source, target = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
     source.write_bytes(b"new" * 1000)
     target.write_bytes(b"old")
@@ -366,18 +364,18 @@ def test_a_copied_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     order = []
     for name in ("fsync", "rename", "replace"):
-        real, said = getattr(os, name), name.replace("replace", "rename")
-        monkeypatch.setattr(os, name, lambda *paths, real=real, said=said: (order.append(said), real(*paths))[1])
+        real, step = getattr(os, name), name.replace("replace", "rename")
+        monkeypatch.setattr(os, name, lambda *paths, real=real, step=step: (order.append(step), real(*paths))[1])
     path = tmp_path / "checkpoint1.pt"
     checkpoint_utils.torch_persistent_save({}, str(path))
     checkpoint_utils.PathManager.copy(str(path), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
     assert order == ["fsync", "rename"] * 2
 
 
-def test_data_that_are_not_there_are_named(trained, data_bin, tmp_path):
+def test_missing_data_are_named(trained, data_bin, tmp_path):
     no_data, no_test = tmp_path / "no-data", tmp_path / "bin"
     shutil.copytree(data_bin, no_test, ignore=shutil.ignore_patterns("test.en-de.en.*"))
     assert str(no_data) in refusal(*training(no_data, tmp_path / "new", "--source-lang", "en", "--target-lang", "de"))
@@ -397,7 +395,7 @@ def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags,
     assert not (tmp_path / "new").exists() or digests(tmp_path / "new") == {}
 
 
-def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
+def test_an_unexpected_error_keeps_its_traceback():
     def fail(kind):
         try:
             raise kind("something")
@@ -408,7 +406,7 @@ def test_an_error_that_is_nobodys_fault_keeps_its_traceback():
     assert [fail(kind) for kind in kinds] == [None] * 6
 
 
-def test_reasons_are_read_out_of_torchs_message():
+def test_reasons_are_extracted_from_torchs_message():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
     good = model.state_dict()
     in_embedding = "has the shape [7, 2] in the checkpoint and [5, 2] in the model; the dictionaries"
@@ -440,11 +438,11 @@ def weights_equal(one, other):
     return all(torch.equal(one[name], weight) for name, weight in other.items())
 
 
-def test_a_full_disk_is_named_the_good_checkpoints_stay_and_training_resumes(data_bin, trained, tmp_path):
+def test_a_full_disk_is_reported_and_training_resumes_from_the_good_checkpoints(data_bin, trained, tmp_path):
     options = ["--max-epoch", 3, "--keep-last-epochs", 3]
     disk, copy, log = (tmp_path / name for name in ("disk", "copy", "log"))
     command = training(data_bin, disk, *options)
-    # room for what epoch 1 leaves (checkpoint1, _best, _last) and one more, but not for its copies
+    # room for the three files of epoch 1 (checkpoint1, _best, _last) and one more, but not for copies of that
     size = int(4.5 * (trained / "checkpoint_last.pt").stat().st_size / 1024)
     words = shlex.join([str(BIN / command[0]), *map(str, command[1:])])
     script = ON_A_SMALL_DISK.format(disk=disk, copy=copy, log=log, size=size, command=words)

@@ -1,4 +1,4 @@
-"""fairseq_rope/patches: fairseq's checkpoints load, and nothing in them runs."""
+"""fairseq_rope/patches: fairseq's checkpoints load, and code in them does not run."""
 
 import builtins
 import contextlib
@@ -28,11 +28,11 @@ needs_allow_list = pytest.mark.skipif(
 )
 
 
-# -- what checkpoints hold -----------------------------------------------------------------------------
+# -- contents of checkpoints ---------------------------------------------------------------------------
 
 
 def fairseq_state():
-    """What fairseq/trainer.py puts into a checkpoint, classes and all, and what audio tasks add."""
+    """The entries and classes that fairseq/trainer.py and audio tasks put into a checkpoint."""
     dictionary = Dictionary()
     dictionary.add_symbol("word", n=7)
     return {
@@ -53,10 +53,10 @@ def fairseq_state():
     }
 
 
-def test_a_checkpoint_as_fairseq_writes_it_loads_with_weights_only(tmp_path):
+def test_fairseqs_checkpoints_load_with_weights_only(tmp_path):
     path, old = tmp_path / "checkpoint.pt", tmp_path / "old.pt"
     torch.save(fairseq_state(), path)
-    # NumPy 1 wrote its scalars as numpy.core.multiarray.scalar; the module has moved since.
+    # NumPy 1 wrote its scalars as numpy.core.multiarray.scalar; NumPy 2 has renamed the module.
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(old, "w") as target:
         for item in source.namelist():
             data = source.read(item)
@@ -93,8 +93,8 @@ def test_a_checkpoint_cut_at_any_length_is_refused_by_name(tmp_path, zipped, loa
             LOADERS[loader](str(cut))
 
 
-def test_models_that_are_loaded_in_threads_do_not_mix_their_languages(trained, data_bin):
-    """One thread loads for en-de, which fits; the other for de-en, which is refused, every time."""
+def test_models_loaded_in_parallel_threads_keep_their_languages(trained, data_bin):
+    """One thread loads for en-de, which fits. The other loads for de-en, which is refused."""
     path, outcomes = str(trained / "checkpoint_last.pt"), {"en": [], "de": []}
     start = threading.Barrier(2)
 
@@ -139,7 +139,7 @@ HOSTILE = {
 @needs_allow_list
 @pytest.mark.parametrize("where", list(HOSTILE))
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path, where, zipped):
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, where, zipped):
     path, trace = str(tmp_path / "hostile.pt"), tmp_path / "was_run"
     state = HOSTILE[where](RunsCode(trace))
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
@@ -150,13 +150,13 @@ def test_a_hostile_checkpoint_is_refused_and_runs_nothing(tmp_path, where, zippe
         with pytest.raises(CheckpointError, match="plain.pt was not loaded"):
             load(str(tmp_path / "plain.pt"))
     assert not trace.exists()
-    # The same file, loaded as fairseq's git main does, would have run it.
+    # Loading the same file as fairseq's git main does runs the code.
     torch.load(path, weights_only=False)
     assert trace.exists()
 
 
-def test_no_module_of_fairseq_evaluates_what_a_checkpoint_says():
-    """Which architecture a checkpoint is of, it says itself; so no architecture may evaluate its options."""
+def test_no_module_of_fairseq_evaluates_options_of_a_checkpoint():
+    """A checkpoint names its own architecture, so no architecture may evaluate its options."""
     package = Path(fairseq.__file__).parent
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
@@ -173,7 +173,7 @@ def test_no_module_of_fairseq_evaluates_what_a_checkpoint_says():
         ("transformer_rope_tiny", "encoder_xformers_att_config", "__import__('os').mkdir('was_run') or {}"),
     ],
 )
-def test_options_in_a_checkpoint_are_read_and_not_evaluated(trained, tmp_path, monkeypatch, arch, option, value):
+def test_options_in_a_checkpoint_are_parsed_and_not_evaluated(trained, tmp_path, monkeypatch, arch, option, value):
     monkeypatch.chdir(tmp_path)
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     vars(state["cfg"]["model"]).update({"arch": arch, "_name": arch, option: value})
@@ -181,7 +181,7 @@ def test_options_in_a_checkpoint_are_read_and_not_evaluated(trained, tmp_path, m
     with pytest.raises((ValueError, AttributeError)):
         checkpoint_utils.load_model_ensemble_and_task(["model.pt"])
     assert not os.path.exists("was_run")
-    eval(value)  # what fairseq does
+    eval(value)  # as fairseq does
     assert os.path.exists("was_run")
 
 
@@ -201,10 +201,10 @@ def in_old_args(state, hostile):
 
 
 @pytest.mark.parametrize("edit", [plainly, by_interpolation, in_old_args])
-def test_a_command_in_the_options_of_a_checkpoint_runs_without_the_patch_only(
+def test_a_command_in_the_options_of_a_checkpoint_runs_only_without_the_patch(
     trained, data_bin, tmp_path, monkeypatch, edit
 ):
-    """The options name a language, and thus FASTA files, with a command in it."""
+    """The options name a language that contains a command. FASTA files have it in their names."""
     data, source = tmp_path / "data", f"en{SHELL}"
     data.mkdir()
     for language in (source, "de"):
@@ -225,7 +225,7 @@ def test_a_command_in_the_options_of_a_checkpoint_runs_without_the_patch_only(
         return os.path.exists("was_run")
 
     assert not read_sample_sentences()
-    for index in data.glob("*.npy"):  # which is read in place of the files
+    for index in data.glob("*.npy"):  # the index would be read instead of the files
         index.unlink()
     monkeypatch.setattr(FastaDataset, "_build_index", fasta_dataset_alone().FastaDataset._build_index)
     assert read_sample_sentences()
@@ -234,13 +234,13 @@ def test_a_command_in_the_options_of_a_checkpoint_runs_without_the_patch_only(
 # -- options that fairseq evaluates --------------------------------------------------------------------
 
 
-def test_options_are_read_as_fairseq_reads_them():
+def test_options_are_parsed_as_in_fairseq():
     assert utils.eval_str_list("8,16", type=int) == [8, 16]
     assert utils.eval_str_list("[0.5]") == [0.5] and utils.eval_str_list("1/32") == [1 / 32]
     assert utils.eval_str_list("3", type=int) == [3]
     assert utils.eval_str_list(None) is None
     assert utils.eval_str_dict("{'name': 'x'}") == {"name": "x"}
-    # A boolean is no text to eval: fairseq takes the default then.
+    # fairseq returns the default for a boolean, which is not text.
     assert [utils.eval_bool(x) for x in ("True", "0", True, None)] == [True, False, False, False]
     for text in (
         "1/32", "5e-4/2", "2**-3", "7 // 2", "3 - 1", "-(2 + 3)", "10**5", "(0.9, 1 - 0.02)", "-1", "1e-8", "None",
@@ -267,7 +267,7 @@ def test_options_are_read_as_fairseq_reads_them():
         ("'a' % 3", "it has a BinOp"),
     ],
 )
-def test_an_expression_that_is_refused_is_shown_with_the_reason(text, reason):
+def test_a_refused_expression_is_shown_with_the_reason(text, reason):
     with pytest.raises(ValueError) as refused:
         options.literal(text)
     message = str(refused.value)

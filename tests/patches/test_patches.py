@@ -1,7 +1,6 @@
-"""fairseq_rope/patches: what works with fairseq alone does the same with each patch in place.
+"""fairseq_rope/patches: each patch keeps the behaviour of fairseq alone, where that works.
 
-"fairseq alone" is a second copy of ``fairseq.checkpoint_utils``, loaded from its file, or the function that a
-replacement wraps.
+"fairseq alone" is a second copy of a module of fairseq, loaded from its file, or the function that a replacement wraps.
 """
 
 import builtins
@@ -54,7 +53,7 @@ def fasta_dataset_alone():
 
 
 def equal(one, other):
-    """Whether two states of a checkpoint are the same, tensors compared by value."""
+    """Whether two states of a checkpoint are the same. Tensors are compared by value."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -64,7 +63,7 @@ def equal(one, other):
     return one == other
 
 
-def test_the_page_about_differences_is_that_of_the_table():
+def test_docs_differences_is_generated_from_the_table_of_patches():
     """docs/differences.md is written by ``python docs/differences.py``."""
     page = without_replacements(ROOT / "docs" / "differences.py").page()
     assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == page
@@ -96,7 +95,7 @@ def an_ensemble_has_the_same_weights(request, folder):
 
 
 def resuming_reads_the_same(request, folder):
-    """load_checkpoint gives the trainer the same file and flags, and returns the same."""
+    """load_checkpoint must give the trainer the same file and flags, and return the same."""
     (folder / "pretrained.pt").touch()
     for changes in (
         {},
@@ -125,7 +124,7 @@ def BOTH():
 
 
 def expressions_have_the_same_value(request, folder):
-    """More of them are in test_loading.py."""
+    """test_loading.py has more expressions."""
     for text in ("5e-4/2", "[(512, 10, 5)] + [(512, 3, 2)] * 4"):
         assert options.literal(text) == builtins.eval(text), text
 
@@ -168,7 +167,7 @@ def a_saved_state_is_the_same(request, folder):
 
 
 def a_second_try_succeeds(request, folder):
-    """A write that fails once. fairseq leaves its beginning in the file; ours starts again."""
+    """The first write fails. fairseq leaves its beginning in the file; ours starts again."""
     real, tries = torch.save, []
 
     def save(obj, file):
@@ -185,7 +184,7 @@ def a_second_try_succeeds(request, folder):
         for name, module in zip(("ours", "theirs"), BOTH(), strict=True):
             module.torch_persistent_save({"model": {}}, str(folder / name))
     assert len(tries) == 4
-    assert (folder / "theirs").read_bytes().startswith(b"half of it"), "fairseq is mended: the patch can go"
+    assert (folder / "theirs").read_bytes().startswith(b"half of it"), "fairseq is fixed: remove the patch"
     assert not (folder / "ours").read_bytes().startswith(b"half of it")
     assert torch.load(folder / "ours") == {"model": {}}
 
@@ -194,7 +193,7 @@ def fasta_files_have_the_same_index(request, folder):
     (folder / "x.fasta").write_text(">first one\nACGT\nAC\n>second\nA\n>3 > 2\nACGTACGT\n\nAC\n")
     offsets, sizes = FastaDataset(str(folder / "x"))._build_index(str(folder / "x"))
     assert (offsets.tolist(), sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
-    if shutil.which("tqdm"):  # which fairseq calls
+    if shutil.which("tqdm"):  # fairseq needs it
         alone = fasta_dataset_alone().FastaDataset(str(folder / "x"))
         assert (alone.offsets.tolist(), alone.sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
 
@@ -221,7 +220,7 @@ def other_programs_keep_their_tracebacks(request, folder):
 
 
 def the_same_checkpoints_are_written(request, folder):
-    """All combinations of flags; the difference is the checkpoint that fairseq leaves out."""
+    """Test all combinations of flags. The only difference may be the checkpoint that fairseq does not write."""
     moments = ((1, 10, True), (2, 20, True), (2, 15, False), (2, 17, True))
     intervals = ((1, 0), (2, 0), (1, 5), (2, 5))
     for (epoch, updates, ends), no_epoch, (interval, every) in itertools.product(moments, (False, True), intervals):
@@ -246,7 +245,7 @@ def the_same_checkpoints_are_written(request, folder):
 
 
 def batches_are_the_same(request, folder):
-    """Any iterable of numbers; the difference is the last batch, which fairseq drops."""
+    """Test all kinds of iterables. The only difference may be the last batch, which fairseq drops."""
     assert data_utils.batch_by_size([], None, max_tokens=400) == []
     draw = np.random.RandomState(1)
     for count in (1, 7, 8, 20, 100, 1014):
@@ -277,7 +276,7 @@ def a_training_from_the_beginning_takes_the_same_batches(request, folder):
                 of_start[name, first].append([batch["id"].tolist() for batch in batches])
     assert of_start["ours", 1] == of_start["fairseq's", 1]
     assert of_start["ours", 3] == of_start["ours", 1][2:]
-    assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is mended: the patch can go"
+    assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is fixed: remove the patch"
 
 
 def translation_task(data, source="en", target="de"):
@@ -303,11 +302,11 @@ SAME = {
 
 
 @pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.target)
-def test_what_works_with_fairseq_alone_does_the_same_with_the_patch(patch, request, tmp_path):
+def test_the_patch_keeps_the_behaviour_of_fairseq_alone(patch, request, tmp_path):
     SAME[patch.target](request, tmp_path)
 
 
-def test_each_patch_is_in_place_once_and_says_why():
+def test_each_patch_is_applied_once_and_has_a_reason():
     targets = [patch.target for patch in patches.PATCHES]
     assert len(set(targets)) == len(targets)
     patches.apply()  # a second time
@@ -318,7 +317,7 @@ def test_each_patch_is_in_place_once_and_says_why():
         assert places
         for owner, name in places:
             assert vars(owner)[name] is patch.replacement
-        # no patch of a patch: what a replacement wraps is fairseq's own
+        # a replacement wraps fairseq's own function, not another patch
         wrapped = getattr(patch.replacement, "__wrapped__", None)
         if wrapped is not None:
             assert "fairseq_rope" not in wrapped.__code__.co_filename
@@ -341,7 +340,7 @@ def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_pat
 
 
 def in_a_process(code, cwd=ROOT):
-    """Run Python *code* in a new process; returns what it printed."""
+    """Run Python *code* in a new process, and return its output."""
     path = {"PYTHONPATH": os.pathsep.join([QUICK_START, str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env={**ENVIRONMENT, **path}, capture_output=True, text=True
@@ -375,7 +374,7 @@ IMPORTS = {
     + "; ".join(f"import {module}" for module in MODULES),
     "z-a": "; ".join(f"import {module}" for module in reversed(MODULES)),
 }
-# A process for each case, forked from one that has loaded what fairseq needs, and neither fairseq nor the plugin.
+# Fork a process for each case after loading fairseq's dependencies, but neither fairseq nor the plugin.
 EACH = """
 import importlib, os, sys, torch, hydra, omegaconf, sacrebleu
 for name, code in {cases!r}.items():
@@ -396,21 +395,21 @@ def test_the_plugin_registers_in_any_order_of_imports():
 
 
 @pytest.mark.slow
-def test_each_module_can_be_the_first_that_is_imported():
+def test_each_module_can_be_imported_first():
     loaded = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.plugin' in sys.modules)"
     cases = {module: f"import {module}\n{loaded}" for module in MODULES}
     assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and register no plugin"
 
 
-def test_modules_that_need_no_fairseq_import_without_it():
+def test_modules_that_do_not_need_fairseq_import_without_it():
     tools = (path.stem for path in (PLUGIN / "tools").glob("[a-z]*.py"))
     modules = ["errors", "overrides", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]
     imports = "; ".join(f"import fairseq_rope.{module}" for module in modules)
-    code = f"import sys; sys.modules['fairseq'] = None; {imports}; print('there')"
-    assert in_a_process(code) == "there"
+    code = f"import sys; sys.modules['fairseq'] = None; {imports}; print('done')"
+    assert in_a_process(code) == "done"
 
 
-def test_package_command_and_translator_load_neither_torch_nor_fairseq_also_beside_a_folder_of_that_name(tmp_path):
+def test_importing_package_command_and_translator_loads_neither_torch_nor_fairseq(tmp_path):
     (tmp_path / "fairseq").mkdir()
     imports = (
         "import sys; sys.path.insert(0, ''); import fairseq_rope, fairseq_rope.__main__, fairseq_rope.tools.translate"
@@ -418,7 +417,7 @@ def test_package_command_and_translator_load_neither_torch_nor_fairseq_also_besi
     assert in_a_process(f"{imports}; print({{'torch', 'fairseq'}} & set(sys.modules))", tmp_path) == "set()"
 
 
-def test_the_folder_around_the_plugin_is_refused_with_the_path_of_the_plugin(monkeypatch):
+def test_the_parent_folder_as_user_dir_is_refused_with_the_right_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, ROOT.name, raising=False)
     with pytest.raises(SystemExit) as refused:

@@ -1,4 +1,4 @@
-"""fairseq_rope/positions/rotary.py against the equations of arXiv:2104.09864, written out plainly here."""
+"""fairseq_rope/positions/rotary.py, compared with the equations of arXiv:2104.09864."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from fairseq_rope.positions.rotary import LAYOUTS, RotaryEmbedding, rotary_dim, 
 
 
 def rotate_by_the_paper(x, offset, base, layout, dim):
-    """Equation 34, one number at a time, in Python's float64. x: (T, D)."""
+    """Rotate x (T, D) by equation 34, one number at a time, in Python's float64."""
     out = x.clone().double()
     for t in range(x.size(0)):
         for i in range(dim // 2):
@@ -35,7 +35,7 @@ def test_known_values_of_the_interleaved_layout():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norms_are_kept_and_rotations_add_up_from_the_identity(layout):
+def test_rotation_keeps_norms_and_rotations_add_up(layout):
     rotary, x = RotaryEmbedding(32, layout=layout), torch.randn(3, 2, 400, 32)
     torch.testing.assert_close(rotary(x, 7).norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(rotary(x[..., :1, :]), x[..., :1, :])
@@ -44,7 +44,7 @@ def test_norms_are_kept_and_rotations_add_up_from_the_identity(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_score_depends_on_the_difference_of_positions_only(layout):
+def test_the_score_depends_only_on_the_difference_of_positions(layout):
     rotary = RotaryEmbedding(16, layout=layout)
     q, k = torch.randn(1, 16, dtype=torch.float64), torch.randn(1, 16, dtype=torch.float64)
     scores = [float(rotary(q, m) @ rotary(k, m + 5).T) for m in (0, 1, 90, 700)]
@@ -54,7 +54,7 @@ def test_score_depends_on_the_difference_of_positions_only(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_step_by_step_equals_all_at_once(layout):
-    x = torch.randn(2, 3, 600, 16)  # 600 is beyond the first table
+    x = torch.randn(2, 3, 600, 16)  # 600 is longer than the first table
     at_once = RotaryEmbedding(16, layout=layout)(x)
     stepwise = RotaryEmbedding(16, layout=layout)
     steps = [stepwise(x[:, :, t : t + 1], offset=t) for t in range(600)]
@@ -75,7 +75,7 @@ def test_the_bound_on_scores_decays_with_distance(head_dim):
     cos, sin = rotary_tables(512, head_dim, 10000.0, torch.device("cpu"))
     partial_sums = torch.complex(cos.double(), sin.double()).cumsum(dim=1)
     bound = partial_sums.abs().mean(dim=1)
-    # It falls with ripples, as in the paper's figure 2: compare means over doubling distances.
+    # It ripples as in the paper's figure 2, so compare means over doubling distances.
     rings = [bound[2**n : 2 ** (n + 1)].mean() for n in range(9)]  # 1, 2-3, 4-7, …, 256-511
     assert all(far < near for near, far in zip(rings, rings[1:], strict=False)), rings
     assert rings[-1] < 0.5 * rings[0]
@@ -92,7 +92,7 @@ def test_float64_input_is_rotated_in_float64():
 
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
-def test_tables_stay_float32_whatever_the_model_is_cast_to(cast):
+def test_tables_stay_float32_in_any_dtype_of_the_model(cast):
     rotary = RotaryEmbedding(8)
     rotary(torch.randn(3, 8))
     module = getattr(torch.nn.Sequential(rotary), cast)()
@@ -109,7 +109,7 @@ def test_tables_are_not_in_the_state_dict_and_grow_in_steps():
     assert len(lengths) <= 4
 
 
-def test_a_thread_that_reads_while_another_makes_tables_gets_cos_and_sin_of_its_positions():
+def test_reading_tables_while_another_thread_makes_them_gives_the_right_rotation():
     x = torch.randn(40, 8)
     expected = rotate_by_the_paper(x, 300, 10000.0, "interleaved", 8).float()
     rotated = []
@@ -128,7 +128,7 @@ def test_a_thread_that_reads_while_another_makes_tables_gets_cos_and_sin_of_its_
         torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_tables_made_in_inference_mode_serve_training_later():
+def test_tables_made_in_inference_mode_can_be_used_in_training():
     rotary, x = RotaryEmbedding(8), torch.randn(3, 8, requires_grad=True)
     with torch.inference_mode():
         rotary(torch.randn(3, 8))
@@ -136,7 +136,7 @@ def test_tables_made_in_inference_mode_serve_training_later():
     assert x.grad is not None
 
 
-def test_what_gives_no_rotation_is_refused():
+def test_invalid_fraction_base_and_layout_are_refused():
     for fraction in (0.0, -0.5, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"--rope-fraction .* must be in \(0, 1\]"):
             rotary_dim(64, fraction)
@@ -151,7 +151,7 @@ def test_what_gives_no_rotation_is_refused():
         RotaryEmbedding(8, layout="neox")
 
 
-def test_rotation_scripts():
+def test_scripted_rotation_gives_the_same_numbers():
     scripted = torch.jit.script(RotaryEmbedding(16, fraction=0.5, layout="half"))
     x = torch.randn(2, 300, 16)
     eager = RotaryEmbedding(16, fraction=0.5, layout="half")(x, 40)
@@ -160,7 +160,7 @@ def test_rotation_scripts():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_gradient_is_that_of_finite_differences(layout, fraction):
+def test_the_gradient_equals_finite_differences(layout, fraction):
     rotary = RotaryEmbedding(8, layout=layout, fraction=fraction)
     x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: rotary(x, offset=5), (x,))
@@ -186,7 +186,7 @@ def test_rotation_at_position_100000_is_exact_to_float32():
     dtype=strategies.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
     seed=strategies.integers(0, 2**16),
 )
-def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
+def test_every_shape_dtype_and_slice_is_rotated_by_its_positions(
     shape, steps, pairs, rotating, offset, base, layout, dtype, seed
 ):
     rotating = min(rotating, pairs)
@@ -199,7 +199,7 @@ def test_any_slice_of_any_shape_and_type_is_rotated_by_its_position(
     exact = rotate_by_the_paper(first, offset, base, layout, 2 * rotating)
     assert torch.equal(out[..., 2 * rotating :], x[..., 2 * rotating :]), "the rest of the head passes through"
     error = (out.reshape(-1, steps, 2 * pairs)[0].double() - exact).abs()
-    # One rounding of the result, by half a unit in the last place, and tables and products in float32.
+    # The bound: one rounding of the result (half a unit in the last place), and float32 tables and products.
     assert bool((error <= torch.finfo(dtype).eps / 2 * exact.abs() + 4e-7 * (1 + first.double().abs().max())).all())
     middle = steps // 2
     of_slice = rotary(x[..., middle:, :], offset + middle)

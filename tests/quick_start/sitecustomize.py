@@ -1,4 +1,4 @@
-"""For the processes that tests start: fairseq without the seconds that importing scikit-learn takes.
+"""Replace scikit-learn in the processes that tests start, because importing it takes seconds.
 
 fairseq imports these names for tasks on audio and sentence classification, which no test uses.
 """

@@ -1,4 +1,4 @@
-"""The demo's recipe on a few pairs of its corpus, with a model that trains in seconds."""
+"""Helpers that run the demo's recipe on a few pairs of its corpus, with a model that trains in seconds."""
 
 import atexit
 import contextlib
@@ -18,13 +18,12 @@ from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
 from tests.commands import ROOT
 
-# Everything else is the demo's own.
 SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5"]
 
 
 @functools.cache
 def small_corpus(train=200, heldout=12):
-    """A folder with the first pairs of the demo's corpus: so many to train, and to validate and to test."""
+    """A folder with the first pairs of the demo's corpus: *train* to train, *heldout* each to validate and to test."""
     folder = Path(tempfile.mkdtemp(prefix="small_demo"))
     atexit.register(shutil.rmtree, folder)
     for name, count in (("train", train), ("valid", heldout), ("test", heldout)):
@@ -37,31 +36,31 @@ def small_corpus(train=200, heldout=12):
 
 
 def describe(recipe, *flags):
-    """The experiment that these flags of a recipe describe."""
+    """The experiment that *flags* of *recipe* describe."""
     parser = build_parser()
     args, train_flags = parse(parser, [recipe, *map(str, flags)])
     return describe_experiment(parser, args, args.arch, args.seed, train_flags)
 
 
 def setting_flags(*settings):
-    """The flags of a recipe that give *settings*, each KEY=VALUE."""
+    """The --set flags for *settings*, each KEY=VALUE."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
 def label(recipe, settings):
-    """What these settings add to the name of a model's folder."""
+    """The suffix of the model's folder with these settings."""
     return describe(recipe, *setting_flags(*settings)).label
 
 
 def usage_error(capsys, function, *words):
-    """The last line on stderr of *function*, called with *words*, which has to exit with status 2."""
+    """The last line on stderr of ``function(*words)``, which must exit with status 2."""
     with pytest.raises(SystemExit, match="^2$"):
         function(*words)
     return capsys.readouterr().err.splitlines()[-1]
 
 
 def check_flags_here(monkeypatch):
-    """Let fairseq's parsers check the flags of a recipe in this process, which is faster than one of its own."""
+    """Make check_flags run fairseq's parsers in this process, which is faster than a separate one."""
 
     def run(words, **_):
         status = 0
@@ -70,7 +69,7 @@ def check_flags_here(monkeypatch):
                 check_flags.parse_commands(words[3:])
             except SystemExit as stopped:
                 status = stopped.code
-                if isinstance(status, str):  # as Python itself ends
+                if isinstance(status, str):  # as Python does
                     print(status, file=err)
         return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 

@@ -1,4 +1,4 @@
-"""recipes/text/bpe.py: against subword-nmt's own commands and fairseq's encoders."""
+"""recipes/text/bpe.py, compared with subword-nmt's own commands and fairseq's encoders."""
 
 import re
 import subprocess
@@ -49,7 +49,7 @@ def model(corpus):
 
 
 def apply(learnt, text, folder, workers=1):
-    """The lines into which what was learnt splits those of *text*."""
+    """The lines of *text*, split by the codes or model *learnt*."""
     tool = ("sentencepiece-encode", "--model") if learnt.name.endswith("model") else ("apply", "--codes")
     source = write(folder / "in", text)
     run(*tool, learnt, "--input", source, "--output", folder / "out", "--workers", workers)
@@ -59,12 +59,12 @@ def apply(learnt, text, folder, workers=1):
 def refused(*words):
     with pytest.raises(SystemExit) as ended:
         run(*words)
-    program, said = str(ended.value).split(": ", 1)
-    assert program == "recipes.text.bpe" and "\n" not in said
-    return said
+    program, message = str(ended.value).split(": ", 1)
+    assert program == "recipes.text.bpe" and "\n" not in message
+    return message
 
 
-def test_codes_and_subwords_are_those_of_subword_nmts_own_commands(corpus, codes, tmp_path):
+def test_codes_and_subwords_equal_those_of_subword_nmts_commands(corpus, codes, tmp_path):
     def subword_nmt(command, text):
         words = [BIN / "subword-nmt", *map(str, command)]
         return subprocess.run(words, input=text, capture_output=True, check=True).stdout
@@ -77,17 +77,17 @@ def test_codes_and_subwords_are_those_of_subword_nmts_own_commands(corpus, codes
 
 
 @pytest.mark.parametrize("vocab_size", [300, 600])
-def test_the_joint_vocabulary_is_about_the_size_asked_for(corpus, tmp_path, vocab_size):
+def test_the_joint_vocabulary_has_about_the_requested_size(corpus, tmp_path, vocab_size):
     codes = learn(corpus, tmp_path / "codes", vocab_size)
     lines = [line for lang in ("en", "de") for line in apply(codes, read(corpus / f"train.{lang}"), tmp_path)]
     assert 0.9 * vocab_size <= len({subword for line in lines for subword in line.split()}) <= vocab_size
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fairseq does not close the codes
-def test_fairseqs_encoders_do_the_same_and_undo_it(corpus, codes, model, tmp_path):
+def test_fairseqs_encoders_split_the_same_and_decode_it(corpus, codes, model, tmp_path):
     text = read(corpus / "test.de") + read(corpus / "test.en") + ["ünbekannt 漢字 x"]
     odd = ["", "„Ja“ – 5\u00a0% …"]
-    for learnt, fairseqs, lines, undone in (
+    for learnt, encoder, lines, decoded in (
         (codes, SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes))), text, text),
         (
             model,
@@ -97,11 +97,11 @@ def test_fairseqs_encoders_do_the_same_and_undo_it(corpus, codes, model, tmp_pat
         ),
     ):
         split = apply(learnt, lines, tmp_path)
-        assert split == [fairseqs.encode(line) for line in lines]
-        assert [fairseqs.decode(line) for line in split] == undone
+        assert split == [encoder.encode(line) for line in lines]
+        assert [encoder.decode(line) for line in split] == decoded
 
 
-def test_only_the_most_recent_words_are_remembered(codes, monkeypatch):
+def test_the_word_cache_is_cleared_when_it_is_full(codes, monkeypatch):
     text = ["the houses stand", "die Häuser stehen", "the houses stand"]
     whole = bpe.subword_nmt_converter(str(codes))(text)
     monkeypatch.setattr(bpe, "CACHED_WORDS", 2)
@@ -111,12 +111,12 @@ def test_only_the_most_recent_words_are_remembered(codes, monkeypatch):
     assert sorted(cache) == ["houses", "stand", "the"]
 
 
-def test_words_are_what_stands_between_blanks_and_line_ends(tmp_path):
+def test_only_blanks_and_line_ends_separate_words(tmp_path):
     path = write(tmp_path / "text", ["  a b\r", "b\u2028c b", "", "d\x85"])
     assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
-def test_its_pieces_are_of_both_languages_as_many_as_asked_for_and_always_the_same(corpus, model, tmp_path):
+def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(corpus, model, tmp_path):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert len(processor) == 600
     assert {"▁the", "▁das"} <= {processor.id_to_piece(number) for number in range(len(processor))}
@@ -124,12 +124,12 @@ def test_its_pieces_are_of_both_languages_as_many_as_asked_for_and_always_the_sa
     process = tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
     out, err = process.communicate()
     assert process.returncode == 0 and (tmp_path / "model").read_bytes() == model.read_bytes()
-    # It says no more than progress and its line.
+    # It prints only its progress and one line.
     assert out.startswith(f"{tmp_path}/model: 600 pieces in ") and out.count("\n") == 1
     assert all(line.startswith("  read: ") for line in err.splitlines() if line)
 
 
-def test_no_character_and_no_long_line_is_left_out(tmp_path):
+def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
     text = write(tmp_path / "text", ["abc abd"] * 1000 + ["abc " * 20000 + "漢"])
     run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
@@ -137,7 +137,7 @@ def test_no_character_and_no_long_line_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["codes", "model"])
-def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, tmp_path, request, capsys, name):
+def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request, capsys, name):
     learnt = request.getfixturevalue(name)
     text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
     one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
@@ -147,28 +147,28 @@ def test_several_processes_write_what_one_writes_and_lines_stay_lines(corpus, tm
 
 @pytest.fixture
 def small(tmp_path):
-    """Two files in which only "low" is there twice: 6 characters with their place, 2 merges."""
+    """Two files in which only "low" occurs twice, which allows 2 merges."""
     write(tmp_path / "text.en", ["low low"])
     write(tmp_path / "text.de", ["er tut"])
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "tool, vocab_size, said",
+    "tool, vocab_size, message",
     [
         # Characters: l o e t u within words and w r t at their ends. Merges: "l o", "lo w".
-        ("learn", 11, "vocab_size 11: must be at most 10, all that the corpus' words give"),
+        ("learn", 11, "vocab_size 11: must be at most 10 for the words of this corpus"),
         ("learn", 8, "vocab_size 8: must be more than the corpus' 8 characters"),
         # <unk>, <s>, </s>; ▁ l o w e r t u.
-        ("sentencepiece-train", 10, "vocab_size 10: must be at least 11, the corpus' characters and 3 marks"),
+        ("sentencepiece-train", 10, "vocab_size 10: must be at least 11: the corpus' characters and 3 marks"),
         ("sentencepiece-train", 500, "vocab_size 500: must be at most "),
     ],
 )
-def test_a_size_that_the_corpus_cannot_give_is_refused_with_what_it_can_give(small, tool, vocab_size, said):
+def test_an_impossible_vocabulary_size_is_refused_with_the_limit(small, tool, vocab_size, message):
     words = ["--output", small / "out", small / "text.en", small / "text.de"]
     answer = refused(tool, "--vocab-size", vocab_size, *words)
-    assert answer.startswith(said) and not (small / "out").exists()
-    if "at most" in said:
+    assert answer.startswith(message) and not (small / "out").exists()
+    if "at most" in message:
         run(tool, "--vocab-size", re.search(r"at most (\d+)", answer)[1], *words)
         made = (small / "out").read_bytes()
         assert tool != "learn" or made.decode().split("\n")[1:] == ["o w</w>", "l ow</w>", ""]
@@ -176,12 +176,12 @@ def test_a_size_that_the_corpus_cannot_give_is_refused_with_what_it_can_give(sma
 
 def test_a_corpus_of_single_letters_is_refused(tmp_path):
     text = write(tmp_path / "text", ["a b", "a c"])
-    said = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
-    assert said == "vocab_size 30: must be at most 3, all that the corpus' words give"
+    message = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
+    assert message == "vocab_size 30: must be at most 3 for the words of this corpus"
 
 
 @pytest.mark.parametrize("name", ["learn", "sentencepiece-train"])
-def test_bad_text_to_learn_from_is_refused(small, name):
+def test_learning_from_bad_text_is_refused(small, name):
     (small / "empty").write_bytes(b"")
     (small / "latin").write_bytes(b"a\r\nb\n" + "Größe\n".encode("latin-1"))
     (small / "blank").write_bytes(b" \n\n")
@@ -189,16 +189,16 @@ def test_bad_text_to_learn_from_is_refused(small, name):
     assert refused(*words, small / "empty") == f"{small}/empty: is empty"
     assert refused(*words, small / "latin") == f"{small}/latin, line 3: the byte 0xf6 is not UTF-8"
     assert refused(*words, small / "none") == f"{small}/none: No such file or directory"
-    assert refused(*words[:-1], small / "blank") == f"{small}/blank: no word is in it"
+    assert refused(*words[:-1], small / "blank") == f"{small}/blank: contains no words"
     assert not (small / "out").exists()
 
 
 @pytest.mark.parametrize(
     "name, flag, kind",
-    [("apply", "--codes", "codes of subword-nmt"), ("sentencepiece-encode", "--model", "a model of sentencepiece")],
+    [("apply", "--codes", "a codes file of subword-nmt"), ("sentencepiece-encode", "--model", "a SentencePiece model")],
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_not_learnt_is_refused(small, name, flag, kind, workers):
+def test_files_that_are_not_codes_or_models_are_refused(small, name, flag, kind, workers):
     words = ["--input", small / "text.en", "--output", small / "out", "--workers", workers]
     (small / "empty").write_bytes(b"")
     for wrong in (write(small / "text", ["a line of text"]), small / "empty"):

@@ -24,21 +24,21 @@ def run(folder, *flags):
     main([str(word).replace("FOLDER", str(folder)) for word in (*words, *flags)])
 
 
-def kept(folder, pairs, *flags):
+def cleaned(folder, pairs, *flags):
     write_pairs(folder, "in", pairs)
     run(folder, *flags)
     return pairs_of(folder, "out")
 
 
 def some(words):
-    """A sentence of so many words."""
+    """A sentence of *words* words."""
     return " ".join("a" * words)
 
 
 def counted(capsys):
-    """What was printed, as name to number."""
-    lines_ = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1]]
-    return {name: int(number) for number, name in lines_}
+    """The printed counts by name."""
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[:-1]]
+    return {name: int(number) for number, name in rows}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def counted(capsys):
         (1, 1, 9, None), (1, 250, 0, None), (2, 3, 1.5, None), (3, 5, 1.5, UNLIKE),
     ],
 )  # fmt: skip
-def test_length_and_ratio_decide(source, target, max_ratio, reason):
+def test_pairs_are_removed_by_length_and_ratio(source, target, max_ratio, reason):
     assert why_not((["a"] * source, ["a"] * target), 250, max_ratio) == reason
 
 
@@ -60,15 +60,15 @@ def test_a_word_may_have_1000_characters():
 
 
 def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
-    """Twelve words and a sentence of 14 characters are no pair of 12 to 1; 251 characters are too long."""
+    """12 words and 15 characters are a ratio of 15 : 12, and 251 characters are too long."""
     write(tmp_path / "in.en", ["The small dog runs over the green hill to its old house", "no", "yes " * 250])
     chinese = ["小狗跑过绿色的山丘去它的老房子", "小狗跑过绿色的山丘去它的老房子小狗跑过", "小" * 251]
     for code in ("zh", "zh_CN"):
         write(tmp_path / f"in.{code}", chinese)
         run(tmp_path, "--target-lang", code)
         assert read(tmp_path / f"out.{code}") == chinese[:1]
-        told = counted(capsys)
-        assert told[f"left out: {LONG.format(max_words=250)}"] == told[f"left out: {UNLIKE.format(max_ratio=9)}"] == 1
+        counts = counted(capsys)
+        assert counts[f"removed: {LONG.format(max_words=250)}"] == counts[f"removed: {UNLIKE.format(max_ratio=9)}"] == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,40 +97,40 @@ def test_any_corpus_is_cleaned_and_split_by_the_rules(tmp_path_factory, lengths,
     counts = clean(*paths, max_words, max_ratio, every)
     assert pairs_of(folder, "out") == rest and pairs_of(folder, "held") == held_out
     assert (counts["read"], counts["kept"], counts["held out"]) == (len(pairs), len(rest), len(held_out))
-    assert counts.total() == 2 * len(pairs)  # every pair is read, and is one other thing
+    assert counts.total() == 2 * len(pairs)  # every pair counts as read and once more
 
 
-def test_dirty_lines_stay_in_step_and_their_blanks_become_one(tmp_path, capsys):
+def test_dirty_lines_stay_aligned_and_white_space_becomes_one_blank(tmp_path, capsys):
     pairs = [
         ("one\r two", "eins\rzwei"), ("next\x85line", "nächste Zeile"), ("a\u2028b", "a b"),
         ("", "leer"), ("zero\u200bwidth", "null  breit "), ("  \t ", "blank"), (some(300), some(300)),
         (some(12), "a"), ("\u00a0no break\u00a0here ", "hier nicht"), ("last", "letzte"),
     ]  # fmt: skip
-    assert kept(tmp_path, pairs) == [
+    assert cleaned(tmp_path, pairs) == [
         ("one two", "eins zwei"), ("next line", "nächste Zeile"), ("a b", "a b"),
         ("zero\u200bwidth", "null breit"), ("no break here", "hier nicht"), ("last", "letzte"),
     ]  # fmt: skip
     assert counted(capsys) == {
-        "pairs read": 10, "pairs kept": 6, "left out: a side is empty": 2,
-        "left out: a side has more than 250 words": 1,
-        "left out: a side is more than 9 times as long as the other": 1,
-        "left out: a word has more than 1000 characters": 0,
+        "pairs read": 10, "pairs kept": 6, "removed: a side is empty": 2,
+        "removed: a side has more than 250 words": 1,
+        "removed: a side is more than 9 times as long as the other": 1,
+        "removed: a word has more than 1000 characters": 0,
     }  # fmt: skip
 
 
-def test_every_nth_pair_of_those_kept_is_held_out(tmp_path, capsys):
+def test_every_nth_kept_pair_is_held_out(tmp_path, capsys):
     pairs = [("s1", "t1"), ("", ""), *((f"s{n}", f"t{n}") for n in range(2, 8))]
-    out = kept(tmp_path, pairs, "--holdout-every", 3, "--heldout", "FOLDER/held")
+    out = cleaned(tmp_path, pairs, "--holdout-every", 3, "--heldout", "FOLDER/held")
     assert out == [(f"s{n}", f"t{n}") for n in (1, 2, 4, 5, 7)]
     assert pairs_of(tmp_path, "held") == [("s3", "t3"), ("s6", "t6")]
-    told = counted(capsys)
-    assert (told["pairs read"], told["pairs kept"], told["pairs held out"]) == (8, 5, 2)
+    counts = counted(capsys)
+    assert (counts["pairs read"], counts["pairs kept"], counts["pairs held out"]) == (8, 5, 2)
 
 
-def test_more_than_a_chunk_stays_in_step(tmp_path):
+def test_files_longer_than_a_chunk_stay_aligned(tmp_path):
     pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
     assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * CHUNK
-    out = kept(tmp_path, pairs, "--max-ratio", 0)
+    out = cleaned(tmp_path, pairs, "--max-ratio", 0)
     assert [source.split()[0] for source, _ in out] == [target.split()[-1] for _, target in out]
     assert len(out) == 4000
 
@@ -141,7 +141,7 @@ PAIRS = b"a b\nc\n\n", b"a b\nd\ne\n"
 
 
 @pytest.mark.parametrize(
-    "source, target, flags, said",
+    "source, target, flags, message",
     [
         (*PAIRS, ["--max-words", 0], "--max-words 0: must be at least 1"),
         (*PAIRS, ["--max-ratio", 0.5], "--max-ratio 0.5: must be at least 1, or 0 for no limit"),
@@ -150,22 +150,22 @@ PAIRS = b"a b\nc\n\n", b"a b\nd\ne\n"
         (*PAIRS, HELD[:2], TOGETHER),
         (*PAIRS, [*HELD, 1], "--holdout-every 1: must be at least 2"),
         (*PAIRS, [*HELD, 3, "--heldout", "FOLDER/out"], "--heldout .*out: must differ from --output"),
-        (*PAIRS, [*HELD, 3], "--holdout-every 3: must be at most 2, the pairs that are left"),
+        (*PAIRS, [*HELD, 3], "--holdout-every 3: must be at most 2, the number of pairs that are left"),
         (*PAIRS, ["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
         (*PAIRS, ["--output", "FOLDER/no/out"], r"--output .*no/out\.en: must be a file in a folder that exists"),
         (*PAIRS, ["--input", "FOLDER/none"], "No such file or directory"),
         (b"", b"a\n", [], "in.en: is empty"),
         (b"a\n", b"", [], "in.de: is empty"),
-        (b"a\n", b"\n", [], "of 1 pairs none is left"),
+        (b"a\n", b"\n", [], "none of the 1 pairs is left"),
         (b"a\nb\n", b"a\n\xfcber\n", [], "in.de, line 2: the byte 0xfc is not UTF-8"),
-        (b"a\n" * 3, b"a\n" * 2, [], r"in\.en has 3 lines and .*in\.de 2: they are not translations of .* by line"),
+        (b"a\n" * 3, b"a\n" * 2, [], r"in\.en has 3 lines and .*in\.de has 2: both must have the same number"),
     ],
 )
-def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_path, source, target, flags, said):
+def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_path, source, target, flags, message):
     before = {"in.en": source, "in.de": target, "out.en": b"of an earlier run"}
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{said}$"):
+    with pytest.raises(SystemExit, match=f"^recipes.text.clean: .*{message}$"):
         run(tmp_path, *flags)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -173,6 +173,6 @@ def test_wrong_flags_and_bad_text_are_refused_and_an_earlier_output_stays(tmp_pa
 def test_a_disk_that_fills_up_with_one_file_leaves_none(tmp_path):
     write_pairs(tmp_path, "in", [("a", "abcdefgh")] * 20000)
     words = ["--source-lang", "en", "--target-lang", "de", "--input", tmp_path / "in", "--output", tmp_path / "out"]
-    said = on_full_disk("clean", 100_000, *words)  # the source fits
-    assert said == f"recipes.text.clean: {tmp_path}/out.de: File too large"
+    message = on_full_disk("clean", 100_000, *words)  # the source fits
+    assert message == f"recipes.text.clean: {tmp_path}/out.de: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]

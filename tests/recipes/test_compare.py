@@ -1,4 +1,4 @@
-"""recipes/compare: two architectures from several seeds, and the report of how they differ."""
+"""recipes/compare: training two architectures from several seeds, and the report."""
 
 import contextlib
 import html
@@ -18,7 +18,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import sacrebleu
-import torch
 from matplotlib.figure import Figure
 
 from fairseq_rope.tools import score
@@ -49,7 +48,7 @@ def lines(path):
 
 
 def compare(work, *flags):
-    """Run the comparison in the folder *work*; returns what it printed."""
+    """Run the comparison in the folder *work*, and return its output."""
     where = ["--data-dir", str(small_corpus(200, 17)), "--work-dir", str(work)]  # 17 = 2 * 8 + 1
     command = [sys.executable, "-m", "recipes.compare", "demo", *where, *FLAGS, *flags]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
@@ -58,7 +57,7 @@ def compare(work, *flags):
 
 
 @pytest.mark.slow
-def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path):
+def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
     report = tmp_path / f"compare.{LABEL}"
 
     def results():
@@ -73,9 +72,9 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
     assert first["seeds"] == [1] and second["seeds"] == [1, 2] and second["systems"][0] == first["systems"][0]
     assert not (report / "earlier").exists()
 
-    before = (report / "report.html").stat().st_mtime_ns  # with nothing to do, it does nothing
-    said = compare(tmp_path, "--seeds", "1")  # fewer seeds than are trained
-    assert "== seeds 1 to 2" in said and "$" not in said and results() == second
+    before = (report / "report.html").stat().st_mtime_ns
+    again = compare(tmp_path, "--seeds", "1")  # fewer seeds than are trained
+    assert "== seeds 1 to 2" in again and "$" not in again and results() == second
     assert (report / "report.html").stat().st_mtime_ns == before
     (tmp_path / "stamps" / "23.json").unlink()
     compare(tmp_path, "--seeds", "1")
@@ -88,14 +87,14 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
         assert f"--arch {arch} " in process["command"] and len(system["training"]["losses"]) == 2
         tokens, frequency = process["batches"]["max_tokens"], process["batches"]["update_freq"]
         assert f"--max-tokens {tokens} --update-freq {frequency} " in process["command"]
-    assert not page.unlike(second)
+    assert not page.training_differences(second)
     for times in TIMES:
         sources = lines(tmp_path / "joined" / f"{times}.en")
-        for arch in ARCHS:  # fairseq-generate numbers the sources as the lines of the joined text
+        for arch in ARCHS:  # fairseq-generate's numbers are the lines of the joined text
             folder = tmp_path / f"{arch}.seed2.{LABEL}" / "joined"
             generated = outputs((folder / f"{times}.generate.txt").read_text(), "S")
             assert sorted(generated) == [*range(17 // times)] == [*range(len(sources))]
-            for number, source in enumerate(sources):  # rare characters are lost
+            for number, source in enumerate(sources):  # unknown characters are missing
                 words = re.findall("[A-Za-z]{3,}", source)
                 assert sum(word in generated[number][0] for word in words) > 0.8 * len(words)
             assert len(lines(folder / f"{times}.de")) == len(sources)
@@ -107,17 +106,17 @@ def test_a_comparison_is_resumed_with_more_seeds_and_keeps_all_of_them(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--archs", "transformer", "transfomer_rope"], "--archs transfomer_rope: fairseq has no such arch"),
         (["--archs", "transformer", "lstm"], "--archs lstm: .*unrecognized arguments: .*-ffn-embed-dim"),
         (["--", "--no-such-flag"], "--archs transformer: .*unrecognized arguments: --no-such-flag"),
     ],
 )
-def test_what_fairseq_cannot_train_is_told_before_all_stages(tmp_path, capsys, monkeypatch, flags, said):
+def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, monkeypatch, flags, message):
     check_flags_here(monkeypatch)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         main(["demo", "--work-dir", str(tmp_path), *FLAGS, *flags])
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -148,25 +147,25 @@ def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_pa
     assert [path.name for path in report.iterdir()] == ["results.json"]
 
 
-# -- the report, of outputs made by hand ------------------------------------------------------------
+# -- the report of hand-made outputs -----------------------------------------------------------------
 
 
 @pytest.fixture
 def report(tmp_path):
-    """The report of two architectures and two seeds, whose stages' outputs are written here."""
+    """The report of two architectures and two seeds, on hand-made outputs of the stages."""
     return make_report(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A report as :func:`report`, its folder, and its results; not to be written to."""
+    """A :func:`report`, its folder and its results. Tests must not write to the folder."""
     report = make_report(tmp_path_factory.mktemp("report"))
     return report, *run_report(report)
 
 
 @pytest.fixture
 def no_bootstrap(monkeypatch):
-    """Reports without the resamples, which take seconds."""
+    """Make reports without resampling, which takes seconds."""
     nothing = {"difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0}
     monkeypatch.setattr(stage23_report, "paired_bootstrap", lambda *_: nothing)
 
@@ -200,8 +199,8 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a"):
         for times in TIMES:
             name = Path("joined", f"{times}.{target}")
             write(system.model / name, distorted(lines(work / name)))
-        told = [{"process": PROCESS}, valid(10, 8.0), train(10, 60), valid(20, 7.5), train(20, 120)]
-        write(system.history, map(json.dumps, told))
+        entries = [{"process": PROCESS}, valid(10, 8.0), train(10, 60), valid(20, 7.5), train(20, 120)]
+        write(system.history, map(json.dumps, entries))
         write(system.checkpoints / "checkpoint2.pt", [])
         write(Runner(system).log(TRAIN), ["num. shared model params: 12,345 (num. trained: 12,345)"])
         flags = ["--sys", system.hypotheses, "--ref", system.test_reference, "--src", system.test_source]
@@ -224,13 +223,13 @@ PROCESS = {
 
 
 def run_report(report):
-    """Write the report; returns its folder and its results."""
+    """Write the report. Returns its folder and its results."""
     experiment = report.pairs[0][0]
     report.run(experiment, Shell(report))
     return report.folder(experiment), json.loads((report.folder(experiment) / "results.json").read_text())
 
 
-def test_scores_are_sacrebleus_and_joined_lines_are_consecutive_sentences(written):
+def test_scores_equal_sacrebleus_and_joined_lines_are_consecutive_sentences(written):
     report, _, results = written
     work = report.pairs[0][0].work
     assert results["seeds"] == [1, 2] and results["architectures"] == ARCHS
@@ -263,12 +262,12 @@ def test_scores_are_sacrebleus_and_joined_lines_are_consecutive_sentences(writte
                     assert system["metrics"]["sacreBLEU"]["score"] == pytest.approx(expected.score)
         means = [np.mean(scores) for scores in joined["scores"]]
         assert joined["against_baseline"][0]["difference"] == pytest.approx(means[1] - means[0])
-        by_seed = [found["difference"] for found in joined["by_seed"][0]]
+        by_seed = [bootstrap["difference"] for bootstrap in joined["by_seed"][0]]
         assert by_seed == pytest.approx(np.subtract(*reversed(joined["scores"])))
 
 
 @pytest.mark.parametrize("target, asked", [("zh", "zh"), ("zh", "13a"), ("de", "13a")])
-def test_the_bootstrap_has_the_tokeniser_of_the_scores(tmp_path, no_bootstrap, target, asked):
+def test_the_bootstrap_uses_the_tokeniser_of_the_scores(tmp_path, no_bootstrap, target, asked):
     report = make_report(tmp_path, target=target, words="我们 去 北京。 他 看书".split(), tokenize=asked)
     results = report.results(report.pairs[0][0])
     scores = [[system["metrics"]["sacreBLEU"]["score"] for system in pair] for pair in results["systems"]]
@@ -292,7 +291,7 @@ def test_an_earlier_report_with_other_settings_or_more_seeds_is_moved(report, ca
     run_report(Report(report.pairs[:1], "demo"))  # fewer seeds
     assert "differs in seeds" in capsys.readouterr().out
     assert json.loads((folder / "earlier" / "1" / "results.json").read_text()) == first
-    run_report(report)  # more seeds: contains the report of one
+    run_report(report)  # more seeds: the new report contains the earlier one
     assert sorted(path.name for path in (folder / "earlier").iterdir()) == ["1"]
     for pair in report.pairs:
         for system in pair:
@@ -301,8 +300,8 @@ def test_an_earlier_report_with_other_settings_or_more_seeds_is_moved(report, ca
     run_report(Report([pair[::-1] for pair in report.pairs], "demo"))
     (folder / "results.json").write_text("cut off")
     run_report(report)
-    said = capsys.readouterr().out
-    reasons = re.findall(r"report.html is another report \(differs in (.*)\): moved to .*/earlier/(\d)/", said)
+    printed = capsys.readouterr().out
+    reasons = re.findall(r"report.html is another report \(differs in (.*)\): moved to .*/earlier/(\d)/", printed)
     assert reasons == [("settings", "2"), ("architectures", "3"), ("results.json, which cannot be read", "4")]
     for number in "1234":
         names = sorted(path.name for path in (folder / "earlier" / number).iterdir())
@@ -310,11 +309,11 @@ def test_an_earlier_report_with_other_settings_or_more_seeds_is_moved(report, ca
 
 
 def words_of(page_path):
-    """What a browser shows of the page."""
+    """The text that a browser shows."""
     return html.unescape(re.sub("<[^>]*>", "", page_path.read_text()))
 
 
-def test_the_page_needs_nothing_but_itself_and_the_table_names_no_folder(written):
+def test_the_page_loads_no_other_files_and_the_table_names_no_folder(written):
     _, folder, results = written
     source = (folder / "report.html").read_text()
     assert source.count("<img ") == 3 and "<script" not in source and "<link" not in source
@@ -348,9 +347,9 @@ def test_a_browser_shows_the_page_and_its_plots(written, tmp_path):
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
         title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
         assert title is not None, shown[:1000]
-        told = json.loads(title.group(1))
-        assert len(told["sizes"]) == 3 and min(told["sizes"]) > 100_000 and not told["wide"], size
-        assert told["tables"] > 50
+        measured = json.loads(title.group(1))
+        assert len(measured["sizes"]) == 3 and min(measured["sizes"]) > 100_000 and not measured["wide"], size
+        assert measured["tables"] > 50
 
 
 def test_unequal_trainings_and_translations_that_lack_lines_are_refused(report):
@@ -365,13 +364,13 @@ def test_unequal_trainings_and_translations_that_lack_lines_are_refused(report):
 
 
 def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
-    """Room for long lines has to be in the model and in the search."""
+    """The flags of both the model and the search must allow long lines."""
     (tmp_path / "bpe").mkdir()
     experiment = describe("demo", "--work-dir", tmp_path)
     texts = experiment.texts("bpe", ["test"])
     for path in texts:
         path.write_text("a\n" * 7)
-    with pytest.raises(StageError, match="the test set has 7 lines, and 8 at least"):
+    with pytest.raises(StageError, match="the test set has 7 lines, and at least 8"):
         stage21_join.check(experiment)
     texts[0].write_text("a\n" * 8)
     texts[1].write_text("a " * 1100 + "\n" + "a\n" * 7)
@@ -385,7 +384,7 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--seeds", "0"], "--seeds 0: must be 1 or more"),
         (["--archs", "transformer"], "--archs transformer: must be 2 to 4, all different"),
@@ -398,20 +397,20 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
         (["--archs", "transformer", "transformer"], "all different"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(capsys, flags, said):
-    assert said in usage_error(capsys, main, ["demo", *flags])
+def test_wrong_flags_are_refused_by_name(capsys, flags, message):
+    assert message in usage_error(capsys, main, ["demo", *flags])
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_a_missing_package_is_told_before_the_training(package):
+def test_a_missing_package_is_reported_before_training(package):
     code = (
         f"import runpy, sys; sys.modules['{package}'] = None; sys.argv[0] = '-m'; "
         "runpy.run_module('recipes.compare', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code, "demo"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said == f"recipes.compare: {package} is not installed: pip install -e '.[plots]'"
+    error = done.stderr.splitlines()[-1]
+    assert error == f"recipes.compare: {package} is not installed: pip install -e '.[plots]'"
 
 
 # -- bootstrap.py ----------------------------------------------------------------------------------
@@ -420,34 +419,34 @@ WORDS = "the a dog cat sees takes red blue big old house book".split()
 
 
 def corpus(seed, sentences, wrong):
-    """References, and a translation of them in which a share *wrong* of the words is another."""
+    """References, and hypotheses in which a fraction *wrong* of the words is replaced."""
     draw = np.random.default_rng(seed)
     references = [list(draw.choice(WORDS, draw.integers(5, 15))) for _ in range(sentences)]
-    given = [[draw.choice(WORDS) if draw.random() < wrong else word for word in words] for words in references]
-    return [" ".join(sentence) for sentence in references], [" ".join(sentence) for sentence in given]
+    hypotheses = [[draw.choice(WORDS) if draw.random() < wrong else word for word in words] for words in references]
+    return [" ".join(sentence) for sentence in references], [" ".join(sentence) for sentence in hypotheses]
 
 
 def test_statistics_add_up_to_the_corpus():
     references, hypotheses = corpus(1, 30, 0.3)
     hypotheses[3] = ""
-    unlike = ["the zebra a zebra dog zebra cat zebra"] * 30  # words that match, and nothing longer
+    unlike = ["the zebra a zebra dog zebra cat zebra"] * 30  # unigrams match, but no longer n-grams
     for hyps in (hypotheses, unlike, ["the dog"] * 30, [""] * 30):
-        found = corpus_bleu(statistics(hyps, references).sum(axis=0))
-        assert found == pytest.approx(sacrebleu.corpus_bleu(hyps, [references]).score)
+        bleu = corpus_bleu(statistics(hyps, references).sum(axis=0))
+        assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, [references]).score)
 
 
-def test_statistics_are_of_the_tokens_that_are_asked_for():
+def test_statistics_use_the_requested_tokeniser():
     references, hypotheses = ["我们去北京。", "他看书。"], ["我们北京。", "他看了书。"]
-    found = corpus_bleu(statistics(hypotheses, references, "zh").sum(axis=0))
-    assert found == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize="zh").score)
-    assert found != pytest.approx(corpus_bleu(statistics(hypotheses, references).sum(axis=0)))
+    bleu = corpus_bleu(statistics(hypotheses, references, "zh").sum(axis=0))
+    assert bleu == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references], tokenize="zh").score)
+    assert bleu != pytest.approx(corpus_bleu(statistics(hypotheses, references).sum(axis=0)))
 
 
-def test_the_bootstrap_is_that_of_koehn_with_all_seeds_of_a_sentence():
+def test_the_bootstrap_resamples_sentences_with_all_their_seeds():
     references, first = corpus(2, 20, 0.4)
     systems = [[first, corpus(2, 20, 0.3)[1]], [corpus(2, 20, 0.2)[1], corpus(2, 20, 0.25)[1]]]
     of_each = [[statistics(seed, references) for seed in seeds] for seeds in systems]
-    found = paired_bootstrap(*of_each, resamples=40)
+    bootstrap = paired_bootstrap(*of_each, resamples=40)
 
     def mean(seeds, chosen):
         drawn = [references[n] for n in chosen]
@@ -456,13 +455,13 @@ def test_the_bootstrap_is_that_of_koehn_with_all_seeds_of_a_sentence():
     draws = np.random.default_rng(12345).integers(20, size=(40, 20))
     differences = np.array([mean(systems[1], chosen) - mean(systems[0], chosen) for chosen in draws])
     difference = mean(systems[1], range(20)) - mean(systems[0], range(20))
-    assert found["difference"] == pytest.approx(difference)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(differences, [2.5, 97.5])))
+    assert bootstrap["difference"] == pytest.approx(difference)
+    assert (bootstrap["low"], bootstrap["high"]) == pytest.approx(tuple(np.percentile(differences, [2.5, 97.5])))
     as_large = np.abs(differences - differences.mean()) >= abs(difference)
-    assert found["p_value"] == pytest.approx((as_large.sum() + 1) / 41)
+    assert bootstrap["p_value"] == pytest.approx((as_large.sum() + 1) / 41)
 
 
-def test_chance_is_told_from_a_difference():
+def test_the_bootstrap_separates_chance_from_a_difference():
     references, good = corpus(3, 200, 0.1)
     bad = corpus(3, 200, 0.3)[1]
     same = [statistics(good, references)]
@@ -474,9 +473,9 @@ def test_chance_is_told_from_a_difference():
 # -- curves.py -------------------------------------------------------------------------------------
 
 
-def history(tmp_path, *told):
+def history(tmp_path, *entries):
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in told))
+    path.write_text("".join(entry if isinstance(entry, str) else json.dumps(entry) + "\n" for entry in entries))
     return path
 
 
@@ -485,11 +484,11 @@ def valid(updates, loss):
 
 
 def train(updates, wall, speed=100):
-    told = {"train_loss": "9", "train_num_updates": updates, "train_wall": wall, "train_wps": speed}
-    return {key: str(value) for key, value in told.items()}
+    entry = {"train_loss": "9", "train_num_updates": updates, "train_wall": wall, "train_wps": speed}
+    return {key: str(value) for key, value in entry.items()}
 
 
-def test_of_what_was_trained_twice_the_later_counts(tmp_path):
+def test_the_later_of_two_trainings_of_an_epoch_counts(tmp_path):
     path = history(
         tmp_path,
         *(valid(10, 8.0), train(10, 60, 90), valid(20, 7.5), train(20, 120, 110)),
@@ -501,31 +500,31 @@ def test_of_what_was_trained_twice_the_later_counts(tmp_path):
         *(valid(20, 7.4), train(20, 40, 100), valid(30, 7.0), train(30, 110, 300)),
         {"process": {"commit": "d"}},
     )
-    found = read_history(path)
-    assert found.updates == [10, 20, 30] and found.losses == [8.0, 7.4, 7.0]
-    assert found.seconds == [60, 100, 170] and found.tokens_per_second == 100
-    assert found.last_epoch == 3 and found.processes == [{"commit": "c"}]
+    training = read_history(path)
+    assert training.updates == [10, 20, 30] and training.losses == [8.0, 7.4, 7.0]
+    assert training.seconds == [60, 100, 170] and training.tokens_per_second == 100
+    assert training.last_epoch == 3 and training.processes == [{"commit": "c"}]
 
 
 @pytest.mark.parametrize(
-    "told, seconds",
+    "entries, seconds",
     [
-        # Of the next process, even if its first epoch took longer.
+        # The next process starts at 0, even if its first epoch took longer.
         ([{"process": {}}, valid(10, 8.0), train(10, 60), {"process": {}}, valid(20, 7.0), train(20, 90)], [60, 150]),
-        # Within an epoch, validations get their share of its time.
+        # Validations within an epoch are interpolated.
         ([valid(5, 9.0), valid(10, 8.0), train(20, 100), valid(30, 7.0), train(40, 300)], [25, 50, 200]),
     ],
 )
-def test_seconds_are_those_since_the_training_began(tmp_path, told, seconds):
-    assert read_history(history(tmp_path, *told)).seconds == seconds
+def test_seconds_count_from_the_start_of_the_training(tmp_path, entries, seconds):
+    assert read_history(history(tmp_path, *entries)).seconds == seconds
 
 
 @pytest.mark.parametrize(
-    "told, lacks", [([], "validation"), ([train(10, 60)], "validation"), ([valid(10, 8.0)], "whole epoch")]
+    "entries, missing", [([], "validation"), ([train(10, 60)], "validation"), ([valid(10, 8.0)], "whole epoch")]
 )
-def test_a_history_without_a_curve_is_told(tmp_path, told, lacks):
-    with pytest.raises(StageError, match=f"history.jsonl: tells of no {lacks}"):
-        read_history(history(tmp_path, *told))
+def test_a_history_without_a_curve_is_refused(tmp_path, entries, missing):
+    with pytest.raises(StageError, match=f"history.jsonl: has no {missing}"):
+        read_history(history(tmp_path, *entries))
 
 
 # -- page.py ---------------------------------------------------------------------------------------
@@ -533,7 +532,7 @@ def test_a_history_without_a_curve_is_told(tmp_path, told, lacks):
 
 @pytest.fixture
 def known():
-    """Results of two seeds made by hand: the second system is better in the first and worse in the second."""
+    """Hand-made results: the second system is better in the first seed and worse in the second."""
 
     def system(arch, seed, score, losses):
         training = {
@@ -574,7 +573,7 @@ def known():
     }  # fmt: skip
 
 
-def test_the_page_says_what_the_results_are(known):
+def test_the_page_shows_the_results(known):
     text = page.html(known)
     cells = [
         [re.sub("<.*?>", "", cell) for cell in re.findall("<t[hd]>.*?</t[hd]>", row)]
@@ -598,7 +597,7 @@ def test_the_page_says_what_the_results_are(known):
     assert "longest source has 55 subwords" in text
 
 
-def test_the_verdict_tells_seeds_from_sentences_and_what_the_trainings_differ_in(known):
+def test_the_verdict_reports_seeds_bootstrap_and_differences_between_trainings(known):
     assert page.verdict(known) == [
         "<other> differs from base by +0.50 sacreBLEU, the mean over 2 seeds (+2.00, -1.00; standard "
         "deviation 2.12). When the test sentences are resampled, 95% of the differences between these "
@@ -608,16 +607,16 @@ def test_the_verdict_tells_seeds_from_sentences_and_what_the_trainings_differ_in
     trained = [system["training"]["processes"] for pair in known["systems"] for system in pair]
     for of_system in trained:
         of_system[0]["commit"] = "c1"
-    assert page.unlike(known) == []
+    assert page.training_differences(known) == []
     trained[3][0]["batches"] = {"max_tokens": 32}
     trained[1].append({**trained[1][0], "hardware": {"gpus": ["H200"]}})
-    assert page.unlike(known) == [
+    assert page.training_differences(known) == [
         "The trainings differ in hardware (gpus none; gpus H200), batches (max_tokens 64; max_tokens 32)."
     ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_written_as_it_is(known, value):
+def test_a_loss_that_is_not_finite_is_written_as_nan_or_inf(known, value):
     known["systems"][0][1]["training"]["losses"][-1] = value
     known["systems"][0][0]["parameters"] = None
     text = page.table(known)
@@ -625,7 +624,7 @@ def test_a_loss_that_is_no_number_is_written_as_it_is(known, value):
     assert f"4.500, {value:.3f}" in page.html(known)
 
 
-def test_the_table_says_what_the_results_are(known):
+def test_the_table_shows_the_results(known):
     text = page.table(known)
     rows = {row.split(" | ")[0]: row.strip(" |").split(" | ")[1:] for row in text.splitlines() if row[:1] == "|"}
     assert rows["| all seeds"] == ["30.50 ± 0.71", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125"]
@@ -637,7 +636,7 @@ def test_the_table_says_what_the_results_are(known):
     assert "Trained with commit: c1; versions: torch 2.13.0; hardware: gpus none; batches: max" in text
 
 
-def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):
+def test_plots_have_every_training_and_no_small_bucket(known, monkeypatch):
     drawn = []
     monkeypatch.setattr(page, "_png", lambda draw, count=1: drawn.append((draw, count)) or "")
     page.html(known)
@@ -654,18 +653,3 @@ def test_plots_have_the_curve_of_each_and_no_small_bucket(known, monkeypatch):
     for seeds, bars in zip(([[30, 31], [20, 22]], [[30, 32], [10, 11]]), axes[2][0].containers, strict=True):
         ends = [sorted(point[1] for point in segment) for segment in bars.lines[2][0].get_segments()]
         assert ends == [pytest.approx(sorted(of)) for of in seeds]
-
-
-# -- what makes the comparison fair ------------------------------------------------------------------
-
-
-def test_both_architectures_begin_with_the_same_weights(build):
-    states = []
-    for arch in ("transformer_tiny", "transformer_rope_tiny"):
-        torch.manual_seed(7)
-        states.append(build(arch, share_all_embeddings=True).state_dict())
-    first, second = states
-    of_positions = {name for name in first if "embed_positions" in name}
-    assert set(first) - of_positions == set(second)
-    for name, weight in second.items():
-        assert torch.equal(weight, first[name]), name

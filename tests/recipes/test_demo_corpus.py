@@ -1,4 +1,4 @@
-"""recipes/demo/corpus: sizes, what is filtered out, and that no test paragraph is in the training set."""
+"""recipes/demo/corpus: its sizes, its filters, and that no test paragraph is in the training set."""
 
 import gzip
 
@@ -15,19 +15,19 @@ def lines(name):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """Set to its pairs, (English, German)."""
+    """The pairs (English, German) of each set."""
     names = ("train", "valid", "test")
     return {name: list(zip(lines(f"{name}.en"), lines(f"{name}.de"), strict=True)) for name in names}
 
 
-def test_sizes_are_those_that_the_documentation_names(corpus):
+def test_sizes_match_the_documentation(corpus):
     assert {name: len(pairs) for name, pairs in corpus.items()} == {"train": 21664, "valid": 500, "test": 500}
     assert sum(path.stat().st_size for path in CORPUS.glob("*.gz")) < 1_000_000
     page = (ROOT / "docs" / "recipes.md").read_text()
     assert all(words in page for words in ("21,664", "LibreOffice", "MPL-2.0"))
 
 
-def test_paragraphs_are_short_without_code_and_occur_once(corpus):
+def test_paragraphs_are_short_unique_and_without_code(corpus):
     pairs = [pair for pairs in corpus.values() for pair in pairs]
     for text in (text for pair in pairs for text in pair):
         assert 2 <= len(text.split()) <= 25 and not set("=;{}\\<>") & set(text), text

@@ -1,4 +1,4 @@
-"""recipes/text/extract.py: what it takes out of corpora, and what it refuses."""
+"""recipes/text/extract.py: extraction from all kinds of corpora, and refusals of broken ones."""
 
 import bz2
 import gzip
@@ -12,7 +12,7 @@ import pytest
 
 from recipes.text import extract as module
 from tests.recipes.test_tokenise import on_full_disk, tool
-from tests.recipes.wmt14_lookalike import DIRT, TEST, TRAINING, VALID, tarball, write_lookalike
+from tests.recipes.wmt14_lookalike import TEST, TRAINING, VALID, tarball, write_lookalike
 
 DENSE = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 COMPRESS = {**DENSE, "": bytes}
@@ -20,7 +20,7 @@ EN, DE = b"One.\nTwo.\n", "Eins.\nZwei ä.\n".encode()
 
 
 def write(folder, files):
-    """Write *files*: contents by name; members stand for an archive of them."""
+    """Write *files*, contents by name. A dictionary becomes an archive of its members."""
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(tarball(content) if isinstance(content, dict) else content)
@@ -32,20 +32,20 @@ def words(folder, *templates):
 
 
 def extract(folder, *templates):
-    """Run the tool; returns the bytes of both sides, which must be all that it left."""
+    """Run the tool, which must leave only its two outputs. Returns their bytes."""
     module.main(words(folder, *templates))
     assert sorted(os.listdir(folder / "raw")) == ["train.de", "train.en"]
     return tuple((folder / "raw" / f"train.{lang}").read_bytes() for lang in ("en", "de"))
 
 
 def refuse(folder, *templates, flags=()):
-    """The one sentence with which it refuses; it leaves nothing."""
+    """The one sentence of an error, which must leave no files."""
     with pytest.raises(SystemExit) as refused:
         module.main([*words(folder, *templates), *flags])
-    said = refused.value.code
-    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.extract: ")
+    message = refused.value.code
+    assert isinstance(message, str) and "\n" not in message and message.startswith("recipes.text.extract: ")
     assert not (folder / "raw").exists() or os.listdir(folder / "raw") == []
-    return said
+    return message
 
 
 def lines(column, pairs):
@@ -53,7 +53,7 @@ def lines(column, pairs):
 
 
 @pytest.mark.parametrize("corpora, part", [(TRAINING, "train"), (VALID, "valid"), (TEST, "test")])
-def test_tarballs_of_wmt14_give_all_their_pairs_in_order(tmp_path, capsys, corpora, part):
+def test_all_pairs_are_extracted_from_tarballs_in_order(tmp_path, capsys, corpora, part):
     lookalike = write_lookalike(tmp_path / "data", pairs=301)
     pairs = getattr(lookalike, part)
     templates = lookalike.templates(corpora)
@@ -61,25 +61,11 @@ def test_tarballs_of_wmt14_give_all_their_pairs_in_order(tmp_path, capsys, corpo
         lines(0, pairs),
         lines(1, pairs),
     )
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(templates) + 1
-    assert [line.rsplit(": ", 1)[0] for line in said[:-1]] == templates
-    counts = [int(line.split()[-2]) for line in said]
+    message = capsys.readouterr().out.splitlines()
+    assert len(message) == len(templates) + 1
+    assert [line.rsplit(": ", 1)[0] for line in message[:-1]] == templates
+    counts = [int(line.split()[-2]) for line in message]
     assert sum(counts[:-1]) == counts[-1] == len(pairs)
-
-
-def test_the_lookalike_is_the_same_for_the_same_seed_and_dirty_where_it_says(tmp_path):
-    one, same = (write_lookalike(tmp_path / name, pairs=100, seed=3) for name in "ab")
-    other = write_lookalike(tmp_path / "c", pairs=100, seed=4)
-    manifests = [(each.folder / "manifest.tsv").read_text() for each in (one, same, other)]
-    assert manifests[0] == manifests[1] != manifests[2]
-    assert len(one.train) == 100 and set(one.dirty) == set(DIRT)
-    assert {len(at) for at in one.dirty.values()} == {3}
-    for at in one.dirty["12:1"]:
-        en, de = (len(text.split(" ")) for text in one.train[at])
-        assert en >= 12 * de
-    assert all(one.train[at][0] == "" for at in one.dirty["empty source"])
-    assert all("\u2028" in one.train[at][1] for at in one.dirty["U+2028"])
 
 
 MEMBERS = {"t.en": EN, "t.de": DE}
@@ -93,7 +79,7 @@ NAMES = {"a.tar": bytes, "a.tar.gz": gzip.compress, "a.tar.bz2": bz2.compress, "
         *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)}, f"c.{{lang}}{s}") for s, f in COMPRESS.items()),
         *(({"a.tgz": {f"t.en{s}": f(EN), f"t.de{s}": f(DE)}}, f"a.tgz:t.{{lang}}{s}") for s, f in COMPRESS.items()),
         *(({name: compress(TAR)}, f"{name}:t.{{lang}}") for name, compress in NAMES.items()),
-        ({"a.tgz": lzma.compress(TAR)}, "a.tgz:t.{lang}"),  # it is read as what it is
+        ({"a.tgz": lzma.compress(TAR)}, "a.tgz:t.{lang}"),  # the contents decide, not the name
         ({"c.en.gz": gzip.compress(EN[:7]) + gzip.compress(EN[7:]), "c.de.gz": gzip.compress(DE)}, "c.{lang}.gz"),
         ({"a.tgz": gzip.compress(TAR[:700]) + gzip.compress(TAR[700:])}, "a.tgz:t.{lang}"),
         ({"a.tgz": {"./t.de": DE, "././t.en": EN}}, "a.tgz:t.{lang}"),
@@ -109,7 +95,7 @@ def test_files_and_members_are_found_and_decompressed(tmp_path, files, template)
 
 
 @pytest.mark.parametrize("chunk", [2**20, 3])
-def test_only_a_newline_ends_a_line_and_the_last_one_may_lack_it(tmp_path, monkeypatch, chunk):
+def test_only_a_newline_ends_a_line_and_the_last_newline_is_optional(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(module, "CHUNK", chunk)
     odd = "a\rb\r\nc\u0085d\u2028e\u2029f\x0bg\x0ch\x1ci\u200bj€\U0001f600\n\n \nlast".encode()
     write(tmp_path, {"c.en": odd, "c.de": b"1\n2\n3\n4\n5\n", "a.tgz": MEMBERS})
@@ -181,22 +167,22 @@ MARKUP = [
     (b"<seg>1</seg><seg>2", "c.en.sgm: <seg> number 2 is not closed by </seg>"),
     (b"<seg id=1>1\n<seg id=2>2</seg>", "c.en.sgm: <seg> number 1 is not closed by </seg>"),
 ]
-NEAREST = "FOLDER/a.tgz has no member t.en; the nearest that it has is training/t.en"
+NEAREST = "FOLDER/a.tgz has no member t.en; the nearest name is training/t.en"
 
 
 @pytest.mark.parametrize("chunk", [2**20, 5])
 @pytest.mark.parametrize(
-    "files, template, said",
+    "files, template, message",
     [
-        *(({"c.en": en, "c.de": de}, C, said) for en, de, said in TEXTS),
-        *(({"c.en.sgm": en, "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, said) for en, said in MARKUP),
+        *(({"c.en": en, "c.de": de}, C, message) for en, de, message in TEXTS),
+        *(({"c.en.sgm": en, "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, message) for en, message in MARKUP),
         *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)[:-4]}, C + s, f"{s} is damaged, or is not") for s, f in DENSE.items()),
         *(({f"c.en{s}": f(EN), f"c.de{s}": EN}, C + s, f"FOLDER/c.de{s} is damaged, or is") for s, f in DENSE.items()),
         ({"a.tgz": {"t.en": EN, "t.de": b"\n\xff"}}, A, "FOLDER/a.tgz:t.de, line 2: the byte 0xff is not UTF-8"),
         ({"a.tgz": {"t.en": EN, "t.de": b"1\n"}}, A, "FOLDER/a.tgz:t.en has 2 lines and FOLDER/a.tgz:t.de has 1 line"),
         ({"a.tgz": {"t.en": EN, "t.de": b""}}, A, "FOLDER/a.tgz:t.de: is empty"),
         ({"a.tgz": {"training/t.en": EN, "training/t.de": DE, "README": b""}}, A, NEAREST),
-        ({"a.tgz": {}}, A, "has no member t.en; it has none at all"),
+        ({"a.tgz": {}}, A, "has no member t.en; it is empty"),
         ({"a.tgz": {**MEMBERS, tarfile.TarInfo("t.en"): EN}}, A, "FOLDER/a.tgz has t.en twice"),
         ({"a.tgz": {**MEMBERS, "./t.en": EN}}, A, "FOLDER/a.tgz has t.en twice"),
         ({"a.tgz": {LINK: None}}, A, "FOLDER/a.tgz:t.en is a symbolic link, and must be a regular file"),
@@ -204,22 +190,22 @@ NEAREST = "FOLDER/a.tgz has no member t.en; the nearest that it has is training/
         ({"a.tgz": {special("t.en", tarfile.CHRTYPE): None}}, A, "t.en is a device or pipe"),
         ({"a.tgz": {special("t.en", tarfile.FIFOTYPE): None}}, A, "t.en is a device or pipe"),
         ({"a.tgz": {special("t.en", tarfile.DIRTYPE): None}}, A, "t.en is a folder"),
-        ({"a.tgz": {}}, "aa.tgz:t.{lang}", "there is no such file in FOLDER; the nearest that it has is a.tgz"),
-        ({}, "no/c.{lang}", "FOLDER/no/c.en: there is no folder FOLDER/no"),
+        ({"a.tgz": {}}, "aa.tgz:t.{lang}", "aa.tgz: does not exist in FOLDER; the nearest name is a.tgz"),
+        ({}, "no/c.{lang}", "FOLDER/no/c.en: the folder FOLDER/no does not exist"),
         ({"d.en/x": b""}, "d.{lang}", "FOLDER/d.en: is not a file"),
-        ({}, "c.en", "c.en: must have {lang} or {side} in it"),
-        ({}, "c.{language}", "c.{language}: must have {lang} or {side} in it"),
-        ({}, "a.tgz:t.en", "a.tgz:t.en: must have {lang} or {side} in it"),
+        ({}, "c.en", "c.en: must contain {lang} or {side} to"),
+        ({}, "c.{language}", "c.{language}: must contain {lang} or {side} to"),
+        ({}, "a.tgz:t.en", "a.tgz:t.en: must contain {lang} or {side} to"),
     ],
 )
-def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, chunk, files, template, said):
+def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, chunk, files, template, message):
     monkeypatch.setattr(module, "CHUNK", chunk)
     write(tmp_path, files)
-    assert said.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template)
+    assert message.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template)
 
 
-def test_each_corpus_is_counted_by_itself(tmp_path):
-    """One line too many here and one too few there would give equal totals."""
+def test_lines_are_counted_for_each_corpus(tmp_path):
+    """An additional line in one corpus and a missing line in another would give equal totals."""
     write(tmp_path, {"c.en": EN, "c.de": DE + b"Drei.\n", "a.tgz": {"t.en": EN + b"Three.\n", "t.de": DE}})
     assert f"{tmp_path}/c.{{lang}}: " in refuse(tmp_path, "c.{lang}", "a.tgz:t.{lang}")
 
@@ -248,22 +234,22 @@ def test_damage_after_the_last_member_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
-        (["--target-lang", "en"], "--target-lang en: must not be --source-lang"),
+        (["--target-lang", "en"], "--target-lang en: must differ from --source-lang"),
         (["--source-lang", "../en"], "--source-lang ../en: must be a language's code"),
         (["--target-lang", ""], "--target-lang : must be a language's code"),
-        (["--output", "FOLDER/c"], "--output: FOLDER/c.en would overwrite what FOLDER/c.{lang} names"),
+        (["--output", "FOLDER/c"], "--output: FOLDER/c.en would overwrite a file of FOLDER/c.{lang}"),
     ],
 )
-def test_bad_flags_are_refused(tmp_path, flags, said):
+def test_bad_flags_are_refused(tmp_path, flags, message):
     write(tmp_path, {"c.en": EN, "c.de": DE})
-    flags, said = ([each.replace("FOLDER", str(tmp_path)) for each in texts] for texts in (flags, [said]))
-    assert said[0] in refuse(tmp_path, "c.{lang}", flags=flags)
+    flags, message = ([each.replace("FOLDER", str(tmp_path)) for each in texts] for texts in (flags, [message]))
+    assert message[0] in refuse(tmp_path, "c.{lang}", flags=flags)
     assert (tmp_path / "c.en").read_bytes() == EN
 
 
-def test_nothing_is_written_where_an_archive_says(tmp_path, monkeypatch):
+def test_names_and_links_in_an_archive_write_nothing(tmp_path, monkeypatch):
     outside, inside = tmp_path / "outside", tmp_path / "here" / "below"
     outside.mkdir()
     inside.mkdir(parents=True)
@@ -279,12 +265,12 @@ def test_nothing_is_written_where_an_archive_says(tmp_path, monkeypatch):
     }
     write(tmp_path, {"a.tgz": {**hostile, **MEMBERS}})
     assert extract(tmp_path, "a.tgz:t.{lang}") == (EN, DE)
-    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert found == "a.tgz here here/below outside outside/there raw raw/train.de raw/train.en".split()
+    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert names == "a.tgz here here/below outside outside/there raw raw/train.de raw/train.en".split()
     assert (outside / "there").read_bytes() == b"mine"
 
 
-def test_a_killed_run_leaves_no_file_and_the_next_one_overwrites_what_it_left(tmp_path):
+def test_a_killed_run_leaves_only_temporary_files_which_the_next_run_overwrites(tmp_path):
     text = (b"word " * 1999 + b"\n") * 100
     write(tmp_path, {"c.en": text, "c.de": text})
     process = tool(*words(tmp_path, *["c.{lang}"] * 500), module="extract")
@@ -295,7 +281,7 @@ def test_a_killed_run_leaves_no_file_and_the_next_one_overwrites_what_it_left(tm
     assert extract(tmp_path, "c.{lang}") == (text, text)
 
 
-def test_a_run_that_ends_early_leaves_only_the_files_of_an_earlier_one(tmp_path, monkeypatch):
+def test_a_failed_or_interrupted_run_keeps_the_earlier_outputs(tmp_path, monkeypatch):
     write(tmp_path, {"c.en": EN, "c.de": DE, "d.en": EN, "d.de": b"\xff"})
     extract(tmp_path, "c.{lang}")
     with pytest.raises(SystemExit):
@@ -312,21 +298,23 @@ def test_a_run_that_ends_early_leaves_only_the_files_of_an_earlier_one(tmp_path,
 
 
 @pytest.mark.parametrize("limit, size", [(4096, 2500), (2**16, 3_000_000)], ids=["at the end", "in the middle"])
-def test_a_full_disk_is_named_and_leaves_nothing(tmp_path, limit, size):
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path, limit, size):
     write(tmp_path, {"c.en": os.urandom(size).hex().encode(), "c.de": b"x"})
-    said = on_full_disk("extract", limit, *words(tmp_path, "c.{lang}"))
-    assert said == f"recipes.text.extract: {tmp_path}/raw/train.en: File too large" and not os.listdir(tmp_path / "raw")
+    message = on_full_disk("extract", limit, *words(tmp_path, "c.{lang}"))
+    assert message == f"recipes.text.extract: {tmp_path}/raw/train.en: File too large" and not os.listdir(
+        tmp_path / "raw"
+    )
 
 
-def test_real_tarballs_of_wmt14_have_the_pairs_that_are_known(tmp_path, capsys):
-    """newstest2013 and newstest2014 are known; the training corpora are counted."""
+def test_real_tarballs_of_wmt14_have_the_known_number_of_pairs(tmp_path, capsys):
+    """The sizes of newstest2013 and newstest2014 are known. Both sides of the training corpora must be equal."""
     folder = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
     if not folder:
         pytest.skip("FAIRSEQ_ROPE_TEST_DATA names no folder with WMT14's five tarballs")
     for corpora, expected in ((VALID, 3000), (TEST, 3003), (TRAINING, None)):
         templates = [os.path.relpath(f"{folder}/{name}:{member}", tmp_path) for name, member in corpora.items()]
         counts = [side.count(b"\n") for side in extract(tmp_path, *templates)]
-        said = capsys.readouterr().out.splitlines()
-        total = sum(int(line.split()[-2].replace(",", "")) for line in said[:-1])
-        assert counts == [total, total] and said[-1].endswith(f": {total:,} pairs")
+        message = capsys.readouterr().out.splitlines()
+        total = sum(int(line.split()[-2].replace(",", "")) for line in message[:-1])
+        assert counts == [total, total] and message[-1].endswith(f": {total:,} pairs")
         assert expected in (None, total)

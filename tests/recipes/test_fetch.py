@@ -1,4 +1,4 @@
-"""recipes/text/fetch.py against a server on this machine that does what servers do."""
+"""recipes/text/fetch.py with a local server that behaves and fails like servers of the internet."""
 
 import hashlib
 import os
@@ -34,16 +34,16 @@ class Reply:
 
     content: bytes = GOOD
     status: int = 200
-    ranges: bool = True  # whether it heeds a Range header
+    ranges: bool = True  # whether it supports Range headers
     has_length: bool = True
-    cut: int | None = None  # ends the connection after so many bytes of the body; negative: by a reset
-    hang: bool = False  # then keeps it open, and silent, until the test is over
-    content_range: str | None = None  # in place of the right one
+    cut: int | None = None  # closes the connection after so many bytes of the body; negative: resets it
+    hang: bool = False  # keeps the connection open and silent until the test ends
+    content_range: str | None = None  # a wrong header to send
     location: str | None = None
 
 
 class Site(ThreadingHTTPServer):
-    """A server on this machine. It has a list of replies for each path and repeats the last one."""
+    """A local server. It has a list of replies for each path, and repeats the last one."""
 
     daemon_threads = True
 
@@ -64,12 +64,12 @@ class Site(ThreadingHTTPServer):
         self.server_close()
 
     def put(self, name, *replies):
-        """Returns the address of *name*."""
+        """Set the replies for *name*, and return its address."""
         self.replies["/" + name] = list(replies)
         return self.url + name
 
     def handle_error(self, *args):
-        """The tool ends some connections itself; socketserver would print that."""
+        """Print nothing when the tool closes a connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             site.over.wait(60)
         if reply.cut is not None and reply.cut < 0:
-            time.sleep(0.05)  # so that what was sent is read before the reset
+            time.sleep(0.05)  # so that the client reads the data before the reset
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -113,7 +113,7 @@ def site(monkeypatch):
 
 
 def refused_address():
-    """Of a port at which nobody listens."""
+    """An address whose port has no server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/f.tgz"
@@ -126,7 +126,7 @@ def manifest(folder, addresses, size=SIZE, checksum=SHA256):
 
 
 def leave(folder, name, content):
-    """Leave *content* in the output folder as an earlier run would."""
+    """Write *content* into the output folder, as an earlier run would."""
     (folder / "out").mkdir(exist_ok=True)
     (folder / "out" / name).write_bytes(content)
 
@@ -137,31 +137,31 @@ def words(folder, *more):
 
 
 def fetch(folder, *more):
-    """Run the tool; what it fetched must be whole and the only thing there."""
+    """Run the tool. Its output folder must then have only the complete file."""
     module.main(words(folder, *more))
     assert (folder / "out" / "f.tgz").read_bytes() == GOOD
     assert os.listdir(folder / "out") == ["f.tgz"]
 
 
-def refuse(folder, *more, kept=None):
-    """The one sentence with which it refuses; there is nothing but a part, *kept* bytes of the right file."""
+def refuse(folder, *more, part_size=None):
+    """The one sentence of an error. It must leave no file, except a part with *part_size* bytes of the right file."""
     with pytest.raises(SystemExit) as refused:
         module.main(words(folder, *more))
-    said = refused.value.code
-    assert isinstance(said, str) and "\n" not in said and said.startswith("recipes.text.fetch: ")
-    there = os.listdir(folder / "out") if (folder / "out").exists() else []
-    assert there == ([] if kept is None else ["f.tgz.part"])
-    if kept is not None:
-        assert (folder / "out" / "f.tgz.part").read_bytes() == GOOD[:kept]
-    return said
+    message = refused.value.code
+    assert isinstance(message, str) and "\n" not in message and message.startswith("recipes.text.fetch: ")
+    names = os.listdir(folder / "out") if (folder / "out").exists() else []
+    assert names == ([] if part_size is None else ["f.tgz.part"])
+    if part_size is not None:
+        assert (folder / "out" / "f.tgz.part").read_bytes() == GOOD[:part_size]
+    return message
 
 
-def test_a_file_is_downloaded_and_found_at_the_next_run(site, tmp_path, capsys):
+def test_a_file_is_downloaded_once_and_checked_at_the_next_run(site, tmp_path, capsys):
     address = site.put("f.tgz", Reply())
     manifest(tmp_path, address)
     fetch(tmp_path)
     printed, shown = capsys.readouterr()
-    assert printed == f"f.tgz: fetched from {address}, size and checksum are right\n"
+    assert printed == f"f.tgz: downloaded from {address}, size and checksum are right\n"
     assert "f.tgz: 100%" in shown and "300k/300k" in shown and "B/s]" in shown
     fetch(tmp_path)
     assert f"f.tgz: in {tmp_path / 'out'}, size and checksum are right" in capsys.readouterr().out
@@ -177,30 +177,34 @@ CUT = Reply(cut=100_000)
     [
         (b"", [CUT, CUT, Reply()], [0, 100_000, 200_000]),
         (b"", [Reply(cut=-100_000), Reply(cut=-100_000), Reply()], [0, 100_000, 200_000]),  # by a reset
-        (b"", [Reply(cut=30_000)], range(0, SIZE, 30_000)),  # each brings new bytes
+        (b"", [Reply(cut=30_000)], range(0, SIZE, 30_000)),  # every attempt brings new bytes
         (b"", [Reply(b"", 302, location="/f.tgz"), CUT, Reply()], [0, 0, 100_000]),
         (b"", [CUT, Reply(ranges=False)], [0, 100_000, 0]),
-        (b"", [CUT, Reply(content_range="bytes 0-299999/300000")], [0, 100_000, 0]),  # not what was asked for
+        (
+            b"",
+            [CUT, Reply(content_range="bytes 0-299999/300000")],
+            [0, 100_000, 0],
+        ),  # another range than the requested one
         (b"", [CUT, Reply(content_range="bytes 99999-299999/300000")], [0, 100_000, 0]),
         (b"", [Reply(BAD), Reply()], [0, 0]),
-        (GOOD, [Reply(BAD)], [SIZE]),  # answered with 416: nothing is left to send
+        (GOOD, [Reply(BAD)], [SIZE]),  # the server answers 416, because nothing is left to send
         (BAD, [Reply()], [SIZE, 0]),
         (GOOD + b"more", [Reply()], [SIZE + 4, 0]),
-        (b"x" * 1000, [Reply()], [1000, 0]),  # complete, it has the wrong checksum
+        (b"x" * 1000, [Reply()], [1000, 0]),  # the complete file has the wrong checksum
     ],
 )
-def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path, size, checksum, part, replies, asked):
+def test_a_part_is_continued_and_downloaded_again_if_that_fails(site, tmp_path, size, checksum, part, replies, asked):
     if part:
         leave(tmp_path, "f.tgz.part", part)
     manifest(tmp_path, site.put("f.tgz", *replies), size, checksum)
     fetch(tmp_path, "--retries", 1)
     if size != "-" and len(part) >= SIZE:
-        asked = asked[1:]  # it is checked before anything is asked for
+        asked = asked[1:]  # a part of the full size is checked before any request
     assert site.seen["f.tgz"] == [f"bytes={start}-" if start else None for start in asked]
 
 
 @pytest.mark.parametrize(
-    "reply, requests, kept, said",
+    "reply, requests, part_size, message",
     [
         (Reply(b"gone", 404), 1, None, "answered 404"),
         (Reply(b"", 503), 3, None, "answered 503"),
@@ -215,20 +219,19 @@ def test_it_asks_for_what_a_part_lacks_and_for_all_if_that_fails(site, tmp_path,
         (Reply(b"", 302, location="/f.tgz"), 51, None, "redirects"),
     ],
 )
-def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests, kept, said):
+def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests, part_size, message):
     address = site.put("f.tgz", reply)
     manifest(tmp_path, address)
-    refused = refuse(tmp_path, "--retries", 2, kept=kept)
-    assert (
-        f"f.tgz could not be fetched: {address}: " in refused and said.replace("FOLDER", f"{tmp_path}/out") in refused
-    )
+    refused = refuse(tmp_path, "--retries", 2, part_size=part_size)
+    assert f"f.tgz could not be downloaded: {address}: " in refused
+    assert message.replace("FOLDER", f"{tmp_path}/out") in refused
     assert len(site.seen["f.tgz"]) == requests
 
 
 def test_a_server_without_ranges_that_cuts_at_varying_places_is_given_up(site, tmp_path):
     cuts = [Reply(ranges=False, cut=cut) for cut in (20_000, *(30_000, 20_000) * 20)]
     manifest(tmp_path, site.put("f.tgz", *cuts))
-    refuse(tmp_path, "--retries", 2, kept=20_000)
+    refuse(tmp_path, "--retries", 2, part_size=20_000)
     assert len(site.seen["f.tgz"]) < 10
 
 
@@ -244,25 +247,25 @@ def test_a_complete_part_needs_no_server(tmp_path):
     fetch(tmp_path, "--retries", 0)
 
 
-def test_a_server_that_is_silent_or_gone_is_given_up(site, tmp_path, monkeypatch):
+def test_a_silent_or_missing_server_is_given_up(site, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 1)
     gone, silent = refused_address(), site.put("f.tgz", Reply(cut=1000, hang=True))
     manifest(tmp_path, f"{gone} {silent}")
-    said = refuse(tmp_path, "--retries", 0, kept=1000)
-    assert f"{gone}: Failed to connect " in said and f"{silent}: Operation too slow" in said
+    message = refuse(tmp_path, "--retries", 0, part_size=1000)
+    assert f"{gone}: Failed to connect " in message and f"{silent}: Operation too slow" in message
 
 
-def test_errors_of_the_server_are_waited_for_ever_longer_up_to_two_minutes(site, tmp_path, capsys, monkeypatch):
+def test_waiting_times_after_server_errors_double_up_to_two_minutes(site, tmp_path, capsys, monkeypatch):
     waits = []
     monkeypatch.setattr(module.time, "sleep", waits.append)
     codes = (500, 503, 429, 408)
     manifest(tmp_path, site.put("f.tgz", *(Reply(b"", code) for code in codes), Reply()))
     fetch(tmp_path, "--wait", 20)
-    said = capsys.readouterr().err
-    assert waits == [20, 40, 80, 120] and all(f"answered {code}; attempt " in said for code in codes)
+    message = capsys.readouterr().err
+    assert waits == [20, 40, 80, 120] and all(f"answered {code}; attempt " in message for code in codes)
 
 
-def test_mirrors_are_tried_in_their_order_and_continue_the_part(site, tmp_path, capsys):
+def test_mirrors_are_tried_in_order_and_continue_the_part(site, tmp_path, capsys):
     addresses = [
         site.url + "missing",
         site.put("wrong", Reply(BAD)),
@@ -274,11 +277,11 @@ def test_mirrors_are_tried_in_their_order_and_continue_the_part(site, tmp_path, 
     fetch(tmp_path, "--retries", 1)
     cuts = [None, "bytes=100000-"]
     assert dict(site.seen) == {"missing": [None], "wrong": [None], "cuts": cuts, "good": cuts[1:]}
-    assert f"fetched from {addresses[3]}" in capsys.readouterr().out
+    assert f"downloaded from {addresses[3]}" in capsys.readouterr().out
     manifest(tmp_path, " ".join(addresses[:3]))
     (tmp_path / "out" / "f.tgz").unlink()
-    said = refuse(tmp_path, "--retries", 0)
-    assert all(f"{address}: " in said for address in addresses[:3])
+    message = refuse(tmp_path, "--retries", 0)
+    assert all(f"{address}: " in message for address in addresses[:3])
 
 
 def test_a_stopped_download_is_continued(site, tmp_path):
@@ -290,7 +293,7 @@ def test_a_stopped_download_is_continued(site, tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "recipes.text.fetch", *words(tmp_path)],
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, stderr=subprocess.PIPE,
-            # a shell that starts the tests in the background has them ignore Ctrl-C, which is inherited
+            # the tests may run with SIGINT ignored, for example in a shell's background
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         deadline = time.time() + 60
@@ -298,8 +301,8 @@ def test_a_stopped_download_is_continued(site, tmp_path):
             assert process.poll() is None and time.time() < deadline, process.communicate()
             time.sleep(0.01)
         process.send_signal(number)
-        _, said = process.communicate()
-        assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number) and "Traceback" not in said
+        _, message = process.communicate()
+        assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number) and "Traceback" not in message
         assert os.listdir(tmp_path / "out") == ["f.tgz.part"]
     fetch(tmp_path)
     assert site.seen["f.tgz"] == [None, *(f"bytes={size}-" for size in sizes.values())]
@@ -313,11 +316,11 @@ def test_without_curl_a_download_is_refused_and_a_check_is_not(site, tmp_path, m
     fetch(tmp_path)
 
 
-def test_a_disk_needs_room_for_what_is_not_there_yet(site, tmp_path, monkeypatch):
+def test_the_disk_must_have_room_for_the_missing_bytes(site, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: usage._replace(free=200_000))
     manifest(tmp_path, site.put("f.tgz", Reply()))
-    assert f"--output {tmp_path}/out: 0.000 GB must be downloaded, and 0.000 are free" in refuse(tmp_path)
+    assert f"--output {tmp_path}/out: the downloads need 0.000 GB, and 0.000 GB are free" in refuse(tmp_path)
     assert not site.seen
     manifest(tmp_path, site.url + "f.tgz", size="-")
     assert "Maximum file size exceeded" in refuse(tmp_path)
@@ -325,7 +328,7 @@ def test_a_disk_needs_room_for_what_is_not_there_yet(site, tmp_path, monkeypatch
     fetch(tmp_path)
 
 
-def test_a_disk_that_fills_up_meanwhile_ends_it_at_once(site, tmp_path):
+def test_a_disk_that_fills_up_ends_the_download(site, tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (tmp_path / "out").mkdir()
@@ -340,12 +343,14 @@ WRONG = [(BAD, f"has the checksum sha256:{hashlib.sha256(BAD).hexdigest()}, and 
 WRONG += [(GOOD[:count], f"has {count} bytes, and must have 300000") for count in (0, 299_995)]
 
 
-@pytest.mark.parametrize("wrong, said", WRONG)
-def test_a_broken_file_under_the_final_name_is_named_and_fetched_again(site, tmp_path, capsys, wrong, said):
+@pytest.mark.parametrize("wrong, message", WRONG)
+def test_a_broken_file_is_reported_and_downloaded_again(site, tmp_path, capsys, wrong, message):
     leave(tmp_path, "f.tgz", wrong)
     manifest(tmp_path, site.url + "f.tgz")
-    refuse(tmp_path)  # 404: the broken file is not left there
-    assert f"f.tgz: {tmp_path}/out/f.tgz is broken, and fetched again: it {said}" in capsys.readouterr().out
+    refuse(tmp_path)  # the server answers 404; the broken file is removed
+    assert (
+        f"f.tgz: {tmp_path}/out/f.tgz is broken and will be downloaded again: it {message}" in capsys.readouterr().out
+    )
     leave(tmp_path, "f.tgz", wrong)
     site.put("f.tgz", Reply())
     fetch(tmp_path)
@@ -353,7 +358,7 @@ def test_a_broken_file_under_the_final_name_is_named_and_fetched_again(site, tmp
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder for --data-dir with the right file; it must not change."""
+    """A folder for --data-dir with the right file. No test may change it."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "f.tgz").write_bytes(GOOD)
@@ -363,36 +368,36 @@ def data(tmp_path):
     folder.chmod(0o755)
 
 
-def test_what_data_dir_has_is_not_downloaded(site, tmp_path, data, capsys):
+def test_files_in_data_dir_are_not_downloaded(site, tmp_path, data, capsys):
     path = manifest(tmp_path, site.url + "f.tgz")
     module.main(words(tmp_path, "--data-dir", data))
     assert capsys.readouterr().out == f"f.tgz: in {data}, size and checksum are right\n"
     assert not site.seen and not (tmp_path / "out").exists()
-    path.write_text(path.read_text().replace("f.tgz", "g.tgz"))  # which it lacks
+    path.write_text(path.read_text().replace("f.tgz", "g.tgz"))  # not in the data folder
     site.put("g.tgz", Reply())
     module.main(words(tmp_path, "--data-dir", data)[:-1] + ["g.tgz"])
     assert os.listdir(tmp_path / "out") == ["g.tgz"]
 
 
-@pytest.mark.parametrize("wrong, said", WRONG)
-def test_a_wrong_file_in_data_dir_is_refused_before_any_download(site, tmp_path, data, wrong, said):
+@pytest.mark.parametrize("wrong, message", WRONG)
+def test_a_wrong_file_in_data_dir_is_refused_before_any_download(site, tmp_path, data, wrong, message):
     (data / "f.tgz").write_bytes(wrong)
     path = manifest(tmp_path, site.url + "f.tgz")
     path.write_text(f"{path.read_text()}a.tgz\t{SIZE}\t{SHA256}\t{site.put('a.tgz', Reply())}\n")
-    assert f"--data-dir: {data}/f.tgz {said}" in refuse(tmp_path, "--data-dir", data, "a.tgz")
+    assert f"--data-dir: {data}/f.tgz {message}" in refuse(tmp_path, "--data-dir", data, "a.tgz")
     assert not site.seen and (data / "f.tgz").read_bytes() == wrong
 
 
-def test_without_a_manifest_files_are_only_found(tmp_path, data, capsys):
+def test_without_a_manifest_files_are_neither_checked_nor_downloaded(tmp_path, data, capsys):
     module.main(words(tmp_path, "--manifest", "none", "--data-dir", data))
     assert capsys.readouterr().out == f"f.tgz: in {data}, not checked (--manifest none)\n"
-    said = refuse(tmp_path, "--manifest", "none", "--data-dir", data, "g.tgz")
-    assert f"g.tgz is not in --data-dir {data}, and without a manifest nothing is downloaded" in said
+    message = refuse(tmp_path, "--manifest", "none", "--data-dir", data, "g.tgz")
+    assert f"g.tgz is not in --data-dir {data}, and a download needs a manifest" in message
     assert "f.tgz is not in --data-dir, which is not given" in refuse(tmp_path, "--manifest", "none")
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (["--data-dir", "no/such"], "--data-dir no/such: must be a folder that exists"),
         (["--retries", "-1"], "--retries -1: must be 0 or more"),
@@ -400,14 +405,14 @@ def test_without_a_manifest_files_are_only_found(tmp_path, data, capsys):
         (["../f.tgz"], "file is '../f.tgz', and must be a file's name without a folder"),
         (["g.tgz"], "manifest.tsv: has no g.tgz; it has f.tgz"),
         (["--manifest", "no/such.tsv"], "no/such.tsv: No such file or directory"),
-        (["--output", "DATA", "--data-dir", "DATA"], "DATA: must not be --data-dir, which is only read"),
+        (["--output", "DATA", "--data-dir", "DATA"], "DATA: must differ from --data-dir, which is never written to"),
         (["--output", "DATA/f.tgz"], "DATA/f.tgz: File exists"),
     ],
 )
-def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, said):
+def test_bad_flags_are_refused_by_name(site, tmp_path, data, more, message):
     manifest(tmp_path, site.put("f.tgz", Reply()))
     (data / "f.tgz").write_bytes(b"not looked at")
-    assert said.replace("DATA", str(data)) in refuse(tmp_path, *(word.replace("DATA", str(data)) for word in more))
+    assert message.replace("DATA", str(data)) in refuse(tmp_path, *(word.replace("DATA", str(data)) for word in more))
     assert not site.seen
 
 
@@ -430,21 +435,21 @@ def test_a_bad_value_in_a_manifest_is_refused_by_line_and_column(tmp_path, colum
 
 
 @pytest.mark.parametrize(
-    "text, line, said",
+    "text, line, message",
     [
         ("file bytes checksum url\n", 1, "must be file, bytes, checksum, url, separated by tabs"),
         (f"{LINE}\n", 1, "must be file, bytes"),
         ("HEAD\nf.tgz\t1\n", 2, "has 2 columns, and must have file, bytes, checksum, url, separated by tabs"),
         (f"HEAD\n\n{LINE}\tmore\n", 3, "has 5 columns"),
-        (f"HEAD\n{LINE}\n{LINE}\n", 3, "f.tgz stands there a second time"),
+        (f"HEAD\n{LINE}\n{LINE}\n", 3, "f.tgz is listed twice"),
         ("file\xff", 1, "the byte 0xff is not UTF-8"),
     ],
 )
-def test_a_bad_manifest_is_refused_by_line(tmp_path, text, line, said):
+def test_a_bad_manifest_is_refused_by_line(tmp_path, text, line, message):
     path = tmp_path / "manifest.tsv"
     path.write_bytes(text.replace("HEAD", HEADER).encode("latin-1"))
     refused = refuse(tmp_path)
-    assert f"--manifest {path}, line {line}: " in refused and said in refused
+    assert f"--manifest {path}, line {line}: " in refused and message in refused
 
 
 def test_a_manifest_from_windows_and_with_empty_lines_is_read(tmp_path):
@@ -452,11 +457,3 @@ def test_a_manifest_from_windows_and_with_empty_lines_is_read(tmp_path):
     path.write_bytes(f"{HEADER}\r\n\r\n{LINE} http://i/f\r\n".encode())
     entry = module.read_manifest(path)["f.tgz"]
     assert entry == module.Entry("f.tgz", 1, SHA256, ("http://h/f", "http://i/f"))
-
-
-def test_the_manifest_of_wmt14_names_its_five_files():
-    entries = module.read_manifest(ROOT / "recipes" / "wmt14_en_de" / "manifest.tsv")
-    training = {"europarl-v7": 657632379, "commoncrawl": 918311367, "nc-v9": 80418416}
-    sizes = {f"training-parallel-{name}.tgz": size for name, size in training.items()}
-    assert {name: entry.size for name, entry in entries.items()} == sizes | {"dev.tgz": None, "test-full.tgz": None}
-    assert all(address.endswith(name) for name, entry in entries.items() for address in entry.addresses)

@@ -35,7 +35,7 @@ MODEL = f"transformer_rope.seed1.{label('demo', SMALL)}"
 
 
 def words(work, *flags):
-    """The words of the small demo in the folder *work*."""
+    """The flags of the small demo in the folder *work*."""
     return ["--data-dir", str(small_corpus()), "--work-dir", str(work), *setting_flags(*SMALL), *flags]
 
 
@@ -45,7 +45,7 @@ def small(work, *flags):
 
 
 def start(*command, **kwargs):
-    """Start *command* from the project's root, in a session of its own."""
+    """Start *command* from the project's root, in a new session."""
     return subprocess.Popen(
         command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
@@ -53,18 +53,17 @@ def start(*command, **kwargs):
 
 
 def kill_all_of(work, process):
-    """What a power cut does: kill -9 of the runner and of every command whose words name *work*."""
+    """Simulate a power cut: kill -9 the runner and every command that names *work*."""
     for pid in running(work):
         os.kill(int(pid), signal.SIGKILL)
     process.communicate()
-    with (work / ".lock").open() as lock:  # free once they are all gone
+    with (work / ".lock").open() as lock:  # free when all of them have ended
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def running(work):
-    """The commands that run now and name *work*."""
-    found = subprocess.run(["pgrep", "-f", str(work)], capture_output=True, text=True)
-    return found.stdout.split()
+    """The process ids of running commands that name *work*."""
+    return subprocess.run(["pgrep", "-f", str(work)], capture_output=True, text=True).stdout.split()
 
 
 def wait_for(path, process=None):
@@ -77,7 +76,7 @@ def wait_for(path, process=None):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A work folder in which recipes/demo/run.sh has run all stages, and what it printed; not to be written to."""
+    """A work folder in which recipes/demo/run.sh has run all stages, and its output. Tests must not write to it."""
     work = tmp_path_factory.mktemp("demo")
     process = start("bash", "recipes/demo/run.sh", *words(work))
     printed, errors = process.communicate()
@@ -93,7 +92,7 @@ def copied(finished, tmp_path):
 
 @pytest.fixture
 def refused(capsys):
-    """refused(work, *flags): the sentence with which the small demo ends at once, with status 1."""
+    """refused(work, *flags): the error message with which the small demo ends before its first stage."""
 
     def refused(work, *flags):
         with pytest.raises(SystemExit) as stopped:
@@ -107,7 +106,7 @@ def refused(capsys):
 # -- from text to BLEU -------------------------------------------------------------------------------
 
 
-def test_it_goes_from_text_to_bleu(finished):
+def test_the_demo_runs_from_text_to_bleu(finished):
     work, printed = finished
     model = work / MODEL
     lines = printed.strip().splitlines()
@@ -127,17 +126,21 @@ def test_it_goes_from_text_to_bleu(finished):
     assert str(work) in printed
     for stage in ("1: fetch", "3: normalise and tokenise", "5: BPE", "7: train", "10: score"):
         assert f"stage {stage}\n" in printed
-    kept = yaml.safe_load((model / "settings.yaml").read_text())
-    assert kept["width"] == 32 and kept["label_smoothing"] == 0.1
-    assert yaml.safe_load((model / "run.yaml").read_text())["command"].startswith("bash recipes/demo/run.sh --data-dir")
+    settings = yaml.safe_load((model / "settings.yaml").read_text())
+    assert settings["width"] == 32 and settings["label_smoothing"] == 0.1
+    run = yaml.safe_load((model / "run.yaml").read_text())
+    assert run["command"].startswith("bash recipes/demo/run.sh --data-dir")
+    assert {"python", "torch", "sacrebleu", "sacremoses"} <= set(run["versions"])
+    assert run["commit"] and run["hardware"]["cores"] == os.cpu_count()
+    assert json.loads((model / "stamps" / "07.json").read_text())["seconds"] > 0
 
 
-def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished, copied):
+def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, copied):
     work, printed = finished
     scripts = sorted((work / "commands").glob("*.sh")) + sorted(work.glob(f"{MODEL}/commands/*.sh"))
-    kept = [line for script in scripts for line in script.read_text().splitlines()[3:]]
-    assert kept == re.findall(r"^  \$ (.*)$", printed, re.MULTILINE)
-    assert len(kept) > 20
+    in_scripts = [line for script in scripts for line in script.read_text().splitlines()[3:]]
+    assert in_scripts == re.findall(r"^  \$ (.*)$", printed, re.MULTILINE)
+    assert len(in_scripts) > 20
     before = (copied / MODEL / "score.json").read_text()
     (copied / MODEL / "score.json").unlink()
     script = copied / MODEL / "commands" / "stage10_score.sh"
@@ -146,9 +149,9 @@ def test_every_command_is_printed_and_kept_as_a_script_that_runs(finished, copie
     assert (copied / MODEL / "score.json").read_text() == before.replace(str(work), str(copied))
 
 
-def test_stage_11_writes_what_translates_as_fairseq_did(copied, capsys, monkeypatch):
+def test_the_exported_model_of_stage_11_translates_as_fairseq(copied, capsys, monkeypatch):
     def run_here(stage, command, on_line, *_):
-        """Run a tool in this process; it shows what it prints."""
+        """Run a tool in this process, and show its output."""
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             fairseq_rope.__main__.main(shlex.split(command)[3:])
         for line in printed.getvalue().splitlines():
@@ -163,7 +166,7 @@ def test_stage_11_writes_what_translates_as_fairseq_did(copied, capsys, monkeypa
     files = ["--input", copied / "raw" / "test.en", "--output", translations]
     fairseq_rope.__main__.main(["translate", "--model", str(model / "ctranslate2"), *map(str, files)])
     lines = translations.read_text().splitlines()
-    # fairseq-generate lets all of a batch grow as long as its longest may: that one is to be the same.
+    # fairseq-generate's length limit is that of the longest source of a batch, so only its translation is comparable.
     sizes = [len(line.split()) for line in (copied / "bpe" / "test.en").read_text().splitlines()]
     expected = (model / "hypotheses.de").read_text().splitlines()
     assert len(lines) == len(expected) == len(sizes)
@@ -171,7 +174,7 @@ def test_stage_11_writes_what_translates_as_fairseq_did(copied, capsys, monkeypa
     assert [lines[n] for n in longest] == [expected[n] for n in longest]
 
 
-def test_flags_for_fairseq_train_stand_after_a_lone_dash(tmp_path, capsys):
+def test_flags_after_a_lone_dash_are_passed_to_fairseq_train(tmp_path, capsys):
     small(tmp_path, "--dry-run", "--", "--clip-norm", "1.5")
     assert re.search(r"\$ fairseq-train .* --clip-norm 1.5", capsys.readouterr().out)
 
@@ -186,15 +189,15 @@ def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
 # -- what runs again ---------------------------------------------------------------------------------
 
 
-def test_a_second_run_in_a_moved_folder_repeats_only_what_is_damaged(finished, copied, capsys):
-    kept = (copied / MODEL / "run.yaml").read_text()
-    (copied / "raw" / "train.en").touch()  # of the same contents
+def test_a_second_run_in_a_moved_folder_repeats_only_damaged_stages(finished, copied, capsys):
+    run_yaml = (copied / MODEL / "run.yaml").read_text()
+    (copied / "raw" / "train.en").touch()  # the contents stay the same
     small(copied)
     again = capsys.readouterr().out
     assert again.count("done before, skipped") == 10
     assert "$ " not in again
     assert again.splitlines()[-1] == finished[1].splitlines()[-1]
-    assert (copied / MODEL / "run.yaml").read_text() == kept
+    assert (copied / MODEL / "run.yaml").read_text() == run_yaml
     damaged = copied / "clean" / "test.en"
     whole = damaged.read_bytes()
     damaged.write_bytes(bytes(len(whole)))
@@ -215,36 +218,36 @@ def test_a_dry_run_shows_that_other_data_would_move_the_model(copied, capsys):
     assert "would be moved" not in capsys.readouterr().out
     small(copied, "--name", "foo", "--set", "vocab_size=240", "--dry-run")
     printed = capsys.readouterr().out
-    assert re.findall(r"^  (\S+) is of .* would be moved to (\S+)$", printed, re.MULTILINE) == [
+    assert re.findall(r"^  (\S+) has .* would be moved to (\S+)$", printed, re.MULTILINE) == [
         (str(model), next(iter(re.findall(rf"{model}\.old-\S+", printed))))
     ]
     assert model.exists()
 
 
 def test_a_stage_depends_on_every_setting_that_it_reads():
-    everybodys = {"source_lang", "target_lang", "train_files", "valid_files", "test_files"}
+    shared = {"source_lang", "target_lang", "train_files", "valid_files", "test_files"}
     read_by_name = {7: {"fairseq_train.py", "history.py", "checkpoints.py"}}
     for stage in STAGES:
         folder = ROOT / "recipes" / "pipeline"
         files = {f"{stage.file}.py"} | read_by_name.get(stage.number, set())
         source = "".join((folder / file).read_text() for file in files)
         read = {name for name in FIELDS if re.search(rf"\b(s|settings)\.{name}\b", source)}
-        assert read - everybodys <= set(stage.settings), stage.title
+        assert read - shared <= set(stage.settings), stage.title
 
 
 # -- interruptions -----------------------------------------------------------------------------------
 
 
-# A run without the process that checks flags.
+# A run that does not check flags.
 UNCHECKED = "import recipes.pipeline.__main__ as run; run.check_flags = lambda _: None; run.main()"
 
 
-def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_cut(copied, capsys, monkeypatch):
-    """Two runs that do not end well, and a third that does."""
+def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copied, capsys, monkeypatch):
+    """A full disk and a power cut interrupt two runs; the third completes the training."""
     shutil.rmtree(copied / MODEL)
     flags = ["--set", "max_epochs=8", "--stop-stage", "7"]
     run = [sys.executable, "-c", UNCHECKED, "demo", *words(copied, *flags)]
-    limit = (400_000, 400_000)  # bytes of a file: a checkpoint is larger
+    limit = (400_000, 400_000)  # maximum size of a file in bytes, less than a checkpoint
     process = start(*run, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     _, errors = process.communicate()
     assert process.returncode == 1
@@ -255,7 +258,7 @@ def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_
 
     process = start(*run)
     wait_for(checkpoints / "checkpoint1.pt", process)
-    process.kill()  # the recipe's process; fairseq-train goes on
+    process.kill()  # kills the recipe; fairseq-train continues
     wait_for(checkpoints / "checkpoint4.pt")
     kill_all_of(copied, process)
 
@@ -264,15 +267,15 @@ def test_a_training_goes_on_after_a_full_disk_the_end_of_its_recipe_and_a_power_
     assert capsys.readouterr().out.count("done before, skipped") == 6
     assert Runner(describe("demo", *words(copied, *flags))).stamps.is_done(TRAIN)
     assert "Loaded checkpoint" in (copied / MODEL / "logs" / "stage07_train.log").read_text()
-    told = [json.loads(line) for line in (checkpoints / "history.jsonl").read_text().split("\n") if line]
-    for what in ("valid_loss", "train_loss"):
-        epochs = [line["epoch"] for line in told if what in line]
+    history = [json.loads(line) for line in (checkpoints / "history.jsonl").read_text().split("\n") if line]
+    for loss in ("valid_loss", "train_loss"):
+        epochs = [entry["epoch"] for entry in history if loss in entry]
         # The power cut can come between a checkpoint and the lines about its epoch.
         assert epochs[-3:] == [6, 7, 8] and len({*range(1, 9)} - {*epochs}) <= 1
-    assert len([line for line in told if "process" in line]) == 3
+    assert len([entry for entry in history if "process" in entry]) == 3
 
 
-# A run whose only stage waits, by a command that names the work folder.
+# A run with one stage, whose command names the work folder and never ends.
 WAITING = """
 import sys
 from recipes.pipeline import __main__ as run, session
@@ -290,7 +293,7 @@ run.main(["demo", "--work-dir", sys.argv[1], "--stop-stage", "1"])
 
 
 def waiting(work, wait=True):
-    def interruptible():  # SIGINT may be ignored where the tests run, as in a shell's background
+    def interruptible():  # the tests may run with SIGINT ignored, for example in a shell's background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     process = start(sys.executable, "-c", WAITING, str(work), preexec_fn=interruptible)
@@ -300,28 +303,28 @@ def waiting(work, wait=True):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_terminated_run_takes_its_command_along(tmp_path, number):
+def test_a_terminated_run_terminates_its_command(tmp_path, number):
     process = waiting(tmp_path)
     process.send_signal(number)
-    _, said = process.communicate()
+    _, errors = process.communicate()
     assert process.returncode == 128 + number
-    assert said.splitlines()[-1] == "recipes: stopped; the same command goes on from here"
+    assert errors.splitlines()[-1] == "recipes: stopped; run the same command to continue"
     deadline = time.time() + 20
     while running(tmp_path) and time.time() < deadline:
         time.sleep(0.1)
     assert not running(tmp_path)
 
 
-def test_a_folder_is_held_by_a_run_and_by_a_command_that_outlives_it(tmp_path):
+def test_a_work_folder_is_locked_by_a_run_and_by_a_surviving_command(tmp_path):
     process = waiting(tmp_path)
     holders = []
     for _ in range(2):
         other = waiting(tmp_path, wait=False)
-        _, said = other.communicate()
-        assert other.returncode == 1 and said.count("\n") == 1
-        held = rf"another run is at work in {tmp_path}: (its command, )?process (\d+), since \d{{4}}-\d\d-\d\d "
-        holders.append(re.search(held, said).groups())
-        process.kill()  # the run's process; its command goes on
+        _, errors = other.communicate()
+        assert other.returncode == 1 and errors.count("\n") == 1
+        message = rf"another run uses {tmp_path}: (its command, )?process (\d+), since \d{{4}}-\d\d-\d\d "
+        holders.append(re.search(message, errors).groups())
+        process.kill()  # kills the run; its command continues
         process.wait()
     assert holders[0] == (None, str(process.pid))
     assert holders[1][0] and holders[1][1] in running(tmp_path)
@@ -329,7 +332,7 @@ def test_a_folder_is_held_by_a_run_and_by_a_command_that_outlives_it(tmp_path):
 
 
 def capitals(stage, command, *_):
-    """Stands in for the text tools: writes capitals."""
+    """Replaces the text tools: writes the input in capitals."""
     words = shlex.split(command)
     if "--output" in words:
         output = Path(words[words.index("--output") + 1])
@@ -339,24 +342,24 @@ def capitals(stage, command, *_):
 
 
 @pytest.mark.parametrize("number, interrupted", [(3, 3), (5, 4)])
-def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
+def test_an_interrupted_text_stage_continues_with_the_unfinished_file(
     tmp_path, monkeypatch, capsys, number, interrupted
 ):
-    """*interrupted*: the number of the command that is cut; stage 5 learns before its six files."""
+    """*interrupted* is the number of the command that Ctrl-C interrupts. Stage 5 learns before it writes six files."""
     stage, experiment, tools = STAGES[number - 1], describe("demo", *words(tmp_path)), []
     inputs = stage.inputs(experiment)
     inputs[0].parent.mkdir()
     for path in inputs:
         path.write_text(f"The text of {path.name}.\n")
 
-    def cut(stage, command, *more):
+    def interrupt(stage, command, *more):
         if command.startswith("python"):
             tools.append(command)
             if len(tools) == interrupted:
                 raise KeyboardInterrupt
         capitals(stage, command)
 
-    monkeypatch.setattr(commands, "run_logged", cut)
+    monkeypatch.setattr(commands, "run_logged", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Runner(experiment).ensure(stage)
     outputs = stage.outputs(experiment)
@@ -365,12 +368,12 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
     dates = [path.stat().st_mtime_ns for path in first]
     assert Runner(experiment).ensure(stage)
     assert [path.stat().st_mtime_ns for path in first] == dates
-    assert len(tools) == len(outputs) + 1, "the one that was cut ran twice, the others once"
+    assert len(tools) == len(outputs) + 1, "the interrupted tool ran twice, the others once"
     assert capsys.readouterr().out.count("made before the interruption: ") == interrupted - 1
     assert all(path.exists() for path in outputs)
     (script,) = (tmp_path / "commands").glob("*.sh")
-    assert script.read_text().count("\npython -m ") == len(outputs), "all of it is kept"
-    # What was made of other inputs is made again.
+    assert script.read_text().count("\npython -m ") == len(outputs)
+    # Outputs of other inputs are made again.
     (tmp_path / "stamps" / f"{number:02d}.json").unlink()
     tools.clear()
     with pytest.raises(KeyboardInterrupt):
@@ -384,7 +387,7 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
         (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
@@ -392,24 +395,24 @@ def test_an_interrupted_text_stage_goes_on_with_the_file_that_it_was_at(
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
-def test_a_typo_is_told_before_the_first_stage(tmp_path, refused, monkeypatch, flags, said):
+def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, monkeypatch, flags, message):
     check_flags_here(monkeypatch)
-    assert said in refused(tmp_path, *flags)
+    assert message in refused(tmp_path, *flags)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_check_of_flags_is_a_process_and_is_refused_if_it_was_killed(tmp_path, refused, monkeypatch):
+def test_an_unknown_architecture_and_a_killed_check_of_flags_are_refused(tmp_path, refused, monkeypatch):
     sentence = refused(tmp_path, "--arch", "transfomer_rope")
     assert "--arch transfomer_rope: fairseq has no such architecture; the nearest is transformer_rope" in sentence
     monkeypatch.setattr(checking.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, -9, "", ""))
     assert "--arch transformer_rope: fairseq ended with status -9 before" in refused(tmp_path)
 
 
-def test_sentences_that_fairseq_left_out_are_noticed(copied, tmp_path):
+def test_sentences_that_fairseq_skipped_are_reported(copied, tmp_path):
     experiment = describe("demo", *words(copied))
     experiment.hypotheses.write_text("".join(experiment.hypotheses.read_text().splitlines(keepends=True)[1:]))
 
-    class Idle:  # as if the commands had written that
+    class Idle:  # a shell that runs nothing
         def command(self, *_, **__):
             pass
 
@@ -421,11 +424,11 @@ def test_sentences_that_fairseq_left_out_are_noticed(copied, tmp_path):
     log.write_text(counted)
     Binarise().check_counts(experiment, log)
     log.write_text(counted.replace(" 200 sents", " 199 sents"))
-    with pytest.raises(StageError, match=r"train.en has 200 lines, but .* counts others"):
+    with pytest.raises(StageError, match=r"train.en has 200 lines, but .* has another count"):
         Binarise().check_counts(experiment, log)
 
 
-def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path, copied, refused):
+def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied, refused):
     not_ended = "stage 5: BPE needs stage 1 (fetch) to run first, which has not ended yet: run with --stage 1"
     assert not_ended in refused(tmp_path / "new", "--stage", "5")
     changed = "stage 6: binarise needs stage 5 (BPE) to run first, since vocab_size changed: run with --stage 5"
@@ -433,8 +436,8 @@ def test_a_stage_without_its_inputs_says_where_to_begin(tmp_path, copied, refuse
     other_bpe = "stage 6: binarise needs stage 3 (normalise and tokenise) to run first, since --bpe changed"
     assert other_bpe in refused(copied, "--stage", "6", "--bpe", "sentencepiece")
     (copied / "clean" / "train.de").unlink()
-    gone = "which stage 4 (clean and split) makes: run with --stage 4"
-    assert gone in refused(copied, "--stage", "5")
+    missing = "which stage 4 (clean and split) makes: run with --stage 4"
+    assert missing in refused(copied, "--stage", "5")
 
 
 def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
@@ -449,56 +452,58 @@ def test_a_copied_recipe_runs_with_its_own_settings_from_any_folder(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         assert "--vocab-size 123" in done.stdout and f"recipes/{own.name}/work/" in done.stdout
-        assert f"--data-dir recipes/{own.name}/corpus " in done.stdout, "its texts came along"
+        assert f"--data-dir recipes/{own.name}/corpus " in done.stdout
     finally:
         shutil.rmtree(own)
 
 
-def test_a_failing_command_ends_the_run_with_its_last_words(tmp_path):
+def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path):
     with pytest.raises(SystemExit) as stopped:
         pipeline.main(["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), "--stop-stage", "1"])
     assert re.match(
         r"recipes/demo: stage 1 \(fetch\) failed with status \d+: .*train.en.gz is not in .*"
-        rf"\(all that it said: {re.escape(str(tmp_path))}/work/logs/stage01_fetch.log\)$",
+        rf"\(full output: {re.escape(str(tmp_path))}/work/logs/stage01_fetch.log\)$",
         stopped.value.code,
     )
     assert not (tmp_path / "work" / "stamps").exists()
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--set", "widht=64"], "settings.yaml has no widht; the nearest it has is width"),
         (["--set", "width"], "--set width: must have the form KEY=VALUE"),
         (["--set", "tokens_per_update=0"], "--set tokens_per_update=0: must be 1 or more"),
-        (["--set", "average_checkpoints=9"], "--set average_checkpoints=9: training keeps 5 by"),
+        (["--set", "average_checkpoints=9"], "--set average_checkpoints=9: training writes only 5 with"),
         (["--set", "target_lang=Portuguese"], "--set target_lang=Portuguese: must be a language's code"),
         (["--set", "train_files=a'b"], "--set train_files=a'b: no closing quotation"),
-        (["--set", "holdout_every=9"], "valid_files=valid.{lang}.gz: must name files or holdout_every be above 0"),
+        (
+            ["--set", "holdout_every=9"],
+            "valid_files=valid.{lang}.gz: must name files, or holdout_every must be above 0",
+        ),
         (["--set", "test_files="], "--set test_files=: must name files"),
         (["--set", "holdout_every=1"], "--set holdout_every=1: must be 0 or above 1"),
-        (["--set", "target_lang=en"], "--set target_lang=en: must not be source_lang too"),
+        (["--set", "target_lang=en"], "--set target_lang=en: must differ from source_lang"),
         (["--set", "adam_betas=(0.9,0.98"], "--set adam_betas=(0.9,0.98: must be a pair like (0.9, 0.98)"),
         (["--set", "length_penalty=nan"], "--set length_penalty=nan: must be a number"),
         (["--set", "fairseq_train_flags='x"], "--set fairseq_train_flags='x: no closing quotation"),
-        (["--set", "save_every_updates=9"], "--set save_every_updates=9: checkpoints of updates need max_up"),
+        (["--set", "save_every_updates=9"], "--set save_every_updates=9: checkpoints by updates need max_up"),
         (["--set", "precision=int4"], "--set precision=int4: must be one of auto, fp32, fp16, bf16"),
         (["--set", "normalise_punctuation=de"], "must be one of none, source, target, both"),
         (["--seed", "-1"], "--seed -1: must be 0 or more"),
         (["--arch", "x; touch y"], "--arch x; touch y: must be a name"),
         (["--set", "disk_gb=nan"], "--set disk_gb=nan: must be 0 or more"),
         (["--set", "layers=2026-13-45"], "--set layers=2026-13-45: must be of type int"),
-        (["--set", "layers=2026-01-01"], "--set layers=2026-01-01: must be of type int"),
         (["--data-dir", "nowhere"], "--data-dir nowhere: must be a folder that exists"),
         (["--clip-norm", "1.5"], "--clip-norm: unknown flag; write flags for fairseq-train after a lone --"),
         (["--gpus", "-1"], "--gpus -1: must be 0 or more"),
         (["--name", "old-1"], "--name old-1: must consist of letters, digits, _ and -, and must not begin with old-"),
         (["--work-dir", "a:b"], "a:b: must not contain a colon, because fairseq splits paths at colons"),
         (["--manifest", "no.tsv"], "--manifest no.tsv: must be a file that exists, or none"),
-        (["--set", "width=wide"], "--set width=wide: must be of type int, like the recipe's own 128"),
+        (["--set", "layers=true"], "--set layers=true: must be of type int, like the recipe's own 2"),
         (["--stage", "8", "--stop-stage", "3"], "--stage 8 --stop-stage 3: must be 1 <= stage <= stop-stage <= 11"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, said):
-    assert said in usage_error(capsys, small, tmp_path, *flags)
+def test_wrong_flags_are_refused_by_name(tmp_path, capsys, flags, message):
+    assert message in usage_error(capsys, small, tmp_path, *flags)
     assert list(tmp_path.iterdir()) == []

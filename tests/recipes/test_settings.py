@@ -1,4 +1,4 @@
-"""recipes/pipeline/settings.py: what settings.yaml may hold, and what the commands make of it."""
+"""recipes/pipeline/settings.py and arguments.py: settings, languages, and recipes in other folders."""
 
 import os
 import re
@@ -9,7 +9,6 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from fairseq_rope.tools.score import default_tokenize
 from recipes.pipeline import stage09_translate
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.arguments import called
@@ -27,7 +26,7 @@ DEMO = ROOT / "recipes" / "demo" / "settings.yaml"
 
 @pytest.fixture
 def changed(tmp_path):
-    """changed(old, new): a copy of the demo's settings.yaml in which the text *old* is *new*."""
+    """changed(old, new): a copy of the demo's settings.yaml with the text *new* in place of *old*."""
 
     def changed(old, new):
         text = DEMO.read_text()
@@ -56,27 +55,21 @@ def described(*settings, flags=()):
         ('""', "fairseq_generate_flags", "'7'", "7"),
     ],
 )
-def test_values_are_read_however_they_are_written(changed, old, name, written, value):
+def test_values_are_read_in_every_notation(changed, old, name, written, value):
     for settings in (
         read_settings(changed(f"{name}: {old}", f"{name}: {written}")),
         read_settings(DEMO, [f"{name}={written.strip(chr(39))}"]),
     ):
         check_values(settings)
-        found = getattr(settings, name)
-        assert (found, type(found)) == (value, type(value))
+        assert (getattr(settings, name), type(getattr(settings, name))) == (value, type(value))
 
 
-def test_a_setting_keeps_the_type_of_the_recipes_own():
-    with pytest.raises(SettingsError, match="^--set layers=true: must be of type int, like the recipe's own 2"):
-        read_settings(DEMO, ["layers=true"])
-
-
-def test_what_is_kept_beside_a_model_reads_as_the_same_settings(changed, tmp_path):
+def test_written_settings_are_read_back_unchanged(changed, tmp_path):
     settings = read_settings(changed("target_lang: de", "target_lang: no"))
     write_down(described(), "command", tmp_path)
     assert read_settings(tmp_path / "settings.yaml") == read_settings(DEMO)
-    (tmp_path / "kept.yaml").write_text(yaml.safe_dump(asdict(settings)))
-    assert read_settings(tmp_path / "kept.yaml") == settings
+    (tmp_path / "written.yaml").write_text(yaml.safe_dump(asdict(settings)))
+    assert read_settings(tmp_path / "written.yaml") == settings
 
 
 def test_help_describes_every_setting(capsys):
@@ -95,7 +88,7 @@ def test_help_describes_every_setting(capsys):
 
 
 @pytest.mark.parametrize(
-    "contents, said",
+    "contents, message",
     [
         (b"", ": is empty, and must have lines of the form NAME: VALUE"),
         (b"# only a comment\n", ": is empty, and must have lines"),
@@ -107,14 +100,14 @@ def test_help_describes_every_setting(capsys):
         ("layers: ä\n".encode("latin-1"), ": is not UTF-8 at byte 8"),
     ],
 )
-def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said):
+def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, message):
     (tmp_path / "settings.yaml").write_bytes(contents)
     refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
-    assert f"run.sh: error: {tmp_path}/settings.yaml{said}" in refusal
+    assert f"run.sh: error: {tmp_path}/settings.yaml{message}" in refusal
 
 
 @pytest.mark.parametrize(
-    "old, new, said",
+    "old, new, message",
     [
         ("beam: 4", "beem: 4", "settings.yaml has no beam, which every recipe has"),
         ("beam: 4", "beam: 4\nbeem: 4", "settings.yaml has beem, which no recipe has; the nearest is beam"),
@@ -122,7 +115,6 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said
         ("beam: 4", "beam: 4\n7: x", "settings.yaml has 7, which no recipe has; the nearest is "),
         ("beam: 4", "beam: 4\nfoo: 2026-13-45", "settings.yaml has foo, which no recipe has; the nearest is "),
         ("beam: 4", "beam: 2026-01-01", "beam is '2026-01-01', and must be of type int"),
-        ("disk_gb: 0.3", "disk_gb: .nan", "--set disk_gb=nan: must be 0 or more"),
         ("memory_gb: 2.0", "memory_gb: -1", "--set memory_gb=-1.0: must be 0 or more"),
         ('fairseq_train_flags: ""', "fairseq_train_flags:", "fairseq_train_flags is None, and must be of type str"),
         ("dropout: 0.1", "dropout: low", "dropout is 'low', and must be of type float"),
@@ -130,8 +122,8 @@ def test_a_broken_file_is_named_in_one_sentence(tmp_path, capsys, contents, said
         ("target_lang: de", "target_lang: de/x", "target_lang=de/x: must be a language's code, like en or"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(changed, old, new, said):
-    with pytest.raises(SettingsError, match=re.escape(said)):
+def test_wrong_settings_are_refused_by_name(changed, old, new, message):
+    with pytest.raises(SettingsError, match=re.escape(message)):
         check_values(read_settings(changed(old, new)))
 
 
@@ -142,8 +134,8 @@ TEXTS = [name for name, setting in FIELDS.items() if setting.type is str and "_l
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_setting_runs_a_command_of_its_own(tmp_path, capsys, name):
-    """With programs in its PATH that do nothing, so that only what bash itself makes of a command is seen."""
+def test_no_setting_can_inject_a_shell_command(tmp_path, capsys, name):
+    """The PATH has programs that do nothing, so that only bash itself could run the injected command."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for program in "python mkdir rm mv cp tee grep sort cut fairseq-preprocess fairseq-train fairseq-generate".split():
@@ -161,34 +153,34 @@ def test_no_setting_runs_a_command_of_its_own(tmp_path, capsys, name):
     assert not (tmp_path / "X").exists()
 
 
-def test_the_words_of_flags_stay_words():
+def test_quoted_words_in_flags_stay_one_word():
     experiment = described("fairseq_generate_flags=--nbest 2  --model-overrides \"{'a': 'b c'}\"")
     command = stage09_translate.command(experiment, experiment.data_bin, "test")
     printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True)
     assert printed.stdout.splitlines()[-4:] == ["--nbest", "2", "--model-overrides", "{'a': 'b c'}"]
 
 
-# -- languages without blanks between words ------------------------------------------------------------
+# -- languages without spaces between words ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lang, tokenize", {"zh": "zh", "zh_CN": "zh", "th": "char", "my": "char"}.items())
-def test_they_are_divided_by_sentencepiece_and_scored_by_their_own_tokeniser(tmp_path, capsys, lang, tokenize):
+def test_languages_without_spaces_use_sentencepiece_and_their_own_tokeniser(tmp_path, capsys, lang, tokenize):
     words = ["demo", "--data-dir", str(tmp_path), "--set", f"target_lang={lang}"]
     experiment = describe(*words)
     assert experiment.bpe == "sentencepiece"
-    assert experiment.label == "", "it is the usual choice for the language"
+    assert experiment.label == "", "sentencepiece is the default for the language"
     main([*words, "--dry-run"])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     scored = f"target language {lang}: scored with sacreBLEU's tokeniser {tokenize}\n"
-    assert said.index(scored) < said.index("stage 1")
-    assert f"--target-lang {lang.partition('_')[0]} --tokenize {tokenize} --json" in said
-    assert said.count("--no-tokeniser") == 6 and "subword" not in said
+    assert printed.index(scored) < printed.index("stage 1")
+    assert f"--target-lang {lang.partition('_')[0]} --tokenize {tokenize} --json" in printed
+    assert printed.count("--no-tokeniser") == 6 and "subword" not in printed
     refusal = usage_error(capsys, main, [*words, "--bpe", "subword-nmt"])
     assert f"and {lang.partition('_')[0]} has none" in refusal
 
 
 @pytest.mark.parametrize("code", ["zho_Hans", "cmn", "wuu", "lzh", "nan", "hak", "jpn", "tha", "lao", "khm", "mya"])
-def test_they_are_known_by_their_other_codes(code):
+def test_languages_without_spaces_are_recognised_by_all_their_codes(code):
     experiment = described(f"target_lang={code}")
     assert experiment.bpe == "sentencepiece" and experiment.tokenize != "13a"
 
@@ -202,20 +194,17 @@ def test_they_are_known_by_their_other_codes(code):
         ("en", "dz", "sentencepiece", "char"),
     ],
 )
-def test_the_languages_decide_the_subwords_and_the_target_the_tokeniser(source, target, bpe, tokenize):
+def test_either_language_decides_the_subwords_and_the_target_decides_the_tokeniser(source, target, bpe, tokenize):
     experiment = described(f"source_lang={source}", f"target_lang={target}")
     assert (experiment.bpe, experiment.tokenize) == (bpe, tokenize)
 
 
-def test_japanese_and_korean_depend_on_what_is_installed(monkeypatch):
-    for spec, ja, ko in (("installed", "ja-mecab", "ko-mecab"), (None, "char", "13a")):
-        monkeypatch.setattr("fairseq_rope.tools.score.find_spec", lambda name, spec=spec: spec)
-        assert (default_tokenize("ja"), default_tokenize("ko")) == (ja, ko)
+def test_korean_uses_sentencepiece_by_default():
     assert described("target_lang=ko").bpe == "sentencepiece"
     assert described("target_lang=ko", flags=["--bpe", "subword-nmt"]).bpe == "subword-nmt"
 
 
-def test_another_tokeniser_is_taken_on_request_and_loaded_before_the_start(monkeypatch):
+def test_a_requested_tokeniser_is_loaded_before_the_first_stage(monkeypatch):
     experiment = described("target_lang=zh", flags=["--tokenize", "flores200"])
     assert experiment.tokenize == "flores200"
 
@@ -229,7 +218,7 @@ def test_another_tokeniser_is_taken_on_request_and_loaded_before_the_start(monke
     check_tokenize(described("target_lang=zh"))
 
 
-def test_the_tokeniser_reaches_the_score_and_is_part_of_what_it_depends_on(capsys):
+def test_the_score_uses_and_depends_on_the_tokeniser(capsys):
     keys = {}
     for lang, tokenize in (("de", "13a"), ("de", "char"), ("de", "intl"), ("zh", "zh"), ("zh", "13a")):
         words = ["demo", "--set", f"target_lang={lang}", "--tokenize", tokenize]
@@ -237,14 +226,13 @@ def test_the_tokeniser_reaches_the_score_and_is_part_of_what_it_depends_on(capsy
         assert f"--target-lang {lang} --tokenize {tokenize} --json" in capsys.readouterr().out
         keys[lang, tokenize] = str(Runner(describe(*words)).stamps.of(SCORE))
     assert len({*keys.values()}) == 5
-    assert "--tokenize" not in keys["de", "13a"], "scores of earlier versions are still up to date"
 
 
 # -- recipes elsewhere -------------------------------------------------------------------------------
 
 
 def texts(folder):
-    """Write three sets of plain text; returns the folder."""
+    """Write three sets of plain text into *folder*, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("train", "valid", "test"):
         for lang in ("en", "de"):
@@ -256,7 +244,7 @@ FILES = setting_flags(*(f"{name}_files={name}.{{lang}}" for name in ("train", "v
 
 
 def until_raw(recipe, *flags, clone=None, **kwargs):
-    """Run stages 1 and 2 by the run.sh in the folder *recipe*."""
+    """Run stages 1 and 2 with the run.sh in the folder *recipe*."""
     command = ["bash", str(recipe / "run.sh"), "--stop-stage", "2", *map(str, flags)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["FAIRSEQ_ROPE"] = str(clone or "")
@@ -264,7 +252,7 @@ def until_raw(recipe, *flags, clone=None, **kwargs):
 
 
 @pytest.mark.parametrize("work", ["work", "."])
-def test_the_work_folder_can_lie_beside_the_texts_or_be_theirs(tmp_path, work):
+def test_the_work_folder_can_be_the_data_folder_or_be_in_it(tmp_path, work):
     texts(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     flags = ["--data-dir", ".", "--manifest", "none", "--work-dir", work, *FILES]
@@ -275,11 +263,11 @@ def test_the_work_folder_can_lie_beside_the_texts_or_be_theirs(tmp_path, work):
 
 
 @pytest.mark.parametrize("folder", ["raw", "bpe", "stamps", "transformer_rope.seed1/checkpoints"])
-def test_texts_that_the_recipe_would_write_over_are_refused(tmp_path, capsys, folder):
+def test_a_data_folder_that_the_recipe_would_overwrite_is_refused(tmp_path, capsys, folder):
     texts(tmp_path / folder)
     where = ["--data-dir", str(tmp_path / folder), "--work-dir", str(tmp_path), "--manifest", "none"]
-    said = f"--data-dir {tmp_path}/{folder}: the recipe would overwrite {tmp_path}/{folder}/train.en"
-    assert said in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
+    message = f"--data-dir {tmp_path}/{folder}: the recipe would overwrite {tmp_path}/{folder}/train.en"
+    assert message in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
 
 
 def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, capsys):
@@ -290,21 +278,21 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     settings.write_text(text)
     done = until_raw(own)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "set FAIRSEQ_ROPE to" in done.stderr
-    # manifest.tsv came along, and is of other files.
+    # The copied manifest.tsv lists other files.
     done = until_raw(own, clone=ROOT)
     assert done.returncode == 2
     assert "manifest.tsv: has none of the recipe's files, train.en, " in done.stderr.splitlines()[-1]
     manifest, header = own / "manifest.tsv", "file\tbytes\tchecksum\turl\n"
-    others = manifest.read_text()
+    original = manifest.read_text()
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
-    said = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their addresses"
-    assert said in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # it fits some of the files
-    manifest.write_text(others)
+    message = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their URLs"
+    assert message in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # lists some of the files
+    manifest.write_text(original)
     done = until_raw(own, "--data-dir", texts(tmp_path / "texts"), clone=ROOT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (own / "work" / "raw" / "train.en").exists()
-    kept = yaml.safe_load((own / "work" / "run.yaml").read_text())["command"]
-    assert kept.startswith(f"bash {own}/run.sh --stop-stage 2 --data-dir ")
+    command = yaml.safe_load((own / "work" / "run.yaml").read_text())["command"]
+    assert command.startswith(f"bash {own}/run.sh --stop-stage 2 --data-dir ")
 
 
 def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
@@ -316,7 +304,7 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     assert f"{tmp_path} must be a folder with settings.yaml, or one of demo, multi30k" in refusal
 
 
-def test_the_command_that_is_written_down_runs_the_recipe_wherever_its_name_stood():
+def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
     assert called("/my/own", ["/my/own"]) == "bash /my/own/run.sh"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"

@@ -1,4 +1,4 @@
-"""recipes/text/tokenise.py: against sacremoses' own command, on any line, and ended early."""
+"""recipes/text/tokenise.py: the same output as sacremoses' own command, any text, and interruptions."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ DIRTY = [
 
 
 def blanked(line):
-    """Moses' remove-non-printing-char.perl, and the two separators that it leaves."""
+    """*line* after Moses' remove-non-printing-char.perl, without the two separators that the script leaves."""
     return "".join(" " if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in line)
 
 
@@ -77,14 +77,14 @@ def tokenise(tmp_path, lines_, *flags, lang="en"):
 
 
 def tool(*words, module="tokenise", **kwargs):
-    """The tool as a process of its own."""
+    """Start the tool in a separate process."""
     command = [sys.executable, "-m", f"recipes.text.{module}", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes, **kwargs)
 
 
 def on_full_disk(module, size, *words):
-    """The last line that the tool says where no file can have more than *size* bytes."""
+    """The last line on stderr if no file can have more than *size* bytes."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     process = tool(*words, module=module, preexec_fn=limit)
     _, err = process.communicate()
@@ -100,7 +100,7 @@ def sacremoses(lang, lines_, *commands):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("lang", ["en", "de"])
-def test_it_writes_what_sacremoses_and_fairseqs_tokenizer_write(tmp_path, lang):
+def test_the_output_equals_that_of_sacremoses_and_fairseqs_tokenizer(tmp_path, lang):
     text = CLEAN[lang] + [blanked(line) for line in DIRTY]
     fairseqs = MosesTokenizer(MosesTokenizerConfig(source_lang=lang, moses_no_dash_splits=True))
     plain = tokenise(tmp_path, text, lang=lang)
@@ -109,23 +109,13 @@ def test_it_writes_what_sacremoses_and_fairseqs_tokenizer_write(tmp_path, lang):
     assert normalised == sacremoses(lang, CLEAN[lang], "normalize", "tokenize") != plain[: len(CLEAN[lang])]
 
 
-def test_german_quotes_stay_unless_asked_for(tmp_path):
-    assert tokenise(tmp_path, ["„Ja“"], lang="de") == ["„ Ja “"]
-    assert tokenise(tmp_path, ["„Ja“"], "--normalise-punctuation", lang="de") == ["&quot; Ja &quot;"]
-
-
 @pytest.mark.parametrize("flags", [[], ["--no-tokeniser"], ["--normalise-punctuation"]])
-def test_what_does_not_print_becomes_blanks_and_lines_stay_lines(tmp_path, flags):
+def test_non_printing_characters_become_blanks_and_the_number_of_lines_stays(tmp_path, flags):
     out = tokenise(tmp_path, DIRTY, *flags)
     assert len(out) == len(DIRTY)
     assert out == [blanked(line) for line in out]
-    assert "\n".join(out).splitlines() == out  # nor would anything else break them
+    assert "\n".join(out).splitlines() == out  # and contain no other line ends
     assert out[2].split() == ["next", "line"] and out[9].split() == ["zero", "width"]
-
-
-def test_without_the_tokeniser_the_rest_is_untouched(tmp_path):
-    text = CLEAN["en"] + CLEAN["de"] + DIRTY
-    assert tokenise(tmp_path, text, "--no-tokeniser") == [blanked(line) for line in text]
 
 
 @settings(max_examples=50, deadline=None)
@@ -136,7 +126,7 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
     assert len(tokenise(folder, text)) == len(text)
 
 
-def test_several_processes_write_what_one_writes(tmp_path, capsys):
+def test_two_processes_write_the_same_as_one(tmp_path, capsys):
     text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY]
     (tmp_path / "in").write_bytes("\n".join(text).encode())  # the last line has no end
     assert os.path.getsize(tmp_path / "in") > 2 * CHUNK
@@ -151,7 +141,7 @@ def test_several_processes_write_what_one_writes(tmp_path, capsys):
 
 @settings(deadline=None)
 @given(st.binary(min_size=1), st.integers(1, 9))
-def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
+def test_chunks_join_to_the_file_and_end_at_line_ends(tmp_path_factory, contents, size):
     path = tmp_path_factory.mktemp("chunks") / "text"
     contents = contents.decode("latin-1")
     path.write_bytes(contents.encode())
@@ -163,11 +153,11 @@ def test_chunks_are_the_file_in_whole_lines(tmp_path_factory, contents, size):
 
 def test_bad_input_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
-    # In a later chunk than the first, and after a CR, which ends no line.
+    # The wrong byte is in the second chunk. A CR does not end a line.
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
     write(tmp_path / "in", ["a"])
     (tmp_path / "out").write_text("of an earlier run")
-    for source, out, workers, said in (
+    for source, out, workers, message in (
         ("empty", "out", 1, f"{tmp_path}/empty: is empty"),
         ("latin", "out", 1, f"{tmp_path}/latin, line 9001: the byte 0xf6 is not UTF-8"),
         ("latin", "out", 2, f"{tmp_path}/latin, line 9001: the byte 0xf6 is not UTF-8"),
@@ -178,27 +168,27 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
         paths = ["--input", tmp_path / source, "--output", tmp_path / out]
         with pytest.raises(SystemExit) as ended:
             run("--lang", "en", "--no-tokeniser", *paths, "--workers", workers)
-        assert str(ended.value) == f"recipes.text.tokenise: {said}"
+        assert str(ended.value) == f"recipes.text.tokenise: {message}"
         assert (tmp_path / "out").read_text() == "of an earlier run" and not (tmp_path / "out.tmp").exists()
 
 
-def test_a_line_that_becomes_two_is_refused(tmp_path):
+def test_a_changed_number_of_lines_is_refused(tmp_path):
     source = write(tmp_path / "in", ["a", "b"])
     with pytest.raises(InputError, match="after line 0: 2 lines became 4"):
         lines.convert_file(lambda: lambda some: [f"{line}\n" for line in some], source, source + "2", 1, "")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_full_disk_is_said_in_one_sentence_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path):
     source, out = write(tmp_path / "in", CLEAN["en"] * 2000), tmp_path / "out"
-    said = on_full_disk("tokenise", 20000, "--lang", "en", "--input", source, "--output", out, "--workers", 1)
-    assert said == f"recipes.text.tokenise: {out}: File too large"
+    message = on_full_disk("tokenise", 20000, "--lang", "en", "--input", source, "--output", out, "--workers", 1)
+    assert message == f"recipes.text.tokenise: {out}: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.fixture
 def at_work(tmp_path):
-    """The tool in the middle of a long text, and the two processes that work for it."""
+    """The tool in the middle of a long text, and its two worker processes."""
     source, part = write(tmp_path / "in", CLEAN["en"] * 15000), tmp_path / "out.tmp"
     words = ["--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2]
     process = tool(*words, start_new_session=True)
@@ -207,8 +197,8 @@ def at_work(tmp_path):
     while len(children) < 2 or not part.exists() or part.stat().st_size == 0:
         assert process.poll() is None and time.time() < deadline, process.communicate()
         time.sleep(0.05)
-        found = subprocess.run(["pgrep", "-f", "-P", str(process.pid), "spawn_main"], capture_output=True)
-        children = [int(pid) for pid in found.stdout.split()]
+        pgrep = subprocess.run(["pgrep", "-f", "-P", str(process.pid), "spawn_main"], capture_output=True)
+        children = [int(pid) for pid in pgrep.stdout.split()]
     yield process, children
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -216,7 +206,7 @@ def at_work(tmp_path):
 
 
 def all_gone(pids):
-    """Whether none of *pids* runs any more, in a while (a zombie does not run)."""
+    """Whether all of *pids* end within 20 seconds. A zombie has ended."""
     deadline = time.time() + 20
     while time.time() < deadline:
         ps = ["ps", "-o", "stat=", "-p", ",".join(map(str, pids))]
@@ -227,9 +217,9 @@ def all_gone(pids):
     return False
 
 
-def test_interrupted_it_ends_and_leaves_nothing(at_work, tmp_path):
+def test_an_interrupted_run_leaves_no_process_and_no_output(at_work, tmp_path):
     process, children = at_work
-    for pid in children:  # Ctrl-C is for all of them, and these go on
+    for pid in children:  # Ctrl-C also reaches the workers, which ignore it
         os.kill(pid, signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -238,13 +228,13 @@ def test_interrupted_it_ends_and_leaves_nothing(at_work, tmp_path):
     assert all_gone(children) and [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_killed_it_leaves_no_process_and_no_output(at_work, tmp_path):
+def test_a_killed_run_leaves_no_process_and_no_output(at_work, tmp_path):
     process, children = at_work
     process.kill()
     assert all_gone(children) and not (tmp_path / "out").exists()
 
 
-def test_a_killed_process_of_its_ends_it_in_one_sentence(at_work, tmp_path):
+def test_a_killed_worker_ends_the_run_in_one_sentence(at_work, tmp_path):
     process, children = at_work
     os.kill(children[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)

@@ -1,7 +1,6 @@
-"""The training stage: batches, precision, what is kept; machine.py: what is checked before."""
+"""The training stage: batches, precision and checkpoints; machine.py: checks before the first stage."""
 
 import contextlib
-import os
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +17,7 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage03_tokenise import Tokenise
 from recipes.pipeline.stages import TRAIN, TRANSLATE
+from recipes.text.fetch import read_manifest
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 
@@ -32,7 +32,7 @@ def flag(command, name):
 
 
 @given(tokens=st.integers(1000, 10**6), device=st.integers(500, 40000), gpus=st.integers(1, 64))
-def test_tokens_per_update_are_those_asked_for_whatever_the_number_of_devices(tokens, device, gpus):
+def test_tokens_per_update_do_not_depend_on_the_number_of_devices(tokens, device, gpus):
     if tokens < gpus:
         return
     max_tokens, frequency = fairseq_train.batches(tokens, device, gpus)
@@ -50,19 +50,19 @@ def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
     assert 24_900 <= gpus * max_tokens * update_freq <= 25_000
 
 
-def test_wmt14_trains_as_roformer_says():
+def test_wmt14_has_the_settings_of_the_papers():
     command, settings = fairseq_train.command(experiment(), 1, "bf16"), experiment().settings
     assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command
     assert "--share-all-embeddings" in command
-    roformers = {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
-    vaswanis = {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}
-    expected = roformers | vaswanis
+    roformer = {"lr": 5e-4, "warmup-init-lr": 1e-7, "label-smoothing": 0.1, "max-update": 100_000}
+    vaswani = {"dropout": 0.1, "adam-eps": 1e-9, "warmup-updates": 4000}
+    expected = roformer | vaswani
     for side in ("encoder", "decoder"):
         expected |= {f"{side}-layers": 6, f"{side}-embed-dim": 512, f"{side}-ffn-embed-dim": 2048}
         expected[f"{side}-attention-heads"] = 8
     assert {name: float(flag(command, name)) for name in expected} == expected
-    said = {"beam": 4, "length_penalty": 0.6, "average_checkpoints": 5, "vocab_size": 37000, "max_len_b": 50}
-    assert {name: getattr(settings, name) for name in said} == said
+    expected = {"beam": 4, "length_penalty": 0.6, "average_checkpoints": 5, "vocab_size": 37000, "max_len_b": 50}
+    assert {name: getattr(settings, name) for name in expected} == expected
     assert settings.max_updates % settings.save_every_updates == 0
 
 
@@ -83,12 +83,12 @@ def test_the_gpu_decides_the_precision(monkeypatch):
     assert fairseq_train.devices_and_precision(experiment(gpus=1)) == (1, "fp32")
     assert fairseq_train.devices_and_precision(experiment(gpus=0)) == (0, "fp32")
     assert fairseq_train.devices_and_precision(experiment(overrides=["precision=fp16"])) == (2, "fp16")
-    for options, said in (
+    for options, message in (
         ({"gpus": 3}, "--gpus 3: this machine has 2"),
-        ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU has none, fp32"),
+        ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU does not support it; the best is fp32"),
         ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
     ):
-        with pytest.raises(StageError, match=said):
+        with pytest.raises(StageError, match=message):
             fairseq_train.devices_and_precision(experiment(**options))
 
 
@@ -101,13 +101,13 @@ def test_every_recipe_has_the_settings_and_only_those(path):
 @pytest.mark.parametrize(
     "sides, expected", [("none", []), ("source", ["en"]), ("target", ["de"]), ("both", ["en", "de"])]
 )
-def test_punctuation_is_normalised_on_the_sides_asked_for(sides, expected, capsys):
+def test_punctuation_is_normalised_on_the_chosen_sides(sides, expected, capsys):
     Runner(experiment(overrides=[f"normalise_punctuation={sides}"], dry_run=True)).ensure(Tokenise())
     commands = [line for line in capsys.readouterr().out.splitlines() if "raw/train" in line]
     assert [lang for lang, line in zip(("en", "de"), commands, strict=True) if "--normalise-p" in line] == expected
 
 
-def test_translations_are_searched_as_the_settings_say(capsys):
+def test_the_translation_command_has_the_search_settings(capsys):
     Runner(experiment(dry_run=True)).ensure(TRANSLATE)
     printed = capsys.readouterr().out
     assert "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50 --tokenizer moses --moses-no-dash-splits" in printed
@@ -121,7 +121,7 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
         f"fairseq_{program}_flags=--max-source-positions 2000 --max-target-positions 2000"
         for program in ("train", "generate")
     )
-    for overrides in ([], [train], [generate]):  # the model's limit and the search's both hold
+    for overrides in ([], [train], [generate]):  # both the model and the search must allow it
         with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
             check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
     check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
@@ -131,13 +131,13 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     check_lengths(experiment(tmp=tmp_path), 4096)
 
 
-def refusal(said):
-    """The context in which a StageError must say *said*; None: no error."""
-    return contextlib.nullcontext() if said is None else pytest.raises(StageError, match=re.escape(said))
+def refusal(message):
+    """A context that expects a StageError with *message*, or no error if *message* is None."""
+    return contextlib.nullcontext() if message is None else pytest.raises(StageError, match=re.escape(message))
 
 
 def with_checkpoints(tmp_path, overrides, *names):
-    """An experiment in whose folder checkpoints of these names are."""
+    """An experiment whose folder has checkpoints of these names."""
     described = experiment(tmp=tmp_path, overrides=overrides)
     described.checkpoints.mkdir(parents=True)
     for name in names:
@@ -146,7 +146,7 @@ def with_checkpoints(tmp_path, overrides, *names):
 
 
 @pytest.mark.parametrize(
-    "interval, there, said",
+    "interval, names, message",
     [
         (0, "2 3 4", None),
         (0, "1 3 4", "has [1, 3, 4] of the epochs"),
@@ -156,27 +156,27 @@ def with_checkpoints(tmp_path, overrides, *names):
         (10, "_1_5 _1_10 _2_15", "one every 10"),
     ],
 )
-def test_what_is_averaged_are_the_last_ones_without_a_gap(tmp_path, interval, there, said):
+def test_the_averaged_checkpoints_are_the_last_ones_without_gaps(tmp_path, interval, names, message):
     settings = ["average_checkpoints=3", f"save_every_updates={interval}"]
-    trained = with_checkpoints(tmp_path, settings, *there.split(), "_last", "_best")
-    with refusal(said):
+    trained = with_checkpoints(tmp_path, settings, *names.split(), "_last", "_best")
+    with refusal(message):
         check_checkpoints(trained)
-        names = [f"checkpoint{name}.pt" for name in ("_last", *there.split())]
-        assert [path.name for path in TRAIN.outputs(trained)] == names
+        files = [f"checkpoint{name}.pt" for name in ("_last", *names.split())]
+        assert [path.name for path in TRAIN.outputs(trained)] == files
 
 
 @pytest.mark.parametrize(
-    "every, limit, last, said",
+    "every, limit, last, message",
     [
-        (0, "max_epochs=3", "4", "of a training of 4 epochs already, beyond max_epochs=3"),
+        (0, "max_epochs=3", "4", "is already trained for 4 epochs, beyond max_epochs=3"),
         (0, "max_epochs=4", "4", None),
         (5, "max_updates=12", "_2_15", "set max_updates=15, or train another"),
         (5, "max_updates=15", "_2_15", None),
     ],
 )
-def test_a_longer_training_does_not_pass_for_a_shorter_one(tmp_path, every, limit, last, said):
+def test_checkpoints_beyond_the_limit_are_refused(tmp_path, every, limit, last, message):
     trained = with_checkpoints(tmp_path, ["average_checkpoints=1", f"save_every_updates={every}", limit], last)
-    with refusal(said):
+    with refusal(message):
         check_limit(trained)
 
 
@@ -190,28 +190,25 @@ test-full.tgz - md5:a8cd784e006feb32ac6f3d9ec7eb389a
 
 
 def test_wmt14s_manifest_has_the_published_sizes_and_checksums():
-    rows = [line.split("\t") for line in (ROOT / "recipes/wmt14_en_de/manifest.tsv").read_text().splitlines()[1:]]
-    assert sorted(row[:3] for row in rows) == sorted(line.split() for line in KNOWN.splitlines())
-    assert all(row[3].startswith("https://") and row[3].endswith("/" + row[0]) for row in rows)
+    entries = read_manifest(ROOT / "recipes" / "wmt14_en_de" / "manifest.tsv")
+    rows = [(entry.name, str(entry.size or "-"), entry.checksum) for entry in entries.values()]
+    assert sorted(rows) == sorted(tuple(line.split()) for line in KNOWN.splitlines())
+    assert all(
+        url.startswith("https://") and url.endswith(f"/{name}") for name in entries for url in entries[name].addresses
+    )
 
 
-def test_a_machine_that_is_too_small_is_refused_in_one_sentence(tmp_path, monkeypatch):
+def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):
     def check(*overrides, **more):
         machine.check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
 
     with pytest.raises(StageError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
         check("disk_gb=1000000")
-    memory = r"GB of memory, and 1e\+06 are needed; try it all the same with --set memory_gb="
+    memory = r"GB of memory, and 1e\+06 are needed; to try anyway, run with --set memory_gb="
     with pytest.raises(StageError, match=memory):
         check("memory_gb=1000000")
-    there = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else there(name, **kw))
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else which(name, **kw))
     with pytest.raises(StageError, match="subword-nmt is neither in "):
         check("disk_gb=0", "memory_gb=0")
     check("disk_gb=0", "memory_gb=0", bpe="sentencepiece")
-
-
-def test_the_machine_is_described_for_the_results():
-    found = machine.describe()
-    assert found["versions"]["python"].count(".") == 2 and found["versions"]["torch"]
-    assert found["hardware"]["cores"] == os.cpu_count()

@@ -1,6 +1,6 @@
-"""recipes/wmt14_en_de, all of it, on tarballs named and shaped like WMT14's.
+"""All stages of recipes/wmt14_en_de, on small tarballs with the names and structure of WMT14's.
 
-FAIRSEQ_ROPE_TEST_DATA=DIR takes the tarballs and the manifest.tsv in DIR in place of those made here.
+FAIRSEQ_ROPE_TEST_DATA=DIR uses the tarballs and the manifest.tsv in DIR instead.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import yaml
 
 from recipes.pipeline import __main__ as program
 from recipes.pipeline import commands
@@ -27,11 +26,11 @@ from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
-# A model that learns nothing, in seconds; all else is the recipe's own.
+# A model that trains in seconds. All other settings are the recipe's own.
 SMALL = (
     "layers=1 width=32 ffn_width=32 heads=2 max_updates=12 save_every_updates=2 tokens_per_update=1000 "
     f"disk_gb=0.1 vocab_size={4000 if REAL else 300} max_len_b=5 "
-    # fairseq counts --max-len-a by the longest source of a batch, so one that never ends depends on its batch
+    # With --max-len-a above 0, the length of a translation without an end depends on its batch.
     "fairseq_generate_flags=--max-len-a=0"
 ).split()
 
@@ -40,7 +39,7 @@ MODEL = f"transformer_rope.seed1.{label('wmt14_en_de', SMALL)}"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder of five tarballs and their manifest, which nobody may write to."""
+    """A folder of five tarballs and their manifest. Tests must not write to it."""
     if REAL:
         return Path(REAL)
     folder = tmp_path_factory.mktemp("lookalike")
@@ -51,16 +50,16 @@ def data(tmp_path_factory):
 
 
 def words(data, work, *flags):
-    """The words of the recipe with *data* in the folder *work*."""
+    """The arguments of the recipe with *data* in the folder *work*."""
     where = ["--manifest", str(data / "manifest.tsv"), "--data-dir", str(data), "--work-dir", str(work)]
     settings = [word for setting in SMALL for word in ("--set", setting)]
     return ["wmt14_en_de", *where, "--gpus", "0", *settings, *flags]
 
 
 def recipe(data, work, *flags, stop_before=None):
-    """Run the recipe and its text tools in this process; returns what it printed. (test_pipeline.py runs run.sh.)
+    """Run the recipe and its text tools in this process. Returns its output. (test_pipeline.py runs run.sh.)
 
-    Ctrl-C comes when so many tools have run: *stop_before*.
+    Ctrl-C interrupts the tool with the number *stop_before*.
     """
     run_logged = commands.run_logged
     tools = count(1)
@@ -71,21 +70,21 @@ def recipe(data, work, *flags, stop_before=None):
             return run_logged(stage, command, on_line, *more)
         if next(tools) == stop_before:
             raise KeyboardInterrupt
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             import_module(tool[1]).main(shlex.split(tool[2]))
-        for line in said.getvalue().splitlines():
+        for line in output.getvalue().splitlines():
             on_line(line)
 
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "run_logged", in_this_process)
         patch.setattr(os, "cpu_count", lambda: 1)
-        patch.setattr(program, "check_flags", lambda _: None)  # fairseq reads them
+        patch.setattr(program, "check_flags", lambda _: None)
         main(words(data, work, *flags))
     return printed.getvalue()
 
 
 def refusal(words):
-    """The sentence with which a run in this process ends."""
+    """The error message of a run in this process."""
     with pytest.raises(SystemExit) as stopped:
         main(words)
     return stopped.value.code
@@ -93,7 +92,7 @@ def refusal(words):
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
-    """A work folder in which all is done, and what the run printed."""
+    """A work folder with all stages finished, and the output of the run."""
     work = tmp_path_factory.mktemp("wmt14")
     return work, recipe(data, work)
 
@@ -102,17 +101,17 @@ def lines(path):
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
-def test_it_goes_from_tarballs_to_bleu(finished):
+def test_the_recipe_runs_from_tarballs_to_bleu(finished):
     work, printed = finished
     score = json.loads((work / MODEL / "score.json").read_text())
     names = [metric["name"] for metric in score["systems"][0]["metrics"]]
     assert names == ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
     assert re.findall(r"^stage (\d+): ", printed, re.MULTILINE) == [str(number) for number in range(1, 11)]
-    assert not (work / "downloads").exists(), "all of it was at hand"
+    assert not (work / "downloads").exists(), "the data folder has all files"
 
 
-def test_no_line_is_lost_or_shifted(finished):
+def test_both_sides_keep_the_same_number_of_lines(finished):
     work, _ = finished
     for name in ("train", "valid", "test"):
         raw, cleaned = (
@@ -120,34 +119,23 @@ def test_no_line_is_lost_or_shifted(finished):
             for folders in (("raw", "tokenised"), ("clean", "bpe"))
         )
         assert len(raw) == len(cleaned) == 1
-        # The dirty pairs are gone; no pair of the test set is.
+        # Only the training set loses its dirty pairs.
         assert (max(raw) > max(cleaned)) == (name == "train")
     assert len(lines(work / MODEL / "hypotheses.de")) == len(lines(work / "raw" / "test.en"))
-    for path in (work / "clean").glob("*.*"):  # nor a character at which fairseq would break a line
+    for path in (work / "clean").glob("*.*"):  # and no line has a character at which fairseq would split it
         assert all(len(line.splitlines()) <= 1 for line in lines(path)), path
 
 
-def test_the_last_five_checkpoints_are_averaged_and_no_other_is_kept(finished):
+def test_the_last_five_checkpoints_are_kept_and_averaged(finished):
     work, _ = finished
     model = work / MODEL
-    kept = [path.name for path in (model / "checkpoints").glob("checkpoint_*_*.pt")]
-    assert sorted(int(re.findall(r"\d+", name)[1]) for name in kept) == [4, 6, 8, 10, 12]
+    names = [path.name for path in (model / "checkpoints").glob("checkpoint_*_*.pt")]
+    assert sorted(int(re.findall(r"\d+", name)[1]) for name in names) == [4, 6, 8, 10, 12]
     log = (model / "logs" / "stage08_average.log").read_text()
-    assert all(name in log for name in kept)
+    assert all(name in log for name in names)
 
 
-def test_all_that_a_row_of_the_results_needs_is_kept(finished):
-    work, _ = finished
-    model = work / MODEL
-    run = yaml.safe_load((model / "run.yaml").read_text())
-    assert run["command"].startswith("bash recipes/wmt14_en_de/run.sh --manifest ")
-    assert {"python", "torch", "sacrebleu", "sacremoses"} <= set(run["versions"])
-    assert run["commit"] and run["hardware"]["cores"]
-    assert json.loads((model / "stamps" / "07.json").read_text())["seconds"] > 0
-    assert yaml.safe_load((model / "settings.yaml").read_text())["max_updates"] == 12
-
-
-def test_raw_text_is_treated_as_the_recipe_treated_it(finished, monkeypatch):
+def test_fairseq_interactive_with_the_documented_flags_gives_the_recipes_translations(finished, monkeypatch):
     """fairseq-interactive with the flags of docs/recipes.md gives the translations of the test set."""
     work, _ = finished
     model = work / MODEL
@@ -180,26 +168,18 @@ def test_an_interrupted_text_stage_ends_with_the_same_bytes(finished, data, tmp_
         assert (copied / folder / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_second_run_ends_at_once_with_the_same_score(finished, data, capsys):
-    work, first = finished
-    main(words(data, work))
-    again = capsys.readouterr().out
-    assert again.count("done before, skipped") == 10
-    assert again.splitlines()[-1] == first.splitlines()[-1]
-
-
-def test_dry_run_prints_the_commands_that_a_run_runs_and_writes_nothing(finished, data, tmp_path):
+def test_a_dry_run_prints_the_commands_of_a_run_and_writes_nothing(finished, data, tmp_path):
     work, printed = finished
-    of_run, of_dry_run = (
-        re.findall(r"^  \$ (.*)$", each, re.MULTILINE) for each in (printed, recipe(data, work, "--dry-run"))
+    run, dry_run = (
+        re.findall(r"^  \$ (.*)$", output, re.MULTILINE) for output in (printed, recipe(data, work, "--dry-run"))
     )
-    assert of_run == of_dry_run and len(of_run) > 20
+    assert run == dry_run and len(run) > 20
     main(words(data, tmp_path / "new", "--dry-run"))
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
-def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
+def test_sentencepiece_recipe_translates_raw_text_to_raw_text(data, tmp_path):
     printed = recipe(data, tmp_path, "--bpe", "sentencepiece")
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
     assert "--bpe sentencepiece --sentencepiece-model" in printed and "--tokenizer" not in printed
@@ -214,20 +194,20 @@ def test_sentencepiece_takes_raw_text_and_gives_raw_text_back(data, tmp_path):
 
 @pytest.fixture
 def copy(data, tmp_path):
-    """A copy of *data* that can be written to."""
+    """A writable copy of *data*."""
     shutil.copytree(data, tmp_path / "data", copy_function=shutil.copyfile)
     (tmp_path / "data").chmod(0o755)
     return tmp_path / "data"
 
 
-def test_a_file_of_the_data_folder_that_is_not_whole_is_refused(copy, tmp_path):
+def test_an_incomplete_file_in_the_data_folder_is_refused(copy, tmp_path):
     (copy / "dev.tgz").write_bytes((copy / "dev.tgz").read_bytes()[:-1])
-    said = refusal(words(copy, tmp_path / "work", "--stop-stage", "2"))
-    assert said.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
-    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", said)
+    message = refusal(words(copy, tmp_path / "work", "--stop-stage", "2"))
+    assert message.startswith("recipes/wmt14_en_de: stage 1 (fetch) failed")
+    assert re.search(r"dev.tgz.* has \d+ bytes, and must have \d+", message)
 
 
-def test_what_a_data_folder_lacks_is_downloaded(copy, tmp_path, monkeypatch):
+def test_files_that_the_data_folder_lacks_are_downloaded(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with Site() as site:
         address = site.put("dev.tgz", Reply((copy / "dev.tgz").read_bytes()))
@@ -242,8 +222,8 @@ def test_what_a_data_folder_lacks_is_downloaded(copy, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_plain_text_of_the_user_goes_through_all_stages(tmp_path):
-    """The command of docs/your_own_data.md."""
+def test_the_documented_command_for_own_texts_runs_all_stages(tmp_path):
+    """Run the command of docs/your_own_data.md."""
     texts = tmp_path / "my-texts"
     texts.mkdir()
     for name, number in (("train", 150), ("valid", 10), ("test", 10)):
@@ -264,7 +244,7 @@ def test_plain_text_of_the_user_goes_through_all_stages(tmp_path):
     assert len(lines(tmp_path / "my-work" / "clean" / "valid.en")) == 7
 
 
-def test_a_reference_that_was_tokenised_is_refused_before_anything_is_trained(tmp_path):
+def test_a_tokenised_reference_is_refused_before_training(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
     for name in ("train", "valid", "test"):
@@ -272,5 +252,5 @@ def test_a_reference_that_was_tokenised_is_refused_before_anything_is_trained(tm
             (texts / f"{name}.{lang}").write_text(f"a {lang} sentence , of tokens .\n" * 40)
     flags = [word for n in ("train", "valid", "test") for word in ("--set", f"{n}_files={n}.{{lang}}")]
     where = ["--data-dir", str(texts), "--manifest", "none", "--work-dir", str(tmp_path / "w")]
-    said = refusal(["multi30k_en_de", *where, "--stop-stage", "2", *flags])
-    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", said)
+    message = refusal(["multi30k_en_de", *where, "--stop-stage", "2", *flags])
+    assert re.search(r"stage 2 .*raw/test.de, line 1: looks tokenised", message)

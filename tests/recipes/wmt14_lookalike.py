@@ -1,4 +1,4 @@
-"""Tarballs named and shaped like WMT14's five, of sentences in two made-up languages, and their manifest."""
+"""Make small tarballs like WMT14's five, with sentences in two invented languages, and their manifest."""
 
 import gzip
 import hashlib
@@ -18,7 +18,7 @@ VALID = {"dev.tgz": "dev/newstest2013.{lang}"}
 TEST = {"test-full.tgz": "test-full/newstest2014-deen-{side}.{lang}.sgm"}
 SIDES = {"en": "src", "de": "ref"}
 
-# What is wrong with a line, as (English, German) made of a clean pair; every training corpus has each once.
+# Functions that turn a clean pair (English, German) into a dirty one. Every training corpus has each kind once.
 DIRT = {
     "empty source": lambda en, de: ("", de),
     "empty target": lambda en, de: (en, ""),
@@ -36,7 +36,7 @@ _ENDINGS = (("s", "en"), ("ing", "ung"), ("er", "ür"), ("ly", "lich"), ("", "ß
 
 
 class Lookalike(NamedTuple):
-    """What write_lookalike() wrote into *folder*: the pairs (English, German) in the order of the corpora."""
+    """The pairs (English, German) that write_lookalike() wrote into *folder*, in the order of the corpora."""
 
     folder: Path
     train: list[tuple[str, str]]
@@ -50,9 +50,9 @@ class Lookalike(NamedTuple):
 
 
 def write_lookalike(folder, pairs, seed=1):
-    """Write five tarballs and manifest.tsv into *folder*; the same seed gives the same bytes.
+    """Write five tarballs and manifest.tsv into *folder*. The same seed gives the same bytes.
 
-    All three training corpora together have so many *pairs*, at least 90 for all the dirt; the other two 20 clean ones.
+    The three training corpora together have *pairs* pairs, at least 90. The other two corpora have 20 clean pairs each.
     """
     rng = random.Random(seed)
     words = _words(rng)
@@ -87,7 +87,7 @@ def write_lookalike(folder, pairs, seed=1):
 
 
 def tarball(members):
-    """The bytes of a .tgz of *members*: names and contents, or a TarInfo (a link, a device) and None."""
+    """The bytes of a .tgz of *members*: contents by name, or None by TarInfo (a link, a device)."""
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as archive:
         for member, content in members.items():
@@ -98,7 +98,7 @@ def tarball(members):
 
 
 def _words(rng):
-    """Words of both languages, each with its translation; the frequent ones first."""
+    """Pairs of a word and its translation, the most frequent first."""
     words = {}  # English: German
     while len(words) < 400:
         stem = "".join(rng.choice(_STEMS) for _ in range(rng.randint(1, 3)))
@@ -113,19 +113,19 @@ def _pair(rng, words):
     quoted = rng.randrange(len(drawn)) if rng.random() < 0.2 else None
     end = rng.choice([".", ".", "?", "!"])
     comma = rng.randrange(len(drawn) - 1)
-    said = []
+    sentences = []
     joint = rng.choice([" ", " ", " ", " ", " ", " ", " & ", "-"])
     for column, (opening, closing) in zip(columns, ['""', "„“"], strict=True):
         column[0] = column[0].capitalize()
         if quoted is not None:
             column[quoted] = opening + column[quoted] + closing
         column[comma] += ","
-        said.append(" ".join(column).replace(" ", joint, 1) + end)
-    return tuple(said)
+        sentences.append(" ".join(column).replace(" ", joint, 1) + end)
+    return tuple(sentences)
 
 
 def _sgm(corpus, column, lang):
-    """As newstest2014 is: documents of a few sentences each."""
+    """The SGM file of one side, with documents of a few sentences, as in newstest2014."""
     name = "refset" if lang == "de" else "srcset"
     lines = [f'<{name} setid="newstest2014" srclang="any" trglang="{lang}">']
     for start in range(0, len(corpus), 7):

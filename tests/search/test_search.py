@@ -1,4 +1,4 @@
-"""The fast search against the model called as fairseq calls it."""
+"""The fast search, compared with the plain search, in which fairseq calls the model."""
 
 import copy
 import pickle
@@ -24,13 +24,11 @@ from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
 
 FAIRSEQS_REORDER = TransformerEncoderBase.reorder_encoder_out
-
-
 PAD, EOS = 1, 2
 
 
 def batch(lengths=(9, 3, 6, 12, 5)):
-    """Sentences of *lengths*, padded on the left, as fairseq's."""
+    """A sample of sentences of *lengths*, padded on the left as in fairseq."""
     tokens = torch.full((len(lengths), max(lengths)), PAD)
     for row, length in enumerate(lengths):
         tokens[row, -length:-1] = torch.randint(4, 44, (length - 1,))
@@ -41,14 +39,14 @@ def batch(lengths=(9, 3, 6, 12, 5)):
 def fast(model):
     """*model* as fairseq-generate prepares it."""
     model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
-    # An untrained model ends no sentence: give the end a better chance, so that sentences end one by one.
+    # An untrained model does not end sentences. A larger weight for the end lets them end at different times.
     with torch.no_grad():
         model.decoder.output_projection.weight[EOS] *= 3.0
     return model
 
 
-def unwatched(model):
-    """*model* without attention weights in its output; unlike a fast one it can go on training."""
+def without_attention_weights(model):
+    """*model* without attention weights in its output. Unlike a fast model, it can still train."""
     for layer in model.decoder.layers:
         layer.need_attn = False
     return model
@@ -65,9 +63,9 @@ def sample():
 
 
 def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_tokens=None, max_len_b=6, **options):
-    """The hypotheses that SequenceGenerator finds, and whether its decoder took bound steps.
+    """The hypotheses of SequenceGenerator, and whether its decoder took bound steps.
 
-    With *plain*, the fast search is turned off.
+    *plain* turns the fast search off.
     """
     torch.manual_seed(5)
     words = model.decoder.dictionary
@@ -88,24 +86,24 @@ def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_
     return hypotheses, all(begun) and bool(begun)
 
 
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for hypotheses, true in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for hypotheses, true in zip(actual, expected, strict=True):
         assert [h["tokens"].tolist() for h in hypotheses] == [h["tokens"].tolist() for h in true]
         for one, other in zip(hypotheses, true, strict=True):
             scores, expected_scores = one["positional_scores"], other["positional_scores"]
-            rounding = 1e-6 * len(scores)  # they are differences of sums
+            rounding = 1e-6 * len(scores)  # scores are differences of sums
             torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5 + rounding)
 
 
-def found_plainly_too(model, sample, bound=True, **options):
-    """The hypotheses of the default search, which has to find those of the plain one and be fast if *bound*."""
+def search_both_ways(model, sample, bound=True, **options):
+    """The hypotheses of the default search, which must equal those of the plain search and be fast if *bound*."""
     expected, took_steps = search(model, sample, plain=True, **options)
     assert not took_steps
-    found, took_steps = search(model, sample, **options)
+    actual, took_steps = search(model, sample, **options)
     assert took_steps is bound
-    assert_same(found, expected)
-    return found
+    assert_same(actual, expected)
+    return actual
 
 
 def test_the_switch_turns_the_search_off_and_on(model, sample, monkeypatch):
@@ -117,12 +115,12 @@ def test_the_switch_turns_the_search_off_and_on(model, sample, monkeypatch):
         search(model, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "1")
     assert interface.is_on(torch.device("cuda"))
-    monkeypatch.delenv("FAIRSEQ_ROPE_FAST_SEARCH")  # on by default where it was measured to be faster
+    monkeypatch.delenv("FAIRSEQ_ROPE_FAST_SEARCH")  # by default, on for devices on which it is faster
     assert interface.is_on(torch.device("cpu")) and not interface.is_on(torch.device("cuda"))
 
 
 MODELS = {
-    "as it is": {},
+    "the default": {},
     "half": {"rope_layout": "half"},
     "half, a fraction": {"rope_layout": "half", "rope_fraction": 0.5},
     "a fraction, another base": {"rope_fraction": 0.25, "rope_base": 500.0},
@@ -136,10 +134,10 @@ MODELS = {
 
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_bound_steps_find_what_the_layers_find(build, name, beam_size):
+def test_bound_steps_find_the_hypotheses_of_the_layers(build, name, beam_size):
     options = {"beam_size": beam_size, "max_len_a": 1, "max_len_b": 5, "len_penalty": 0.6}
-    found = found_plainly_too(fast(build(**MODELS[name])), batch(), **options)
-    assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
+    actual = search_both_ways(fast(build(**MODELS[name])), batch(), **options)
+    assert len({len(h[0]["tokens"]) for h in actual}) > 1, "sentences end at different times"
 
 
 @pytest.mark.parametrize(
@@ -154,43 +152,43 @@ def test_bound_steps_find_what_the_layers_find(build, name, beam_size):
     ],
     ids=["sampling", "diverse", "long", "temperature", "prefixes"],
 )
-def test_other_searches(model, sample, options):
-    found_plainly_too(model, sample, **options)
+def test_other_search_strategies_find_the_same(model, sample, options):
+    search_both_ways(model, sample, **options)
 
 
-def test_outputs_longer_than_the_first_capacity(build, sample):
+def test_outputs_longer_than_the_first_capacity_are_the_same(build, sample):
     model = build()
     model.make_generation_fast_(need_attn=False)
-    found_plainly_too(model, sample, min_len=2 * FIRST_CAPACITY + 1, max_len_b=2 * FIRST_CAPACITY + 5)
+    search_both_ways(model, sample, min_len=2 * FIRST_CAPACITY + 1, max_len_b=2 * FIRST_CAPACITY + 5)
 
 
-def test_float64_bfloat16_and_inference_mode(build, sample):
-    found_plainly_too(fast(build()).to(torch.float64), sample)
+def test_float64_bfloat16_and_inference_mode_find_the_same(build, sample):
+    search_both_ways(fast(build()).to(torch.float64), sample)
     with torch.inference_mode():
-        found_plainly_too(fast(build()), sample)
-    # Rounded elsewhere, hypotheses of nearly the same score can change places.
+        search_both_ways(fast(build()), sample)
+    # Different rounding can exchange hypotheses of nearly the same score.
     model = fast(build()).to(torch.bfloat16)
-    (expected, _), (found, took_steps) = search(model, sample, plain=True), search(model, sample)
+    (expected, _), (actual, took_steps) = search(model, sample, plain=True), search(model, sample)
     assert took_steps
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert one[0]["score"].item() == pytest.approx(other[0]["score"].item(), rel=0.05)
 
 
-def test_an_ensemble_with_fairseqs_own_model(build, task, monkeypatch):
+def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
     generator, sample = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=20), batch()
-    found = generator.generate(models, sample)
+    actual = generator.generate(models, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
-    assert_same(found, generator.generate(models, sample))
+    assert_same(actual, generator.generate(models, sample))
 
 
-def of_its_own(module, **methods):
-    """Make *module* one of a subclass, with *methods*."""
+def make_subclass(module, **methods):
+    """Change the class of *module* to a new subclass with *methods*."""
     module.__class__ = type("Own", (type(module),), methods)
 
 
 def scaled(method):
-    """*method*, its result (or the first of its results) scaled."""
+    """*method*, with its result (or the first of its results) scaled."""
 
     def call(*args, **kwargs):
         result = method(*args, **kwargs)
@@ -200,7 +198,7 @@ def scaled(method):
 
 
 class Doubling(torch.nn.Module):
-    """In the place of dropout."""
+    """A replacement for dropout that doubles its input."""
 
     p, apply_during_inference = 0.0, False
 
@@ -229,10 +227,10 @@ def replace(owner, name, patch):
     patch.setattr(owner, name, scaled(getattr(owner, name)))
 
 
-# Functions of the decoder and a monkeypatch that change what the decoder computes.
+# Functions of a decoder and a monkeypatch. Each changes what the decoder computes.
 OVERRIDES = {
     **{
-        f"{name} of a subclass": lambda d, _, name=name: of_its_own(d, **{name: scaled(getattr(type(d), name))})
+        f"{name} of a subclass": lambda d, _, name=name: make_subclass(d, **{name: scaled(getattr(type(d), name))})
         for name in OF_DECODER
     },
     **{
@@ -254,34 +252,34 @@ OVERRIDES = {
 
 @pytest.fixture(scope="module")
 def before_overrides(build):
-    """The hypotheses of the model of the next test, before anything is changed."""
+    """The hypotheses of the model of the next test, before it is changed."""
     torch.manual_seed(0)
-    found, took_steps = search(fast(build(decoder_normalize_before=True)), batch())
+    actual, took_steps = search(fast(build(decoder_normalize_before=True)), batch())
     assert took_steps
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("name", list(OVERRIDES))
-def test_a_search_computes_what_somebody_has_changed_in_the_decoder(build, before_overrides, name, monkeypatch):
+def test_overridden_parts_of_the_decoder_are_used(build, before_overrides, name, monkeypatch):
     torch.manual_seed(0)
     model, sample = fast(build(decoder_normalize_before=True)), batch()
     OVERRIDES[name](model.decoder, monkeypatch)
-    (expected, _), (found, _) = search(model, sample, plain=True), search(model, sample)
-    assert_same(found, expected)
+    (expected, _), (actual, _) = search(model, sample, plain=True), search(model, sample)
+    assert_same(actual, expected)
     with pytest.raises(AssertionError):
         assert_same(before_overrides, expected)
 
 
-def test_a_decoder_that_reorders_its_state_in_its_own_way_is_searched_plainly(model, sample):
+def test_a_decoder_with_its_own_reordering_uses_the_plain_search(model, sample):
     orders = []
     expected, _ = search(model, sample, plain=True)
-    of_its_own(model.decoder, reorder_incremental_state=lambda self, state, order: orders.append(order))
-    found, took_steps = search(model, sample)
+    make_subclass(model.decoder, reorder_incremental_state=lambda self, state, order: orders.append(order))
+    actual, took_steps = search(model, sample)
     assert not took_steps and orders
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
-MORE = {
+UNBINDABLE = {
     "hook": lambda one, two: two.fc1.register_forward_hook(lambda *_: None),
     "hook of a layer": lambda one, two: one.register_forward_pre_hook(lambda *_: None),
     "hook of attention": lambda one, two: two.self_attn.register_forward_hook(lambda *_: None),
@@ -296,22 +294,22 @@ MORE = {
     "no source": lambda one, two: setattr(two, "encoder_attn", None),
     "ONNX": lambda one, two: setattr(one, "onnx_trace", True),
     "no norm": lambda one, two: setattr(one, "final_layer_norm", torch.nn.Identity()),
-    "a residual of its own": lambda one, two: of_its_own(one, residual_connection=lambda self, x, residual: x),
-    "a layer of its own": lambda one, two: of_its_own(one, forward=lambda self, *args: args[0]),
-    "attention of its own": lambda one, two: of_its_own(one.self_attn),
-    "cross-attention of its own": lambda one, two: of_its_own(one.encoder_attn),
-    "a rotation of its own": lambda one, two: of_its_own(one.self_attn.position),
+    "a residual of its own": lambda one, two: make_subclass(one, residual_connection=lambda self, x, residual: x),
+    "a layer of its own": lambda one, two: make_subclass(one, forward=lambda self, *args: args[0]),
+    "attention of its own": lambda one, two: make_subclass(one.self_attn),
+    "cross-attention of its own": lambda one, two: make_subclass(one.encoder_attn),
+    "a rotation of its own": lambda one, two: make_subclass(one.self_attn.position),
 }
 
 
-@pytest.mark.parametrize("change", list(MORE.values()), ids=list(MORE))
-def test_a_decoder_with_more_to_it_is_not_bound(model, change):
+@pytest.mark.parametrize("change", list(UNBINDABLE.values()), ids=list(UNBINDABLE))
+def test_a_customised_decoder_is_not_bound(model, change):
     assert bind_all(model.decoder.layers) is not None
     change(*model.decoder.layers)
     assert bind_all(model.decoder.layers) is None
 
 
-def test_under_autocast_and_hooks_of_all_modules_nothing_is_bound(model):
+def test_decoders_are_not_bound_under_autocast_or_global_hooks(model):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert bind_all(model.decoder.layers) is None
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
@@ -322,26 +320,26 @@ def test_under_autocast_and_hooks_of_all_modules_nothing_is_bound(model):
     assert bind_all(model.decoder.layers) is not None
 
 
-def test_decoders_that_are_not_bound_find_the_same(build, model, sample):
+def test_unbound_decoders_find_the_same(build, model, sample):
     odd = {"decoder_embed_dim": 20, "encoder_embed_dim": 20, "rope_fraction": 0.8}  # heads of 5 dimensions
     odd = fast(build(decoder_attention_heads=4, encoder_attention_heads=4, **odd))
-    found_plainly_too(odd, sample, bound=False)
-    expected = found_plainly_too(model, sample)
+    search_both_ways(odd, sample, bound=False)
+    expected = search_both_ways(model, sample)
     model.decoder.layers[0].register_forward_hook(lambda *_: None)
-    assert_same(found_plainly_too(model, sample, bound=False), expected)
+    assert_same(search_both_ways(model, sample, bound=False), expected)
 
 
-def test_large_beams_share_nothing(model, sample):
+def test_large_beams_do_not_share_encoder_rows(model, sample):
     for beam, shares in ((LARGEST, True), (LARGEST + 1, False)):
         with mock.patch.object(interface, "Beams", wraps=interface.Beams) as beams:
-            found_plainly_too(model, sample, beam_size=beam, max_len_b=3)
+            search_both_ways(model, sample, beam_size=beam, max_len_b=3)
         assert beams.call_args.args[:2] == ((5, beam) if shares else (5 * beam, 1))
 
 
-def test_weights_of_attention_are_there_until_nobody_wants_them(build, sample):
+def test_attention_weights_are_returned_until_they_are_turned_off(build, sample):
     model, inputs = build(), {**sample["net_input"], "prev_output_tokens": torch.full((5, 1), EOS)}
-    found, took_steps = search(model, sample, max_len_b=5)
-    assert not took_steps and found[0][0]["attention"].shape[0] == 12
+    actual, took_steps = search(model, sample, max_len_b=5)
+    assert not took_steps and actual[0][0]["attention"].shape[0] == 12
     assert model.train()(**inputs)[1]["attn"] == [None]
     assert model.eval()(**inputs)[1]["attn"][0] is not None
     assert model.train()(**inputs, alignment_layer=0)[1]["attn"][0].shape == (5, 1, 12)
@@ -354,9 +352,9 @@ def test_changed_weights_are_used(build, model, sample):
     with torch.no_grad():
         for parameter in model.decoder.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    found_plainly_too(model, sample)
+    search_both_ways(model, sample)
     model.load_state_dict(build("transformer_rope_tiny").state_dict())
-    found_plainly_too(model, sample)
+    search_both_ways(model, sample)
 
 
 WRITES = {
@@ -371,26 +369,26 @@ WRITES = {
 
 
 @pytest.mark.parametrize("path", ["output_projection", "layers.1.self_attn.q_proj", "layers.0.self_attn.v_proj"])
-def test_whatever_was_written_to_a_weight_past_torchs_count_is_used(model, sample, path):
-    """Such as fairseq's Adam writes, in training with --eval-bleu."""
+def test_weights_that_were_written_through_data_are_used(model, sample, path):
+    """torch does not count writes to .data, for example those of fairseq's Adam in training with --eval-bleu."""
     options = {"beam_size": 8, "max_len_b": 4}
-    before, took_steps = search(model, sample, **options)  # whose eval() does nothing any more
+    before, took_steps = search(model, sample, **options)
     assert took_steps
     weight = model.decoder.get_submodule(path).weight
     original, version = weight.data.clone(), weight._version
     for write in WRITES.values():
         write(weight.data)
         assert weight._version == version
-        found = found_plainly_too(model, sample, **options)
+        actual = search_both_ways(model, sample, **options)
         with pytest.raises(AssertionError):
-            assert_same(before, found)
+            assert_same(before, actual)
         weight.data.copy_(original)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_model_that_has_searched_can_be_copied_and_pickled(build, sample, copied):
-    model = unwatched(build())
-    search(model, sample, plain=True)  # tables of angles are made, and may be pickled
+    model = without_attention_weights(build())
+    search(model, sample, plain=True)  # makes tables of angles, which may be pickled
     size = len(pickle.dumps(model))
     expected, took_steps = search(model, sample)
     assert took_steps
@@ -399,14 +397,14 @@ def test_a_model_that_has_searched_can_be_copied_and_pickled(build, sample, copi
     assert_same(search(other, sample)[0], expected)
 
 
-def test_dropout_kept_on_the_embeddings_alone_is_applied(build, sample):
+def test_dropout_retained_only_on_embeddings_is_applied(build, sample):
     model = build(dropout=0.4)
-    without, _ = search(unwatched(model), sample)
+    without, _ = search(without_attention_weights(model), sample)
     only = ["TransformerDecoder"]  # fairseq-generate --retain-dropout --retain-dropout-modules …
     model.make_generation_fast_(need_attn=False, retain_dropout=True, retain_dropout_modules=only)
-    found = found_plainly_too(model, sample)  # both draw the same random numbers
+    actual = search_both_ways(model, sample)  # both searches draw the same random numbers
     with pytest.raises(AssertionError):
-        assert_same(found, without)
+        assert_same(actual, without)
 
 
 ORDERS = {
@@ -423,8 +421,8 @@ ORDERS = {
 
 @pytest.mark.parametrize("layout, by", [("half", "decoder"), ("interleaved", "modules"), ("half", "copy")])
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, name, layout, by):
-    """The truth is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
+def test_a_custom_search_may_reorder_rows_in_any_way(build, name, layout, by):
+    """The reference is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
     model = fast(build(rope_layout=layout, rope_fraction=0.5))
     encoder, decoder = model.encoder, model.decoder
     beam = 1 if name == "one hypothesis each" else 3
@@ -442,7 +440,7 @@ def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, name, lay
             assert STATE in state or tokens.size(1) > 2
             if by == "copy":
                 before = copy.deepcopy(state)
-                decoder(tokens, encoder_out=shared, incremental_state=state)  # goes astray
+                decoder(tokens, encoder_out=shared, incremental_state=state)  # a step that is undone
                 state = before
             if by == "modules":
                 for module in decoder.modules():
@@ -455,20 +453,20 @@ def test_a_search_of_somebodys_own_may_reorder_rows_as_it_likes(build, name, lay
             new = torch.randint(4, 44, (len(order), 1))
             new[0] = PAD
             tokens = torch.cat([tokens[order], new], dim=1)
-        found, extra = decoder(tokens, encoder_out=shared, incremental_state=state)
+        actual, extra = decoder(tokens, encoder_out=shared, incremental_state=state)
         expected, true_extra = decoder(tokens, encoder_out=of_rows)
-    not_pad = slice(1, None)  # what comes of a pad is read by nobody
-    torch.testing.assert_close(found[not_pad, 0], expected[not_pad, -1], rtol=0, atol=2e-5)
+    not_pad = slice(1, None)  # nothing reads the output at padding
+    torch.testing.assert_close(actual[not_pad, 0], expected[not_pad, -1], rtol=0, atol=2e-5)
     for one, other in zip(extra["inner_states"], true_extra["inner_states"], strict=True):
         torch.testing.assert_close(one[0, not_pad], other[-1, not_pad], rtol=0, atol=2e-5)
 
 
-def assert_same_rows(found, expected):
-    """Two outputs of an encoder: each of fairseq's entries has the same rows."""
+def assert_same_rows(actual, expected):
+    """Two outputs of an encoder must have the same rows in each of fairseq's entries."""
     for name, tensors in expected.items():
-        assert len(found[name]) == len(tensors), name
-        assert all(torch.equal(one, other) for one, other in zip(found[name], tensors, strict=True)), name
-    assert all(len(found[name]) == 0 for name in found.keys() - expected.keys())
+        assert len(actual[name]) == len(tensors), name
+        assert all(torch.equal(one, other) for one, other in zip(actual[name], tensors, strict=True)), name
+    assert all(len(actual[name]) == 0 for name in actual.keys() - expected.keys())
 
 
 OTHER_ORDERS = {
@@ -482,23 +480,23 @@ OTHER_ORDERS = {
 
 
 @pytest.mark.parametrize("name", list(OTHER_ORDERS))
-def test_every_caller_gets_one_row_for_each_hypothesis(model, name):
+def test_reordering_gives_one_row_for_each_hypothesis(model, name):
     sample = batch((9, 3, 6))
-    search(model, sample, beam_size=3, max_len_b=3)  # fairseq's search has told the model its beam
+    search(model, sample, beam_size=3, max_len_b=3)  # fairseq's search sets the model's beam
     rows, order = torch.arange(3).repeat_interleave(3), torch.tensor(OTHER_ORDERS[name]).long()
     with torch.no_grad():
         encoded = model.encoder(**sample["net_input"])
-        found = model.encoder.reorder_encoder_out(encoded, rows)
+        actual = model.encoder.reorder_encoder_out(encoded, rows)
         expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
-        assert found["encoder_out"][0].size(1) == 9
-        assert_same_rows(found, expected)
+        assert actual["encoder_out"][0].size(1) == 9
+        assert_same_rows(actual, expected)
         for new_order in (order, torch.arange(len(order))):
-            found = model.encoder.reorder_encoder_out(found, new_order)
+            actual = model.encoder.reorder_encoder_out(actual, new_order)
             expected = FAIRSEQS_REORDER(model.encoder, expected, new_order)
-            assert_same_rows(found, expected)
+            assert_same_rows(actual, expected)
 
 
-def test_a_beam_that_goes_on_copies_no_rows(model, sample):
+def test_reordering_within_sentences_copies_no_rows(model, sample):
     rows = torch.arange(5).repeat_interleave(4)
     with torch.no_grad():
         encoded = model.encoder.reorder_encoder_out(model.encoder(**sample["net_input"]), rows)
@@ -518,34 +516,34 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", list(CHANGES))
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_rows_that_somebody_has_changed_are_what_the_decoder_reads(build, name, mode):
-    """The truth is the decoder without an incremental state, on rows in fairseq's own dictionary."""
-    model, sample = unwatched(build()), batch((9, 3, 6))
+def test_the_decoder_reads_changed_encoder_rows(build, name, mode):
+    """The reference is the decoder without an incremental state, on rows in fairseq's own dictionary."""
+    model, sample = without_attention_weights(build()), batch((9, 3, 6))
     search(model, sample, beam_size=3, max_len_b=3)
     rows, order = torch.arange(3).repeat_interleave(3), torch.tensor([1, 1, 0, 3, 5, 5, 8, 7, 7])
     first, second = torch.full((9, 1), EOS), torch.randint(4, 44, (9, 1))
     with mode():
         encoded = model.encoder(**sample["net_input"])
-        found = model.encoder.reorder_encoder_out(encoded, rows)
+        actual = model.encoder.reorder_encoder_out(encoded, rows)
         expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
-        for out in (found, expected):
+        for out in (actual, expected):
             CHANGES[name](out, out["encoder_out"][0])
         state: dict = {}
-        step = model.decoder(first, encoder_out=found, incremental_state=state)[0]
+        step = model.decoder(first, encoder_out=actual, incremental_state=state)[0]
         true = model.decoder(first, encoder_out=expected)[0]
         assert STATE in state
         torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
-        found = model.encoder.reorder_encoder_out(found, order)
+        actual = model.encoder.reorder_encoder_out(actual, order)
         expected = FAIRSEQS_REORDER(model.encoder, expected, order)
-        assert_same_rows(found, expected)
+        assert_same_rows(actual, expected)
         model.decoder.reorder_incremental_state_scripting(state, order)
         tokens = torch.cat([first, second], dim=1)
-        step = model.decoder(tokens, encoder_out=found, incremental_state=state)[0]
+        step = model.decoder(tokens, encoder_out=actual, incremental_state=state)[0]
         true = model.decoder(tokens, encoder_out=expected)[0][:, -1:]
         torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
 
 
-def test_threads_that_share_a_model_find_what_one_finds(model, sample):
+def test_threads_that_share_a_model_find_the_same(model, sample):
     expected, _ = search(copy.deepcopy(model), sample, plain=True)
 
     def find(_):
@@ -553,27 +551,27 @@ def test_threads_that_share_a_model_find_what_one_finds(model, sample):
         return SequenceGenerator([model], words, beam_size=4, max_len_b=6).generate([model], sample)
 
     with ThreadPoolExecutor(4) as threads:
-        for found in threads.map(find, range(12)):
-            assert_same(found, expected)
+        for actual in threads.map(find, range(12)):
+            assert_same(actual, expected)
 
 
 def test_generators_of_different_beams_share_a_model(model, sample):
     for beam in (5, 1, 2):
-        found_plainly_too(model, sample, beam_size=beam)
+        search_both_ways(model, sample, beam_size=beam)
 
 
-def test_a_search_without_incremental_state(model, sample):
+def test_decoding_without_incremental_state_gives_the_same(model, sample):
     rows, tokens = torch.arange(5).repeat_interleave(4), torch.randint(4, 44, (20, 3))
     with torch.no_grad():
         encoder_out = model.encoder(**sample["net_input"])
-        found = model.decoder(tokens, encoder_out=model.encoder.reorder_encoder_out(encoder_out, rows))[0]
+        actual = model.decoder(tokens, encoder_out=model.encoder.reorder_encoder_out(encoder_out, rows))[0]
         expected = model.decoder(tokens, encoder_out=FAIRSEQS_REORDER(model.encoder, encoder_out, rows))[0]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN packs nothing")
 @pytest.mark.parametrize("rows", [1, 7])
-def test_the_packed_projection_is_the_projection(rows):
+def test_the_packed_projection_equals_the_projection(rows):
     linear = torch.nn.Linear(16, 50, bias=False)
     projection, x = PackedProjection(), torch.randn(rows, 1, 16)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Models that the tests of the tools share."""
+"""Fixtures: models for the tests of the tools."""
 
 import pytest
 from fairseq import checkpoint_utils
@@ -9,7 +9,7 @@ from tests.commands import train
 
 @pytest.fixture(scope="session")
 def model(trained, data_bin, tmp_path_factory):
-    """The folder that fairseq-rope export makes of the trained checkpoint; copy it before you change it."""
+    """The folder that fairseq-rope export makes from the trained checkpoint. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     checkpoint = trained / "checkpoint_last.pt"
     export.main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(folder)])

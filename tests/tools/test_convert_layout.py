@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/convert_layout.py: the other layout, the same model."""
+"""fairseq_rope/tools/convert_layout.py: the same model in the other layout."""
 
 import re
 
@@ -13,7 +13,7 @@ from tests.conftest import needs_half_layer_norm, needs_half_linear
 
 
 def logits(path):
-    """What the model in *path* makes of a batch with padding: (B, T, words)."""
+    """The output (B, T, words) of the model in *path* for a batch with padding."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     torch.manual_seed(1)
     words = torch.randint(4, len(task.source_dictionary), (3, 9))
@@ -22,12 +22,12 @@ def logits(path):
     return model.eval()(source, lengths, words)[0].detach()
 
 
-def convert(path, there, output, *flags):
-    layout.main([str(word) for word in ("--path", path, "--rope-layout", there, "--output", output, *flags)])
+def convert(path, new_layout, output, *flags):
+    layout.main([str(word) for word in ("--path", path, "--rope-layout", new_layout, "--output", output, *flags)])
 
 
 @pytest.mark.parametrize("fraction", [1, 0.5])
-def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weights(
+def test_the_other_layout_gives_the_same_output_and_converting_back_the_same_weights(
     data_bin, trained, tmp_path, fraction
 ):
     path, turned, again = (tmp_path / name for name in ("checkpoint_last.pt", "turned.pt", "again.pt"))
@@ -45,7 +45,7 @@ def test_the_other_layout_gives_the_same_output_and_the_way_back_the_same_weight
     assert {re.sub(r"^(encoder|decoder)\.layers\.\d+\.", "", name) for name in changed} <= {
         f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias")
     }
-    # Without the change of weights it would be another model, silently.
+    # Changing only the option, and not the weights, gives a different model without an error.
     state = load_checkpoint(str(path))
     state["cfg"]["model"].rope_layout = "half"
     torch.save(state, tmp_path / "wrong.pt")
@@ -80,7 +80,7 @@ SMALL = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("emb
 
 
 def update_losses(log):
-    """Update to training loss, of a log with --log-interval 1."""
+    """The training loss of each update in a log with --log-interval 1."""
     entries = re.findall(r'"loss": "([\d.]+)".*?"num_updates": "(\d+)"', log)
     return {int(update): float(loss) for loss, update in entries}
 
@@ -100,12 +100,12 @@ def update_losses(log):
         pytest.param(["--fp16"], True, marks=[needs_half_layer_norm, needs_half_linear]),
     ],
 )
-def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
+def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
     data_bin, tmp_path, flags, flat, monkeypatch
 ):
     few = ["--train-subset", "test", "--max-tokens", 50, "--max-epoch", 2]
     flags = [*few, "--log-interval", 1, "--fp16-init-scale", 4, *flags]
-    # All that --fp16 needs a GPU for, on top of what --memory-efficient-fp16 needs.
+    # The only function for which --fp16 needs a GPU and --memory-efficient-fp16 does not.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     undisturbed, converted = tmp_path / "undisturbed", tmp_path / "converted"
     converted.mkdir()
@@ -121,7 +121,7 @@ def test_training_goes_on_from_a_converted_checkpoint_as_it_would_have_gone_on(
     assert update_losses(resumed) == pytest.approx(second_half, abs=1.1e-3)  # three decimals are printed
     ((epoch, valid_loss),) = valid_losses(resumed).items()
     assert (epoch, float(valid_loss)) == (2, pytest.approx(float(valid_losses(expected)[2]), abs=1.1e-3))
-    # The weights are compared too, in one layout: moments in the wrong rows change them by 0.001 or more.
+    # Compare the weights in one layout. Moments in the wrong rows would change them by 0.001 or more.
     close = 5e-4 if {"--fp16", "--memory-efficient-fp16"} & set(flags) else 1e-4
     end = [load_checkpoint(str(folder / "checkpoint2.pt")) for folder in (undisturbed, converted)]
     end[1] = layout.convert_layout(end[1], "interleaved")
@@ -139,7 +139,7 @@ ONE_OPTIMISER = "it is not the state of one optimiser with one group of paramete
 
 
 def as_multilingual(state):
-    """Make *state* one of multilingual_transformer_rope for the pair en-de."""
+    """Turn *state* into one of multilingual_transformer_rope for the pair en-de."""
     state["model"] = {f"models.en-de.{name}": weight for name, weight in state["model"].items()}
     state["cfg"]["model"].arch = "multilingual_transformer_rope"
 
@@ -181,9 +181,7 @@ def as_multilingual(state):
         ),
     ],
 )
-def test_a_state_of_the_optimiser_that_is_not_understood_is_dropped_with_a_warning(
-    trained, tmp_path, capsys, change, reason
-):
+def test_an_unknown_optimiser_state_is_dropped_with_a_warning(trained, tmp_path, capsys, change, reason):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     changed = change(state)
     if changed is not None:
@@ -211,13 +209,13 @@ def with_moments(state, **moments):
 
 
 def with_numbers(state, numbers):
-    """The optimiser's state of *state*, of the parameters with these numbers alone."""
+    """The optimiser's state of *state*, with only the parameters of these *numbers*."""
     optimiser = state["last_optimizer_state"]
     groups = [{**optimiser["param_groups"][0], "params": list(numbers)}]
     return {"state": {n: optimiser["state"][n] for n in numbers}, "param_groups": groups}
 
 
-def test_a_checkpoint_without_the_state_of_an_optimiser_is_turned_without_a_warning(trained, tmp_path, capsys):
+def test_a_checkpoint_without_optimiser_state_is_converted_without_a_warning(trained, tmp_path, capsys):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     del state["last_optimizer_state"]  # as fairseq_rope.tools.average writes it
     path, output = tmp_path / "average.pt", tmp_path / "half.pt"
@@ -257,7 +255,7 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda state: state["cfg"].update(model=None), "it has no options of its model"),
         (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "its rope_layout is neox, and must"),
@@ -272,12 +270,12 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
         ),
     ],
 )
-def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_path, change, said):
+def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_path, change, message):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     change(state)
     path = tmp_path / "changed.pt"
     torch.save(state, path)
-    with pytest.raises(SystemExit, match=f"{path}: .*{said}"):
+    with pytest.raises(SystemExit, match=f"{path}: .*{message}"):
         convert(path, "half", tmp_path / "x.pt")
 
 
@@ -288,11 +286,11 @@ def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
     assert turned["args"].rope_layout == "half" and state["args"].rope_layout == "interleaved"
 
 
-def test_a_checkpoint_already_in_the_layout_is_copied_and_that_is_said(trained, tmp_path, capsys):
+def test_a_checkpoint_already_in_the_layout_is_copied_with_a_message(trained, tmp_path, capsys):
     path, same = trained / "checkpoint_last.pt", tmp_path / "same.pt"
     convert(path, "interleaved", same)
-    said = f"{path} already has the layout interleaved: nothing was changed\nwrote {same}\n"
-    assert capsys.readouterr() == (said, "")
+    message = f"{path} already has the layout interleaved: nothing was changed\nwrote {same}\n"
+    assert capsys.readouterr() == (message, "")
     before, after = (load_checkpoint(str(file)) for file in (path, same))
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
     moments = [state["last_optimizer_state"]["state"] for state in (before, after)]
@@ -305,6 +303,6 @@ def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
     assert not (tmp_path / "x.pt").exists()
 
 
-def test_the_rows_of_one_head_in_either_order():
+def test_row_order_of_one_head_in_both_layouts():
     assert layout.row_order(8, 6, "half") == [0, 2, 4, 1, 3, 5, 6, 7]
     assert layout.row_order(8, 6, "interleaved") == [0, 3, 1, 4, 2, 5, 6, 7]

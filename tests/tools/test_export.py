@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/export.py: CTranslate2's model against the checkpoint's, for every option."""
+"""fairseq_rope/tools/export.py: CTranslate2's model, compared with the checkpoint for every option."""
 
 import argparse
 import ast
@@ -37,7 +37,7 @@ def _fewer_samples(monkeypatch):
 
 @pytest.fixture
 def without_validation_set(monkeypatch):
-    """Saves the search for translations, where they are not what is tested."""
+    """Skip the slow comparison of translations in tests of something else."""
     monkeypatch.setattr(export, "validation_pairs", lambda task: [])
 
 
@@ -161,23 +161,23 @@ def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task
 
 
 @pytest.mark.parametrize("arch, encoding", [("transformer_tiny", {}), ("transformer_rope_tiny", ENCODINGS["alibi"])])
-def test_positions_go_on_beyond_those_of_training(build, task, tmp_path, arch, encoding):
+def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_path, arch, encoding):
     model = build(arch, max_source_positions=2000, max_target_positions=2000, **encoding)
     translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
-    (found,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
-    assert found == pytest.approx(expected, abs=1e-4) and len(found) == 1401
+    (actual,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
+    assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
 
 @pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
-def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_is_unchanged(build, task, tmp_path, quantization):
+def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchanged(build, task, tmp_path, quantization):
     model = build("transformer_rope_tiny", share_all_embeddings=True)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
-    said = check(folder, model, task, quantization)
-    assert "per word on average" in said
-    there = ctranslate2.get_supported_compute_types("cpu")
-    assert ("(computed in " in said) == (quantization not in there)
+    message = check(folder, model, task, quantization)
+    assert "per word on average" in message
+    supported = ctranslate2.get_supported_compute_types("cpu")
+    assert ("(computed in " in message) == (quantization not in supported)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -225,7 +225,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_a_silent_failure_is_noticed(build, task, tmp_path, name):
+def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
     encoding, change = WRONG[name]
     model = strong(build("transformer_rope_tiny", position_encoding=encoding))
     folder = write(model, task, tmp_path / "model", change=change)
@@ -277,7 +277,7 @@ def with_another_rotation(model):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (quantised, "layers of its decoder are quantised"),
         (lambda model: setattr(model.cfg, "base_layers", 1), "--base-layers"),  # building them needs several processes
@@ -286,9 +286,9 @@ def with_another_rotation(model):
         (lambda model: torch.nn.Linear(2, 2), "it is a Linear, not a transformer_rope or transformer"),
     ],
 )
-def test_layers_of_another_kind_are_refused(build, change, said):
+def test_layers_of_another_kind_are_refused(build, change, message):
     model = build()
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         refuse_unsupported(change(model) or model, "model.pt")
 
 
@@ -300,7 +300,7 @@ def dictionary_of(*symbols):
 
 
 @pytest.mark.parametrize("word", ["<blank>", "dog"])
-def test_a_word_that_ctranslate2_would_not_see_is_refused(word):
+def test_a_word_that_is_twice_in_the_dictionary_is_refused(word):
     with pytest.raises(ExportError, match=f"has the word {word} twice"):
         words(dictionary_of("dog", word))
 
@@ -392,7 +392,7 @@ def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_b
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
 
-def test_a_model_that_cannot_be_replaced_is_put_back(model, tmp_path, monkeypatch):
+def test_the_old_model_is_restored_if_replacing_fails(model, tmp_path, monkeypatch):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").read_bytes()
     rename, count = os.rename, iter(range(3))
@@ -443,34 +443,34 @@ def killed_at(step):
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 write(output, "old")
-found, step = [], 0
+outcomes, step = [], 0
 while killed_at(step):
-    there = os.path.exists(output) and content(output)
+    before = os.path.exists(output) and content(output)
     try:
         with replacing(output):
             raise ExportError
     except ExportError:
-        found.append((there, content(output)))
+        outcomes.append((before, content(output)))
     assert os.listdir(os.path.dirname(output)) == [os.path.basename(output)]
     for name in "ab":
         with open(os.path.join(output, name), "w") as file:
             file.write("old")
     step += 1
-print(found)
+print(outcomes)
 """
 
 
 @pytest.mark.parametrize("can_exchange", ["yes", "no"])
 def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, can_exchange):
-    """The export is killed before each of its steps in the file system."""
+    """The export is killed before each of its operations on the file system."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "model"), can_exchange], cwd=ROOT, env=ENVIRONMENT,
         capture_output=True, text=True,
     )  # fmt: skip
-    found = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
-    # Without an exchange, there is a moment without a model; the next export puts the old one back.
+    actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
+    # Without an atomic exchange, the model is missing for a moment; the next export restores the old one.
     gap = set() if can_exchange == "yes" else {(False, "old")}
-    assert set(found) == {("old", "old"), ("new", "new")} | gap
+    assert set(actual) == {("old", "old"), ("new", "new")} | gap
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path):
@@ -482,7 +482,7 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_lock_of_a_folder_that_another_export_removed_does_not_count(tmp_path, monkeypatch):
+def test_a_lock_on_a_removed_folder_is_taken_again(tmp_path, monkeypatch):
     output, flock, descriptors = str(tmp_path / "model"), fcntl.flock, []
 
     def flock_after_another_export(descriptor, operation):
@@ -500,7 +500,7 @@ def test_the_lock_of_a_folder_that_another_export_removed_does_not_count(tmp_pat
 
 @pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, MemoryError, signal.SIGTERM])
-def test_an_export_that_is_ended_during_its_check_leaves_nothing(trained, data_bin, tmp_path, monkeypatch, ended):
+def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monkeypatch, ended):
     def ending(folder, *args):
         assert os.path.exists(os.path.join(folder, "model.bin"))
         if ended is signal.SIGTERM:
@@ -527,7 +527,7 @@ def test_a_model_that_fails_its_check_is_removed(trained, data_bin, model, tmp_p
     assert (folder / "model.bin").read_bytes() == before
 
 
-def test_scores_that_are_no_numbers_are_noticed(build, task, tmp_path):
+def test_scores_that_are_nan_are_refused(build, task, tmp_path):
     model = build("transformer_rope_tiny")
     folder = write(model, task, tmp_path / "model")
     with torch.no_grad():
@@ -546,7 +546,7 @@ def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path)
 
 
 @pytest.mark.usefixtures("without_validation_set")
-def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path, monkeypatch, capsys):
+def test_the_instructions_in_the_readme_of_the_folder_work(trained, data_bin, tmp_path, monkeypatch, capsys):
     folder = exported(trained, data_bin, tmp_path / "model", "--beam", 5, "--lenpen", 0.3, "--max-len-b", 7)
     capsys.readouterr()
     readme = (folder / "README.md").read_text()
@@ -556,7 +556,7 @@ def test_the_folders_readme_says_how_to_use_it(trained, data_bin, tmp_path, monk
     exec("\n".join(lines[:3]), {})
     expected = Translator(str(folder)).translate("A small dog runs.", 5, 0.3)
     assert capsys.readouterr().out == f"{expected}\n"
-    assert "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]  # no package of that name is on PyPI
+    assert "/" in re.search(r"pip install '(.*)\[ctranslate2\]'", readme)[1]  # PyPI has no package of that name
 
 
 def test_subwords_without_their_codes_are_refused(tmp_path):
@@ -572,31 +572,31 @@ def test_subwords_without_their_codes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         ({"--data": "none"}, "--data none: must be the folder of the dictionaries"),
         ({"--output": "none/model"}, "--output none/model: must be in a folder that exists"),
         ({"--path": "none.pt"}, "none.pt"),
     ],
 )
-def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, said):
+def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, message):
     paths = {"--path": trained / "checkpoint_last.pt", "--data": data_bin, "--output": tmp_path / "model"}
     flags = {flag: str(path) for flag, path in paths.items()}
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         main([word for flag in {**flags, **change}.items() for word in flag])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_samples_are_short_and_long_and_the_same_every_time(task):
+def test_samples_have_all_lengths_and_are_deterministic(task):
     pairs = export.random_pairs(task, 128)
     assert pairs == export.random_pairs(SimpleNamespace(**vars(task)), 128)
     lengths = [len(source) for source, _ in pairs]
     assert min(lengths) == 1 and max(lengths) > 100
 
 
-def test_translations_of_the_validation_set_are_compared_and_fairseq_searches_once(model, loaded, monkeypatch):
+def test_validation_translations_are_compared_and_fairseq_searches_only_once(model, loaded, monkeypatch):
     checkpoint, task = loaded
-    with torch.no_grad():  # another model, with other translations
+    with torch.no_grad():  # gives other translations
         checkpoint.decoder.layers[0].fc2.weight.neg_()
     reference = export.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
     same = export.agreeing(str(model), reference)
@@ -604,7 +604,7 @@ def test_translations_of_the_validation_set_are_compared_and_fairseq_searches_on
     assert export.agreeing(str(model), reference) == same < 20
 
 
-def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(trained, data_bin, tmp_path, capsys):
+def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp_path, capsys):
     (tmp_path / "codes").write_text("#version: 0.2\nt h\n")
     letters = (trained, data_bin, tmp_path / "letters", "--bpe-codes", tmp_path / "codes")
     with pytest.raises(SystemExit, match="0 of 20 sources .* the subwords are not .*, and 19 are needed"):
@@ -614,9 +614,7 @@ def test_subwords_that_are_not_those_of_the_data_are_refused_without_force(train
     assert "\n0 of 20 sources" in capsys.readouterr().out
 
 
-def test_quantised_models_with_other_translations_are_refused_without_force(
-    trained, data_bin, tmp_path, monkeypatch, capsys
-):
+def test_a_quantised_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
     same = iter([9, 9])  # in float32, in int8
     monkeypatch.setattr(export, "agreeing", lambda *_: next(same))
     arguments = (trained, data_bin, tmp_path / "model", "--quantization", "int8")
@@ -641,7 +639,7 @@ def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
 
 
 @pytest.mark.parametrize("other", [6, 7])
-def test_58_of_64_sources_have_to_be_divided_as_the_data(monkeypatch, other):
+def test_at_least_58_of_64_sources_must_have_the_tokens_of_the_data(monkeypatch, other):
     dictionary = dictionary_of("dog", "dog's")  # Moses writes the second as two
     words = [dictionary.index(word) for word in ("dog", "dog's")]
     pairs = [([words[n < other]], [4]) for n in range(64)]
@@ -649,14 +647,14 @@ def test_58_of_64_sources_have_to_be_divided_as_the_data(monkeypatch, other):
     settings = {"source": "en", "moses": export.tokenisation(None, None, dictionary, "en", "de"), "subwords": None}
     task = SimpleNamespace(source_dictionary=dictionary)
     if other == 6:
-        (said,) = export.check_text("", settings, task)
-        assert said.startswith("58 of 64 sources")
+        (message,) = export.check_text("", settings, task)
+        assert message.startswith("58 of 64 sources")
     else:
         with pytest.raises(ExportError, match="57 of 64 sources .*, and 58 are needed"):
             export.check_text("", settings, task)
 
 
-def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
+def test_a_missing_tokeniser_is_detected(monkeypatch):
     dictionary = Dictionary()
     sentence = "a dog , a cat and a man &apos;s hat .".split()
     pairs = [([dictionary.add_symbol(word) for word in sentence], [4])]
@@ -665,21 +663,21 @@ def test_a_tokeniser_that_was_left_out_is_noticed(monkeypatch):
     for tokenizer, same in (("moses", 1), ("none", 0)):
         moses = export.tokenisation(tokenizer, None, dictionary, "en", "de")
         settings = {"source": "en", "moses": moses, "subwords": None}
-        (said,) = export.check_text("", settings, task, force=True)
-        assert said.startswith(f"{same} of 1 sources")
+        (message,) = export.check_text("", settings, task, force=True)
+        assert message.startswith(f"{same} of 1 sources")
 
 
 @pytest.mark.parametrize(
-    "flag, content, said",
+    "flag, content, message",
     [
         ("--bpe-codes", b"\xff\xfe", "cannot be read as a file of BPE codes"),
         ("--bpe-codes", b"#version: 0.2\nt h\nroot:x:0:0 of a file\n", r"cannot .* BPE codes \(line 3 is not two"),
         ("--sentencepiece-model", b"words", "cannot be read as a sentencepiece model"),
     ],
 )
-def test_an_unreadable_subword_file_is_refused(trained, data_bin, tmp_path, capsys, flag, content, said):
+def test_an_unreadable_subword_file_is_refused(trained, data_bin, tmp_path, capsys, flag, content, message):
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(SystemExit, match=f"{tmp_path / 'file'}: {said}"):
+    with pytest.raises(SystemExit, match=f"{tmp_path / 'file'}: {message}"):
         exported(trained, data_bin, tmp_path / "model", flag, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert "root" not in capsys.readouterr().err
@@ -695,7 +693,7 @@ def test_an_unreadable_subword_file_is_refused(trained, data_bin, tmp_path, caps
         ("moses", "sentencepiece", "dog", ["a-b", ","]),
     ],
 )
-def test_plain_text_is_divided_as_the_data_were(tokenizer, kind, symbol, divided):
+def test_plain_text_is_tokenised_as_the_data(tokenizer, kind, symbol, divided):
     dictionary = dictionary_of(symbol)
     moses = export.tokenisation(tokenizer, kind, dictionary, "en", "de")
     assert Text("", {"moses": moses, "subwords": None}).tokens("a-b,") == divided

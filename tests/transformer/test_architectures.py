@@ -1,4 +1,4 @@
-"""Every named architecture beside the one of fairseq that it is named after."""
+"""Every named architecture, compared with fairseq's architecture of the same name."""
 
 from argparse import Namespace
 
@@ -55,8 +55,8 @@ def test_every_option_is_that_of_fairseqs_architecture_or_of_the_position_encodi
 
 
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_model_has_the_shapes_of_fairseqs_model(build, name):
-    with torch.device("meta"):  # the big ones need no memory so
+def test_the_model_has_the_shapes_of_fairseqs_model(build, name):
+    with torch.device("meta"):  # needs no memory for the weights
         ours, stock = build(name), build(name.replace("_rope", ""))
     described = []
     for model in (ours, stock):
@@ -72,7 +72,7 @@ def test_model_has_the_shapes_of_fairseqs_model(build, name):
     assert described[0] == described[1]
 
 
-def test_flags_go_before_the_architectures_sizes():
+def test_flags_override_the_architectures_sizes():
     args = Namespace(encoder_layers=3, rope_base=500.0)
     ARCH_CONFIG_REGISTRY["transformer_rope_tiny"](args)
     assert (args.encoder_layers, args.decoder_layers, args.rope_base) == (3, 2, 500.0)
