@@ -42,8 +42,8 @@ LONGEST_SAMPLE = 128  # random words
 # the share that a quantised model must translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
-# Tokens, with the end, for which sinusoids and biases of distances are exported. A line of LONGEST tokens is the limit
-# of fairseq-rope translate, too.
+# Tokens, with the end, for which sinusoids and biases of distances are exported: CTranslate2 reads them from tables.
+# In models without tables, fairseq-rope translate has a similar limit (LONGEST).
 POSITIONS = 4096
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
@@ -65,8 +65,8 @@ def position_of(layer: Any) -> Any:
 
 
 def is_bias_of_distance(position: Any) -> bool:
-    """Return whether *position* only adds a bias that depends on the distance alone, and that all layers share."""
-    return hasattr(position, "by_distance") and position.shared
+    """Return whether *position* adds a bias that depends on the distance alone, and that all layers share."""
+    return hasattr(position, "by_distance") and position.shared and not position.absolute
 
 
 def is_supported(position: Any) -> bool:
@@ -132,6 +132,8 @@ def refuse_unsupported(model: Any, path: str) -> None:
                 refuse("its attention has extra keys")
             if not is_supported(position_of(layer)):
                 refuse(f"its {name} has the position encoding {name_of(position_of(layer))}")
+            if type(position_of(layer)) is not type(position_of(side.layers[0])):
+                refuse(f"layers of its {name} have different position encodings")
 
 
 # -- the model in CTranslate2's terms --------------------------------------------------------------
@@ -661,7 +663,8 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "subwords": kind and {"kind": kind, "file": file},
         # the number of tokens, with the end, that have positions (null: any number), and whether a <pad> takes one
         "positions": {
-            **{"source": positions(model.encoder), "target": positions(model.decoder)},
+            "source": positions(model.encoder),
+            "target": positions(model.decoder),
             "counts_padding": counts_padding(model.encoder),
         },
         "beam": args.beam,
@@ -714,7 +717,11 @@ def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     example = "--path averaged.pt --data data-bin --output served --quantization int8"
-    parser = command_parser("export", "Convert a checkpoint to CTranslate2, and check the result.", example)
+    description = (
+        "Convert a checkpoint to CTranslate2, and check the result. The position encodings\n"
+        f"sinusoidal, alibi, t5 and kerple are exported for sentences of up to {POSITIONS} tokens."
+    )
+    parser = command_parser("export", description, example)
     kinds = {"choices": ("float32", *QUANTIZATIONS), "default": "float32"}
     tokenizer_help = "how plain text is tokenised before the subwords; default: moses, but none with sentencepiece"
     force_help = (

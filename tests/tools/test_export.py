@@ -21,6 +21,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_rope.positions.absolute import NoPositions
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools import export
@@ -276,9 +277,14 @@ def with_another_rotation(model):
     model.decoder.layers[0].self_attn.position = type("Another", (RotaryEmbedding,), {})(32)
 
 
+def without_positions_in_one_layer(model):
+    model.decoder.layers[1].self_attn.position = NoPositions()
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
+        (without_positions_in_one_layer, "layers of its decoder have different position encodings"),
         (quantised, "layers of its decoder are quantised"),
         (lambda model: setattr(model.cfg, "base_layers", 1), "--base-layers"),  # building them needs several processes
         (with_extra_keys, "its attention has extra keys"),
