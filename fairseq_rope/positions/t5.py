@@ -8,6 +8,7 @@ buckets for keys after the query. Scores are divided by sqrt(D) as in all encodi
 Shapes: H heads, T queries, S keys, C the width.
 """
 
+import bisect
 from typing import Any, List, Optional
 
 import torch
@@ -24,10 +25,17 @@ def buckets_of(buckets: int, max_distance: int) -> List[int]:
     exact = buckets // 2
     ranges = buckets - exact
 
-    def range_of(distance: int) -> int:  # range k begins at exact * (max_distance / exact)^(k / ranges)
-        return sum(distance**ranges >= max_distance**k * exact ** (ranges - k) for k in range(1, ranges))
+    def first_of(k: int) -> int:  # range k begins at exact * (max_distance / exact)^(k / ranges)
+        bound = max_distance**k * exact ** (ranges - k)
+        first = round(exact * (max_distance / exact) ** (k / ranges))
+        while first**ranges < bound:
+            first += 1
+        while (first - 1) ** ranges >= bound:
+            first -= 1
+        return first
 
-    return [distance if distance < exact else exact + range_of(distance) for distance in range(max_distance + 1)]
+    firsts = [*range(exact), *(first_of(k) for k in range(ranges))]
+    return [bisect.bisect_right(firsts, distance) - 1 for distance in range(max_distance + 1)]
 
 
 class T5Bias(PositionEncoding):

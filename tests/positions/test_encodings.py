@@ -307,6 +307,15 @@ def test_buckets_of_t5_are_those_computed_by_hand():
     assert encoder.buckets(distance).tolist() == [0] + [16 + number for number in by_hand(encoder_starts)[1:]]
 
 
+def test_many_buckets_of_t5_are_those_of_the_formula():
+    decoder = T5Bias(1, C, False, relative_attention_num_buckets=1024, relative_attention_max_distance=4096)
+    expected = [bucket(-n, False, 1024, 4096) for n in range(5001)]
+    on_an_edge = [512 * 8 ** (k / 512) for k in range(513)]  # where the logarithm is rounded
+    inside = [n for n in range(5001) if all(abs(n - edge) > 1e-6 for edge in on_an_edge)]
+    found = decoder.buckets(-torch.arange(5001)).tolist()
+    assert [found[n] for n in inside] == [expected[n] for n in inside] and len(inside) > 4990
+
+
 def test_slopes_of_alibi_are_those_of_the_paper():
     assert slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     assert slopes(6) == [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]

@@ -10,8 +10,10 @@ import numpy
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.models import build_model
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationTask
+from omegaconf import OmegaConf
 from torch import nn
 
 from fairseq_rope.errors import InputError
@@ -161,13 +163,28 @@ def test_layers_share_one_encoding_or_have_one_each(build, name):
     assert model.encoder.layers[0].self_attn.position is not model.decoder.layers[0].self_attn.position
 
 
+def assert_scores_of_the_full_pass(model, sample, found):
+    """The scores that a search *found* step by step are those of all tokens at once."""
+    source, lengths = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
+    for row, hypotheses in enumerate(found):
+        for hypothesis in hypotheses:
+            tokens = hypothesis["tokens"].unsqueeze(0)
+            alone = source[row : row + 1, -int(lengths[row]) :]
+            with torch.no_grad():
+                scores = teacher_forced(model, alone, lengths[row : row + 1], tokens).log_softmax(2)
+            scores = scores.gather(2, tokens.unsqueeze(2)).flatten()
+            torch.testing.assert_close(hypothesis["positional_scores"], scores, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", with_all_slow_but("t5", "transformer-xl", "xpos"))
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_the_fast_search_finds_what_the_layers_find(build, name, beam_size, monkeypatch):
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "1")
-    model = fast(build(**MODELS[name]))
+    model = fast(build(**MODELS[name], layernorm_embedding=True))
     options = {"beam_size": beam_size, "bound": name != "shaw"}
-    found = found_plainly_too(model, sentences(), max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
+    sample = sentences()
+    found = found_plainly_too(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
+    assert_scores_of_the_full_pass(model, sample, found)
     assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
 
 
@@ -177,7 +194,8 @@ def test_the_fast_search_finds_long_outputs(build, name):
     model = build(**MODELS[name], layernorm_embedding=True)
     model.make_generation_fast_(need_attn=False)
     longer = {"min_len": FIRST_CAPACITY + 5, "max_len_b": FIRST_CAPACITY + 10}
-    found_plainly_too(model, sentences(), bound=name != "shaw", **longer)
+    sample = sentences()
+    assert_scores_of_the_full_pass(model, sample, found_plainly_too(model, sample, bound=name != "shaw", **longer))
 
 
 def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
@@ -356,6 +374,17 @@ def test_a_mix_of_encodings_uses_the_options_of_both_and_refuses_the_others(buil
         InputError, match=rf"--rope-base {value}: is not used by .* t5 \(encoder\) and shaw \(decoder\)"
     ):
         build(**sides, rope_base=value)
+
+
+def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task):
+    t5 = build_model(OmegaConf.create({"_name": "transformer_t5_tiny", "relative_attention_num_buckets": 8}), task)
+    flags = {"position_encoding": "t5", "relative_attention_num_buckets": 8}
+    for model in (t5, build_model(OmegaConf.create({"_name": "transformer_rope_tiny", **flags}), task)):
+        assert model.state_dict().keys() == build(**flags).state_dict().keys()
+        for layer in (*model.encoder.layers, *model.decoder.layers):
+            assert layer.self_attn.position.relative_attention_bias.shape == (8, 2)
+    with pytest.raises(ValueError, match="--rope-base 500.0: is not used"):
+        build_model(OmegaConf.create({"_name": "transformer_t5_tiny", "rope_base": 500.0}), task)
 
 
 class Nearness(PositionEncoding):

@@ -419,11 +419,22 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("layout, by", [("half", "decoder"), ("interleaved", "modules"), ("half", "copy")])
+HALF = {"rope_layout": "half", "rope_fraction": 0.5}
+REORDERED = {
+    "half": (HALF, "decoder"),
+    "interleaved": ({"rope_fraction": 0.5}, "modules"),
+    "copy": (HALF, "copy"),
+    "t5": ({"position_encoding": "t5"}, "copy"),
+    "transformer-xl": ({"position_encoding": "transformer-xl"}, "modules"),
+    "xpos": ({**HALF, "decoder_position_encoding": "xpos", "xpos_scale_base": 4.0}, "decoder"),
+}
+
+
+@pytest.mark.parametrize("options, by", list(REORDERED.values()), ids=list(REORDERED))
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_a_custom_search_may_reorder_rows_in_any_way(build, name, layout, by):
+def test_a_custom_search_may_reorder_rows_in_any_way(build, name, options, by):
     """The reference is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
-    model = fast(build(rope_layout=layout, rope_fraction=0.5))
+    model = fast(build(**options))
     encoder, decoder = model.encoder, model.decoder
     beam = 1 if name == "one hypothesis each" else 3
     sentences = batch((9, 3, 6) * (3 // beam))["net_input"]
