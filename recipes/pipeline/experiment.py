@@ -24,7 +24,8 @@ class Experiment:
     Attributes:
         settings: the recipe's settings with the overrides of the command line
         work: the recipe's work folder; files that depend only on the data are directly in it
-        arch, seed: the model; files that depend on it are in ``work/ARCH.seedSEED``
+        arch, seed: the model; files that depend on it are in ``work/SYSTEM.seedSEED``
+        system: the name of the model in comparisons; default: *arch*
         name: the user's suffix to the name of that folder
         differs: settings that differ from the recipe's own and change the model; their hash is the default suffix
         bpe: "subword-nmt" or "sentencepiece"
@@ -47,6 +48,10 @@ class Experiment:
     data_dir: Path | None = None
     manifest: Path | None = None
     dry_run: bool = False
+    system: str = ""
+
+    def __post_init__(self) -> None:
+        self.system = self.system or self.arch
 
     source = property(lambda self: self.settings.source_lang)
     target = property(lambda self: self.settings.target_lang)
@@ -112,7 +117,7 @@ class Experiment:
         return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
 
     # The name of the model's folder for the recipe's own settings.
-    unlabelled = property(lambda self: f"{self.arch}.seed{self.seed}")
+    unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
     model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
