@@ -51,6 +51,6 @@ run $pip "$torch"
 run $pip -c .venv/constraints.txt numpy cython setuptools wheel
 # With build isolation, pip would download a second torch with CUDA's gigabytes, and build against that.
 run $pip -c .venv/constraints.txt --no-build-isolation fairseq-fixed==0.12.3.1
-run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,plots,test,lint]'
+run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,compare,test,lint]'
 run .venv/bin/python -c 'import torch, fairseq.data.data_utils_fast; print("torch", torch.__version__, "fairseq", fairseq.__version__)'
 printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$asked_torch" >.venv/.installed # last

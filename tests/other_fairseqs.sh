@@ -95,7 +95,7 @@ echo "PASSED the plugin through fairseq's programs"
 if python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     mkdir package # a copy, because the build writes into it
     cp -R "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/fairseq_rope" package
-    run pip install -c constraints.txt --no-build-isolation './package[ctranslate2,plots,test]'
+    run pip install -c constraints.txt --no-build-isolation './package[ctranslate2,compare,test]'
     cd "$root"
     pytest tests -n 2 --dist loadfile --ignore tests/test_install.py -p no:cacheprovider
 fi

@@ -1,97 +1,142 @@
-"""Train two architectures from several seeds by one recipe, and report how they differ.
+"""Train several systems from several seeds by one recipe, and report how they differ.
 
     python -m recipes.compare NAME --seeds 3 [flags of the recipe]
 
-Finished trainings are skipped, and interrupted ones resume. The report is rewritten after every seed. It covers all
-trained seeds, including those beyond --seeds.
+Finished trainings are skipped, and interrupted ones resume. A run that fails does not stop the others. The report is
+rewritten after every seed. It covers everything that is trained, including seeds beyond --seeds.
 """
 
 import argparse
 import dataclasses
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
 
+from recipes.compare import systems
 from recipes.compare.stage21_join import Join
-from recipes.compare.stage22_translate_joined import TranslateJoined
 
 try:
-    from recipes.compare.page import COLOURS
+    from recipes.compare import launch
     from recipes.compare.stage23_report import SEEDS, Report
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
-    sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'")
+    sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
+from recipes.compare.systems import System
 from recipes.pipeline.arguments import add_flags, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, at_work
+from recipes.pipeline.settings import SettingsError
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import TO_SCORE
 
 # Joining comes before training, so that lines that are too long to translate are reported early.
-ORDER = (*TO_SCORE[:6], Join(), *TO_SCORE[6:], TranslateJoined())
+OF_DATA = (*(stage for stage in TO_SCORE if not stage.per_model), Join())
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="recipes.compare",
-        description="Train architectures from several seeds by one recipe, and report how they differ. "
-        "Finished stages are skipped.",
-        epilog="Flags after a lone -- are passed to fairseq-train, for all architectures.",
+        description="Train systems from several seeds by one recipe, and report how they differ. Finished stages are "
+        "skipped.",
+        epilog="Flags after a lone -- are passed to fairseq-train, for all systems.",
     )
     parser.add_argument(
         "--seeds", type=int, default=SEEDS, metavar="N", help="train seeds 1 to N; default: %(default)s"
     )
-    archs, help_archs = ["transformer", "transformer_rope"], "the first is the baseline; default: %(default)s"
-    parser.add_argument("--archs", nargs="+", default=archs, metavar="ARCH", help=help_archs)
+    systems.add_flags(parser)
+    launch.add_flags(parser)
     add_flags(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the comparison. Exits with status 1 and one sentence if a stage fails, 2 if a flag is wrong."""
+    """Run the comparison. Exits with status 1 and one sentence if a stage or a run fails, 2 if a flag is wrong."""
     parser = build_parser()
     arguments = sys.argv[1:] if argv is None else argv
     args, train_flags = parse(parser, arguments)
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
-    if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
-        parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
-    seeds = range(1, args.seeds + 1)
-    pairs = [[describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
-    experiment = pairs[0][0]
+    try:
+        launch.check(args)
+        compared, trained = systems.chosen(args)
+    except SettingsError as error:
+        parser.error(str(error))
+
+    def experiment_of(system: System, seed: int = 1) -> Experiment:
+        describe_experiment(parser, args, system.arch, seed, shlex.join(shlex.split(f"{train_flags} {system.flags}")))
+        experiment = describe_experiment(parser, args, system.arch, seed, train_flags)
+        flags = f"{experiment.settings.fairseq_train_flags} {system.flags}".strip()
+        settings = dataclasses.replace(experiment.settings, fairseq_train_flags=flags)
+        # Flags of the system are part of its name, so they do not change the label of the folder.
+        return dataclasses.replace(experiment, system=system.name, settings=settings)
+
+    experiments = {system.name: experiment_of(system) for system in compared}
+    baseline = experiments[compared[0].name]
     program = f"python -m recipes.compare {shlex.join(arguments)}"
-    with at_work(experiment, args.recipe, program) as runner_of:
-        announce(experiment)
-        if not experiment.dry_run:
-            check_tokenize(experiment)
-            check_flags(pairs[0], "--archs")
-        report_runner = runner_of(experiment)
-        for done, pair in enumerate(pairs, start=1):
-            ran = False
-            for system in pair:
-                print(f"== {system.arch}, seed {system.seed}", flush=True)
-                runner = runner_of(system)
-                for stage in ORDER:
-                    ran |= runner.ensure(stage)
-            if ran or done == args.seeds:
-                reported = _with_further_seeds(pairs, done)
-                print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
-                report = Report(reported, args.recipe)
-                report_runner.ensure(report)
-                if not experiment.dry_run:
-                    print(report.summary(experiment), flush=True)
+    with at_work(baseline, args.recipe, program) as runner_of:
+        announce(baseline)
+        if not baseline.dry_run:
+            check_tokenize(baseline)
+            check_flags([experiments[system.name] for system in trained], systems.flag(args))
+        report_runner = runner_of(baseline)
+        for stage in OF_DATA:
+            report_runner.ensure(stage)
+        seeds = range(1, args.seeds + 1)
+        runs = [dataclasses.replace(experiments[one.name], seed=seed) for seed in seeds for one in trained]
+        if baseline.dry_run:
+            for run in runs:
+                print(f"== {run.system}, seed {run.seed}", flush=True)
+                for stage in launch.OF_RUN:
+                    runner_of(run).ensure(stage)
+            report_runner.ensure(Report({run.system: [run] for run in runs}, args.recipe, {}))
+            return
+        failed: dict[str, str] = {}
+        ended = 0
+        for run, failure in launch.outcomes(runs, program, args):
+            if failure:
+                failed[f"{run.system}, seed {run.seed}"] = failure
+                print(f"{run.system}, seed {run.seed}, failed: {failure}", file=sys.stderr)
+            ended += 1
+            if ended % len(trained) == 0:
+                _report(report_runner, experiments, args, failed, must_be=ended == len(runs))
+        if failed:
+            raise StageError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
 
 
-def _with_further_seeds(pairs: list[list[Experiment]], done: int) -> list[list[Experiment]]:
-    """The first *done* of *pairs*, and the pairs of the following seeds whose stages are all finished."""
-    reported = pairs[:done]
-    while True:
-        seed = len(reported) + 1
-        more = [dataclasses.replace(system, seed=seed) for system in pairs[0]]
-        if not all(Runner(system).stamps.is_done(stage) for system in more for stage in ORDER):
-            return reported
-        reported.append(more)
+def _report(
+    runner: Runner, experiments: dict[str, Experiment], args: argparse.Namespace, failed: dict[str, str], must_be: bool
+) -> None:
+    """Write the report of all finished runs. Without the baseline or another system there is none.
+
+    Raises a StageError if there is none, but *must_be* one.
+    """
+    finished = {name: list(_finished(experiment, args.seeds)) for name, experiment in experiments.items()}
+    finished = {name: runs for name, runs in finished.items() if runs}
+    baseline = next(iter(experiments))
+    if baseline not in finished or len(finished) < 2:
+        if must_be:
+            lacking = f"the baseline, {baseline}," if baseline not in finished else "no system but the baseline"
+            verb = "has no finished run" if baseline not in finished else "has a finished run"
+            raise StageError(f"no report is written, because {lacking} {verb}: {'; '.join(failed) or 'none failed'}")
+        return
+    print("== report", flush=True)
+    report = Report(finished, args.recipe, failed)
+    runner.ensure(report)
+    print(report.summary(runner.experiment), flush=True)
+
+
+def _finished(experiment: Experiment, seeds: int) -> list[Experiment]:
+    """The finished runs of a system with seeds 1 to *seeds*, and with the seeds that follow them."""
+    runs = []
+    for seed in itertools.count(1):
+        run = dataclasses.replace(experiment, seed=seed)
+        stamps = Runner(run).stamps
+        if all(stamps.is_done(stage) for stage in launch.OF_RUN):
+            runs.append(run)
+        elif seed >= seeds:
+            return runs
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Check that fairseq knows the architectures and all flags of a recipe, before its first stage.
 
-    python -m recipes.pipeline.check_flags ARCH TRAIN GENERATE [ARCH TRAIN GENERATE …]
+    python -m recipes.pipeline.check_flags SYSTEM TRAIN GENERATE [SYSTEM TRAIN GENERATE …]
 
 parses these commands with fairseq's parsers. It runs in a separate process, because fairseq's parsers exit at an error.
 """
@@ -23,25 +23,26 @@ def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
         devices = fairseq_train.devices_and_precision(experiment)
-        words += [experiment.arch, fairseq_train.command(experiment, *devices), generate]
+        words += [experiment.system, fairseq_train.command(experiment, *devices), generate]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     printed = done.stdout.splitlines()
     if done.returncode or printed[-1:] != [PASSED]:
-        known = {experiment.arch for experiment in experiments}
-        arch = next((line for line in reversed(printed) if line in known), experiments[0].arch)
+        known = {experiment.system for experiment in experiments}
+        system = next((line for line in reversed(printed) if line in known), experiments[0].system)
         errors = done.stderr.strip().splitlines() if done.returncode else []
         ended = f"fairseq ended with status {done.returncode} before it had read all flags"
         why = errors[-1].strip() if errors else ended
-        raise StageError(f"{flag} {arch}: {why}")
+        raise StageError(f"{flag} {system}: {why}")
 
 
 def parse_commands(words: Sequence[str]) -> None:
-    """Print each architecture in *words*, then parse its commands. fairseq's parser exits at an error."""
+    """Print each system in *words*, then parse its commands. fairseq's parser exits at an error."""
     from fairseq import models, options
 
-    for arch, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
-        print(arch, flush=True)
+    for system, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
+        print(system, flush=True)
         sys.argv = shlex.split(train)  # fairseq reads --user-dir from here
+        arch = sys.argv[sys.argv.index("--arch") + 1]
         parser = options.get_training_parser()
         if arch not in models.ARCH_MODEL_REGISTRY:
             near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -25,6 +26,25 @@ def lock(work: Path, program: str) -> int:
         )
     note_holder(descriptor)
     return descriptor
+
+
+@contextlib.contextmanager
+def locked_when_free(path: Path) -> Iterator[int]:
+    """Lock the file *path*, if necessary after another process has unlocked it. Yields the lock's descriptor."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{path} is locked by {_holder(path)}: waiting for it", flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems have no locks
+            print(f"{path}: cannot be locked ({error.strerror})", file=sys.stderr)
+        note_holder(descriptor)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def note_holder(descriptor: int, command: int | None = None) -> None:

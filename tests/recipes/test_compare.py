@@ -410,7 +410,7 @@ def test_a_missing_package_is_reported_before_training(package):
     done = subprocess.run([sys.executable, "-c", code, "demo"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
-    assert error == f"recipes.compare: {package} is not installed: pip install -e '.[plots]'"
+    assert error == f"recipes.compare: {package} is not installed: pip install -e '.[compare]'"
 
 
 # -- bootstrap.py ----------------------------------------------------------------------------------

@@ -1,0 +1,100 @@
+"""The systems of a comparison: each is a name and flags of fairseq-train, from a YAML file or the command line."""
+
+import argparse
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from fairseq_rope.lines import decode
+from recipes.pipeline.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class System:
+    """A model to compare.
+
+    Attributes:
+        name: in folders and in the report
+        arch: its architecture
+        flags: further flags for fairseq-train, quoted for a shell
+    """
+
+    name: str
+    arch: str
+    flags: str = ""
+
+
+def read_system(name: str, flags: str, where: str) -> System:
+    """The system *name* with *flags*, which include --arch. Raises a SettingsError that begins with *where*."""
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise SettingsError(f"{where}: the system's name {name} must consist of letters, digits, _ and -")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--arch", "-a")
+    try:
+        given, further = parser.parse_known_args(shlex.split(flags))
+    except (ValueError, argparse.ArgumentError) as error:
+        raise SettingsError(f"{where}: the flags of {name}, {flags}, cannot be read: {error}") from None
+    if given.arch is None:
+        raise SettingsError(f"{where}: the flags of {name}, {flags}, must contain --arch")
+    return System(name, given.arch, shlex.join(further))
+
+
+def read_systems(path: Path) -> list[System]:
+    """The systems in the YAML file *path*, which maps names to flags. Raises a SettingsError that names the file."""
+    where = f"--systems {path}"
+    try:
+        contents = yaml.safe_load(decode(path.read_bytes(), str(path)))
+    except OSError as error:
+        raise SettingsError(f"{where}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
+    if not isinstance(contents, dict) or not all(isinstance(flags, str) for flags in contents.values()):
+        raise SettingsError(f"{where}: must be lines of the form NAME: flags of fairseq-train")
+    return [read_system(str(name), flags, where) for name, flags in contents.items()]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose systems."""
+    add = parser.add_argument
+    add(
+        "--archs",
+        nargs="+",
+        metavar="ARCH",
+        help="systems without further flags; default: transformer transformer_rope",
+    )
+    add("--systems", type=Path, metavar="FILE", help="a YAML file with a line NAME: FLAGS for each system")
+    add("--system", action="append", default=[], metavar="NAME=FLAGS", help="one more system: 'half=--arch … --rope-…'")
+    add("--baseline", metavar="NAME", help="the system that others are compared with; default: the first")
+    add(
+        "--only", nargs="+", metavar="NAME", help="train only these; the report also contains what is trained of others"
+    )
+
+
+def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:
+    """All systems, the baseline first, and those to train. Raises a SettingsError that names the flag."""
+    if args.archs and (args.systems or args.system):
+        raise SettingsError("--archs: cannot be combined with --systems or --system")
+    systems = [System(arch, arch) for arch in args.archs or ()] + (read_systems(args.systems) if args.systems else [])
+    for given in args.system:
+        name, _, flags = given.partition("=")
+        systems.append(read_system(name.strip(), flags, f"--system {given}"))
+    systems = systems or [System(arch, arch) for arch in ("transformer", "transformer_rope")]
+    names = [system.name for system in systems]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(systems) < 2 or twice:
+        raise SettingsError(f"{flag(args)} {' '.join(names)}: must be 2 or more, all different")
+    for option, given in (("--baseline", [args.baseline] if args.baseline else []), ("--only", args.only or [])):
+        for name in given:
+            if name not in names:
+                raise SettingsError(f"{option} {name}: must be one of {', '.join(names)}")
+    baseline = args.baseline or names[0]
+    systems.sort(key=lambda system: system.name != baseline)
+    return systems, [system for system in systems if not args.only or system.name in args.only]
+
+
+def flag(args: argparse.Namespace) -> str:
+    """The flag that names the systems, for messages."""
+    return "--systems" if args.systems else "--system" if args.system else "--archs"

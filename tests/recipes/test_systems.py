@@ -1,0 +1,229 @@
+"""recipes/compare: systems by name, and runs side by side."""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recipes.compare import launch, systems
+from recipes.compare.__main__ import build_parser
+from recipes.compare.systems import System
+from recipes.pipeline.experiment import StageError
+from recipes.pipeline.settings import SettingsError
+from tests.commands import ENVIRONMENT, ROOT
+from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
+
+ROPE = System("rope", "transformer_rope")
+HALF = System("half", "transformer_rope", "--rope-layout half")
+
+
+def chosen(*flags):
+    return systems.chosen(build_parser().parse_args(["demo", *map(str, flags)]))
+
+
+def test_systems_are_read_from_a_file_and_the_command_line(tmp_path):
+    file = tmp_path / "systems.yaml"
+    file.write_text("rope: --arch transformer_rope\nhalf: --arch transformer_rope --rope-layout half\n")
+    assert chosen("--systems", file) == ([ROPE, HALF], [ROPE, HALF])
+    more = System("wide", "transformer", "--dropout '0.1 '")
+    given = ["--systems", file, "--system", "wide = --dropout '0.1 ' -a transformer"]
+    assert chosen(*given) == ([ROPE, HALF, more], [ROPE, HALF, more])
+    assert chosen(*given, "--baseline", "half", "--only", "wide") == ([HALF, ROPE, more], [more])
+    names = [System(name, name) for name in ("transformer", "transformer_rope")]
+    assert chosen() == (names, names) == chosen("--archs", *(system.name for system in names))
+
+
+def test_the_encodings_of_the_recipes_are_all_encodings():
+    from fairseq_rope.positions import ENCODINGS
+
+    (all_systems, _) = chosen("--systems", ROOT / "recipes" / "compare" / "encodings.yaml")
+    assert {system.name for system in all_systems} == set(ENCODINGS) and all_systems[0].name == "sinusoidal"
+
+
+@pytest.mark.parametrize(
+    "text, flags, message",
+    [
+        ("a: --arch x\nb: --lr 1", [], r"--systems FILE: the flags of b, --lr 1, must contain --arch"),
+        (
+            "a: --arch x\nb/c: --arch y",
+            [],
+            "--systems FILE: the system's name b/c must consist of letters, digits, _ and -",
+        ),
+        ("a: --arch 'x\nb: --arch y", [], "--systems FILE: "),
+        ("- a\n- b", [], "--systems FILE: must be lines of the form NAME: flags of fairseq-train"),
+        ("a: --arch x", [], "--systems FILE a: must be 2 or more, all different"),
+        ("a: --arch x", ["--system", "a=--arch y"], "--systems FILE a a: must be 2 or more, all different"),
+        ("a: --arch x\nb: --arch y", ["--baseline", "c"], "--baseline c: must be one of a, b"),
+        ("a: --arch x\nb: --arch y", ["--only", "a", "d"], "--only d: must be one of a, b"),
+        ("a: --arch x\nb: --arch y", ["--archs", "x", "y"], "--archs: cannot be combined with --systems or --system"),
+        (None, [], "--systems FILE: No such file or directory"),
+    ],
+)
+def test_wrong_systems_are_refused_by_name(tmp_path, text, flags, message):
+    file = tmp_path / "systems.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        chosen("--systems", file, *flags)
+    assert (
+        str(refused.value)
+        .replace(f"{file} ", "FILE ")
+        .replace(str(file), "FILE")
+        .startswith(message if "a a" not in message and "FILE a:" not in message else message.replace("FILE ", ""))
+    )
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--jobs", "0"], "--jobs 0: must be 1 or more"),
+        (["--slurm-partition", "gpu"], "--slurm-partition gpu: needs --launcher slurm"),
+        (["--slurm", "time=60"], "--slurm time=60: needs --launcher slurm"),
+        (["--launcher", "slurm", "--slurm", "time"], "--slurm time: must have the form KEY=VALUE"),
+    ],
+)
+def test_wrong_flags_of_the_launcher_are_refused_by_name(flags, message):
+    with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+        launch.check(build_parser().parse_args(["demo", *flags]))
+
+
+# -- runs -------------------------------------------------------------------------------------------
+
+
+def runs(tmp_path, *names):
+    experiment = replace(describe("demo", "--gpus", 0), work=tmp_path)
+    return [replace(experiment, system=name) for name in names]
+
+
+def arguments(**options):
+    return argparse.Namespace(**{"launcher": "local", "jobs": 1, "slurm": [], "slurm_partition": None, **options})
+
+
+class Recorded:
+    """A stage in place of those of a run. Writes when it began and ended, and fails or hangs for some systems."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def ensure(self, experiment):
+        begun = time.time()
+        time.sleep(1)
+        name = experiment.system
+        (self.folder / f"{name}.threads").write_text(os.environ.get("OMP_NUM_THREADS", ""))
+        if name == "fails":
+            raise StageError("stage 7 (train) failed with status 1: no memory")
+        if name == "dies":
+            os._exit(3)
+        (self.folder / f"{name}.times").write_text(f"{begun} {time.time()}")
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
+    names = ["first", "fails", *(["dies"] if jobs > 1 else []), "last"]
+    monkeypatch.setattr(launch, "train", functools_train(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    outcomes = {run.system: why for run, why in launch.outcomes(runs(tmp_path, *names), "x", arguments(jobs=jobs))}
+    assert list(outcomes) == names or jobs > 1
+    assert outcomes["first"] == outcomes["last"] == "" and "no memory" in outcomes["fails"]
+    if jobs > 1:
+        assert "its process ended without a result" in outcomes["dies"]
+        assert (tmp_path / "first.threads").read_text() == "1"  # a thread for each run
+
+
+def functools_train(folder):
+    """What takes the place of launch.train. submitit pickles it by value, so it must not refer to this module."""
+    stage = Recorded(folder)
+
+    def train(experiment, program, on_signal=False):
+        try:
+            stage.ensure(experiment)
+        except StageError as error:
+            return str(error)
+        return ""
+
+    return train
+
+
+def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+    given = arguments(launcher="slurm", slurm=["time=600", "mem=16GB"], slurm_partition="gpu")
+    monkeypatch.setattr(launch.submitit.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
+    monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: "/usr/bin/srun")
+    executor = launch._executors(given, tmp_path / "jobs", runs(tmp_path, "one")[0])(0)
+    text = executor._make_submission_file_text("python", "1")
+    for line in ("--partition=gpu", "--time=600", "--mem=16GB"):
+        assert f"#SBATCH {line}" in text
+    with pytest.raises(SettingsError, match="--slurm tme=600: "):
+        launch._executors(arguments(launcher="slurm", slurm=["tme=600"]), tmp_path, runs(tmp_path, "one")[0])
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from recipes.pipeline.lock import locked_when_free
+with locked_when_free(Path(sys.argv[1])):
+    print("locked", time.time(), flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("free", time.time(), flush=True)
+"""
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path):
+    def hold(seconds):
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "locks" / "a.lock"), str(seconds)]
+        return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+
+    with hold(1.5) as first:
+        assert first.stdout.readline().startswith("locked")
+        with hold(0) as second:
+            assert f"is locked by process {first.pid}" in second.stdout.readline()
+            ended = float(first.stdout.readline().split()[1])
+            assert float(second.stdout.readline().split()[1]) >= ended
+
+
+SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]
+
+
+@pytest.mark.slow
+def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_path):
+    three = {
+        "plain": "--arch transformer",
+        "rope": "--arch transformer_rope",
+        "half": "--arch transformer_rope --rope-layout half",
+    }
+    where = ["--data-dir", str(small_corpus(200, 17)), "--work-dir", str(tmp_path)]
+    named = [word for name, flags in three.items() for word in ("--system", f"{name}={flags}")]
+    command = [sys.executable, "-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), "--seeds", "1"]
+
+    def start(*more):
+        return subprocess.Popen(
+            [*command, *named, "--jobs", "2", *more], cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    with start() as process:  # interrupted while two runs train
+        for line in process.stdout:
+            if line.startswith("== rope, seed 1: begun"):
+                break
+        time.sleep(15)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 128 + signal.SIGINT
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+    broken = ["--system", "broken=--arch transformer --max-tokens-valid 3"]  # no validation sentence fits
+    with start(*broken) as process:
+        printed = process.stdout.read()
+    assert process.returncode == 1 and "1 of 4 runs failed: broken, seed 1" in printed, printed
+    folder = tmp_path / f"compare.{label('demo', SETTINGS)}"
+    page = (folder / "report.html").read_text()
+    assert all(name in page for name in (*three, "broken, seed 1"))
+    commands = [(path.parent.name, path.read_text()) for path in tmp_path.glob("*/commands/stage07_train.py.sh")]
+    assert not commands or all("--rope-layout half" in text for name, text in commands if name.startswith("half"))
+    assert Path(tmp_path / "jobs").is_dir()
