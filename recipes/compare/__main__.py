@@ -16,7 +16,6 @@ from recipes.compare.stage21_join import Join
 from recipes.compare.stage22_translate_joined import TranslateJoined
 
 try:
-    from recipes.compare.page import COLOURS
     from recipes.compare.stage23_report import SEEDS, Report
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[plots]'")
@@ -55,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, train_flags = parse(parser, arguments)
     if args.seeds < 1:
         parser.error(f"--seeds {args.seeds}: must be 1 or more")
-    if not 2 <= len(args.archs) <= len(COLOURS) or len(set(args.archs)) < len(args.archs):
-        parser.error(f"--archs {' '.join(args.archs)}: must be 2 to {len(COLOURS)}, all different")
+    if len(args.archs) < 2 or len(set(args.archs)) < len(args.archs):
+        parser.error(f"--archs {' '.join(args.archs)}: must be 2 or more, all different")
     seeds = range(1, args.seeds + 1)
     pairs = [[describe_experiment(parser, args, arch, seed, train_flags) for arch in args.archs] for seed in seeds]
     experiment = pairs[0][0]
@@ -77,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             if ran or done == args.seeds:
                 reported = _with_further_seeds(pairs, done)
                 print(f"== seeds 1 to {len(reported)}" if len(reported) > 1 else "== seed 1", flush=True)
-                report = Report(reported, args.recipe)
+                runs = {system.system: [pair[n] for pair in reported] for n, system in enumerate(pairs[0])}
+                report = Report(runs, args.recipe)
                 report_runner.ensure(report)
                 if not experiment.dry_run:
                     print(report.summary(experiment), flush=True)
