@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"== {run.system}, seed {run.seed}", flush=True)
                 for stage in launch.OF_RUN:
                     runner_of(run).ensure(stage)
-            report_runner.ensure(Report({run.system: [run] for run in runs}, args.recipe, {}))
+            of_systems = {one.name: [run for run in runs if run.system == one.name] for one in trained}
+            report_runner.ensure(Report(of_systems, args.recipe, {}))
             return
         failed: dict[str, str] = {}
         ended = 0

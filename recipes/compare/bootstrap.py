@@ -1,9 +1,9 @@
-"""Paired bootstrap of two systems that were trained several times, from different seeds.
+"""Paired bootstraps of systems that were trained several times, from different seeds.
 
 The method is from Koehn 2004, "Statistical significance tests for machine translation evaluation". It draws test sets
 of the same size from the test set, with replacement, and scores both systems on each. Here every seed translates the
 drawn sentences, and the score of a system is the mean of BLEU over its seeds. The result holds for these seeds only.
-The spread between the seeds shows what to expect of others.
+The spread between the seeds shows what to expect of others. Each run is scored once on all draws.
 """
 
 from collections.abc import Sequence
@@ -32,27 +32,42 @@ def corpus_bleu(sums: np.ndarray) -> float:
     return BLEU.compute_bleu(counts, totals, int(sums[8]), int(sums[9]), smooth_method="exp").score
 
 
-def paired_bootstrap(
-    baseline: Sequence[np.ndarray], system: Sequence[np.ndarray], resamples: int = RESAMPLES
-) -> dict[str, float]:
-    """Compare two systems, each given as one array of :func:`statistics` for each seed.
+def draw(sentences: int, resamples: int = RESAMPLES) -> np.ndarray:
+    """How often each sentence is drawn (1 + resamples, sentences). The first row draws every sentence once."""
+    draws = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
+    return np.stack([np.ones(sentences, dtype=int), *(np.bincount(drawn, minlength=sentences) for drawn in draws)])
+
+
+def scores_of_draws(rows: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """The BLEU score of one run on every test set of :func:`draw`, from the run's :func:`statistics`."""
+    return np.array([corpus_bleu(sums) for sums in drawn @ rows])
+
+
+def paired_bootstrap(baseline: Sequence[np.ndarray], system: Sequence[np.ndarray]) -> dict[str, float]:
+    """Compare two systems, each given as its :func:`scores_of_draws` for each seed.
 
     Returns:
         ``difference``, system - baseline, of the means over seeds; ``low`` and ``high``, the 95% interval of the
         resampled differences; ``p_value``, the probability that chance alone gives a difference as large, computed
         as in sacrebleu, except that equal systems have p = 1
     """
-    sentences = len(baseline[0])
-    draws = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
-    counts = np.stack([np.bincount(draw, minlength=sentences) for draw in draws])  # (resamples, N)
-
-    def means(seeds: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
-        return np.mean([[corpus_bleu(sums) for sums in weights @ rows] for rows in seeds], axis=0)
-
-    whole = np.ones((1, sentences), dtype=int)
-    difference = (means(system, whole) - means(baseline, whole)).item()
-    differences = means(system, counts) - means(baseline, counts)
+    difference, *rest = np.mean(system, axis=0) - np.mean(baseline, axis=0)
+    differences = np.array(rest)
     as_large = np.abs(differences - differences.mean()) >= abs(difference)
     low, high = np.percentile(differences, [2.5, 97.5])
-    p_value = float((as_large.sum() + 1) / (resamples + 1))
-    return {"difference": difference, "low": float(low), "high": float(high), "p_value": p_value}
+    p_value = float((as_large.sum() + 1) / (len(differences) + 1))
+    return {"difference": float(difference), "low": float(low), "high": float(high), "p_value": p_value}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """*p_values* of several tests, corrected for their number as in Holm 1979, in the same order.
+
+    The smallest of m values is multiplied by m, the next one by m - 1, and so on. No value becomes smaller than the
+    one before it, or greater than 1. Among tests with a corrected p of at most 0.05, the probability of one or more
+    false differences is at most 0.05.
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, n in enumerate(sorted(range(len(p_values)), key=lambda n: p_values[n])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[n]))
+        corrected[n] = largest
+    return corrected

@@ -21,6 +21,7 @@ class Training:
         last_epoch: the last epoch with a validation
         processes: commit, versions, hardware, batches and command of each training process, in order, without
             processes that ended before their first validation
+        peak_memory_mib: the host memory of the largest process, in MiB; None if the history does not have it
     """
 
     updates: list[int]
@@ -29,6 +30,7 @@ class Training:
     tokens_per_second: float
     last_epoch: int
     processes: list[dict[str, Any]]
+    peak_memory_mib: float | None
 
 
 def read_history(path: Path) -> Training:
@@ -41,11 +43,15 @@ def read_history(path: Path) -> Training:
     processes: list[dict[str, Any]] = []
     running: list[dict[str, Any]] = []  # the latest process, until its first validation or epoch
     before = wall = 0.0  # seconds of earlier processes, and of this one
+    peaks: list[float] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = logged(line)  # {} for a line that a crash cut off
         if "process" in entry:
             running = [entry["process"]]
             wall = float("inf")
+            continue
+        if "peak_memory_mib" in entry:
+            peaks.append(float(entry["peak_memory_mib"]))
             continue
         if "valid_loss" in entry:
             updates = int(entry["valid_num_updates"])
@@ -73,6 +79,7 @@ def read_history(path: Path) -> Training:
         tokens_per_second=statistics.median(speed for _, speed in epochs.values()),
         last_epoch=max(epoch for _, epoch in validations.values()),
         processes=processes,
+        peak_memory_mib=max(peaks, default=None),
     )
 
 

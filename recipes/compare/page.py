@@ -1,15 +1,21 @@
-"""Rows and plots of the report, and the page and the table rendered from them.
+"""Tables and plots of the report, and the page and the Markdown rendered from them.
 
-The wording is in the templates beside this file. The numbers come from results.json (stage23_report.py).
+    python -m recipes.compare.page results.json [--output DIR]
+
+draws both again without training. The wording is in the templates beside this file. The numbers come from results.json
+(stage23_report.py).
 """
 
+import argparse
 import base64
 import io
+import json
 import logging
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +24,23 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fairseq_rope.files import write_whole
+
 Results = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]  # the head and the rows
+KEYS = (
+    *("recipe", "baseline", "systems", "runs", "failed", "settings", "signatures", "bootstrap", "joined", "command"),
+    "longest_in_training",
+)
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
 FEWEST = 20  # sentences that a length bucket needs to appear in the plot
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # distinguishable for colour-blind readers
+SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
+
+# Distinguishable for colour-blind readers (Okabe and Ito 2008). Each system has the next of each list, so that two
+# systems with the same colour have other dashes and markers: the combinations repeat after 140 systems.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -32,54 +51,128 @@ TEMPLATES = jinja2.Environment(
 )
 
 
-def per_architecture(results: Results, value: Callable[[dict[str, Any]], Any]) -> list[list[Any]]:
-    """*value* of every system, as one list over the seeds for each architecture."""
-    return [[value(system) for system in systems] for systems in zip(*results["systems"], strict=True)]
+def read_results(path: Path) -> Results:
+    """The results in the file *path*. Raises a ValueError if it is not the results.json of a comparison."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: is not the results.json of a comparison: it is not JSON") from error
+    missing = [key for key in KEYS if not isinstance(results, dict) or key not in results]
+    if missing:
+        raise ValueError(f"{path}: is not the results.json of a comparison: it lacks {', '.join(missing)}")
+    for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
+        training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
+        if training["tokens_per_second"] is None:
+            training["tokens_per_second"] = math.nan
+    return results
 
 
-def scores(results: Results, metric: str = "sacreBLEU") -> list[list[float]]:
-    """The scores in *metric*, as one list over the seeds for each architecture."""
-    return per_architecture(results, lambda system: system["metrics"][metric]["score"])
+def all_runs(results: Results) -> list[tuple[str, dict[str, Any]]]:
+    """Every run with the name of its system."""
+    return [(system, run) for system, runs in results["runs"].items() for run in runs]
 
 
-def spread(values: Sequence[float]) -> str:
+def per_system(results: Results, value: Callable[[dict[str, Any]], Any]) -> dict[str, list[Any]]:
+    """*value* of every run, as one list over the seeds for each system, the best system first."""
+    return {system: [value(run) for run in results["runs"][system]] for system in ranked(results)}
+
+
+def ranked(results: Results) -> list[str]:
+    """The systems by the mean of their sacreBLEU over all their seeds, the best first."""
+    scores = results["joined"][0]["scores"]
+    return sorted(results["systems"], key=lambda system: -statistics.mean(scores[system]))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation as text, or the values if there is only one or one is not finite."""
     if len(values) == 1 or not all(map(math.isfinite, values)):
-        return ", ".join(f"{value:.2f}" for value in values)
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        return ", ".join(f"{value:,.{digits}f}" for value in values)
+    return f"{statistics.mean(values):,.{digits}f} ± {statistics.stdev(values):,.{digits}f}"
 
 
-def p_text(results: Results, p_value: float) -> str:
-    """*p_value* as text. The smallest value that the resamples can give becomes an upper bound."""
+def p_text(results: Results, against: Mapping[str, Any], key: str = "p_holm") -> str:
+    """The p-value *key* of a bootstrap as text. The smallest value that the resamples can give is an upper bound."""
     least = 1 / (results["bootstrap"]["resamples"] + 1)
-    return f"≤ {least:.3f}" if p_value <= least * 1.0001 else f"{p_value:.3f}"
+    return f"{'≤ ' if against['p_value'] <= least * 1.0001 else ''}{against[key]:.3f}"
 
 
-def between_seeds(baseline: Sequence[float], system: Sequence[float]) -> str:
-    """The number of seeds, the differences *system* - *baseline* for each, and their standard deviation."""
-    if len(baseline) == 1:
-        return "from one seed: other seeds may differ"
-    differences = [b - a for a, b in zip(baseline, system, strict=True)]
-    each = ", ".join(f"{difference:+.2f}" for difference in differences)
-    return f"the mean over {len(baseline)} seeds ({each}; standard deviation {statistics.stdev(differences):.2f})"
+def interval(against: Mapping[str, Any]) -> str:
+    """The difference of a bootstrap and its interval as text."""
+    return f"{against['difference']:+.2f} ({against['low']:+.2f} to {against['high']:+.2f})"
+
+
+def listed(words: Sequence[str]) -> str:
+    """*words* as in "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+# -- sentences -------------------------------------------------------------------------------------
 
 
 def verdict(results: Results) -> list[str]:
-    """A sentence on each architecture but the baseline, and a warning if the trainings are not comparable."""
-    baseline, *others = results["architectures"]
-    first, *rest = scores(results)
-    sentences = [
-        f"{arch} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {between_seeds(first, system)}. "
+    """Sentences on the systems, on missing runs, and on trainings that are not comparable."""
+    compared = results["joined"][0]["against_baseline"]
+    sentences = _of_two(results, *compared) if len(compared) == 1 == len(results["systems"]) - 1 else _of_many(results)
+    missing = [f"{run} is missing: {' '.join(reason.split())}" for run, reason in results["failed"].items()]
+    return sentences + missing + training_differences(results)
+
+
+def _of_two(results: Results, system: str) -> list[str]:
+    joined, baseline = results["joined"][0], results["baseline"]
+    against = joined["against_baseline"][system]
+    differences = [one["difference"] for one in joined["by_seed"][system]]
+    seeds = "from one seed: other seeds may differ"
+    if len(differences) > 1:
+        each = ", ".join(f"{difference:+.2f}" for difference in differences)
+        deviation = statistics.stdev(differences)
+        seeds = f"the mean over {len(differences)} seeds ({each}; standard deviation {deviation:.2f})"
+    return [
+        f"{system} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {seeds}. "
         f"When the test sentences are resampled, 95% of the differences between these trainings are from "
-        f"{against['low']:+.2f} to {against['high']:+.2f} (p {p_text(results, against['p_value'])})."
-        for arch, system, against in zip(others, rest, results["joined"][0]["against_baseline"], strict=True)
+        f"{against['low']:+.2f} to {against['high']:+.2f} (p {p_text(results, against)})."
     ]
-    return sentences + training_differences(results)
 
 
-def processes(results: Results) -> list[dict[str, Any]]:
-    """The training processes of all systems."""
-    return [one for pair in results["systems"] for system in pair for one in system["training"]["processes"]]
+def _of_many(results: Results) -> list[str]:
+    joined, baseline, systems = results["joined"][0], results["baseline"], ranked(results)
+    best, compared = joined["best"], joined["against_baseline"]
+    sentences = [f"{best} has the highest sacreBLEU, {spread(joined['scores'][best])}."]
+    if joined["against_best"]:
+        equal = [name for name in systems if name in joined["against_best"] and _as_good(joined["against_best"][name])]
+        sentences.append(
+            f"The test does not show that {listed(equal)} {'is' if len(equal) == 1 else 'are'} worse."
+            if equal
+            else "The test shows that every other system is worse."
+        )
+    kinds: dict[str, list[str]] = {"better than": [], "worse than": [], "indistinguishable from": []}
+    for name in systems:
+        if name in compared:
+            difference, significant = compared[name]["difference"], compared[name]["p_holm"] <= SIGNIFICANT
+            kind = ("better than" if difference > 0 else "worse than") if significant else "indistinguishable from"
+            kinds[kind].append(f"{name} ({difference:+.2f})")
+    sentences += [
+        f"{listed(names)} {'is' if len(names) == 1 else 'are'} {kind} the baseline {baseline}."
+        for kind, names in kinds.items()
+        if names
+    ]
+    apart = [name for name in systems if name not in (*compared, baseline)]
+    if baseline not in systems:
+        sentences.append(f"The baseline {baseline} has no finished run. The report has no differences to it.")
+    elif apart:
+        sentences.append(f"{listed(apart)} {'has' if len(apart) == 1 else 'have'} no seed in common with the baseline.")
+    single = [name for name in systems if len(joined["scores"][name]) == 1]
+    if single:
+        which = "Every system" if len(single) == len(systems) else listed(single)
+        has = "has" if len(single) in (1, len(systems)) else "have"
+        sentences.append(f"{which} {has} one seed: other seeds may differ.")
+    return sentences
+
+
+def _as_good(against: Mapping[str, Any]) -> bool:
+    """Whether a comparison with the best system does not show the other one to be worse."""
+    return against["p_holm"] > SIGNIFICANT or against["difference"] >= 0  # > 0: better in the seeds that both have
 
 
 def training_differences(results: Results) -> list[str]:
@@ -87,9 +180,14 @@ def training_differences(results: Results) -> list[str]:
     differ = [
         f"{name} ({'; '.join(kinds)})"
         for name in NOTED
-        if len(kinds := dict.fromkeys(_plain(one.get(name, "not noted")) for one in processes(results))) > 1
+        if len(kinds := dict.fromkeys(_plain(one.get(name, "not noted")) for one in _processes(results))) > 1
     ]
     return [f"The trainings differ in {', '.join(differ)}."] if differ else []
+
+
+def _processes(results: Results) -> list[dict[str, Any]]:
+    """The training processes of all runs."""
+    return [process for _, run in all_runs(results) for process in run["training"]["processes"]]
 
 
 def _plain(value: Any) -> str:
@@ -102,214 +200,231 @@ def _plain(value: Any) -> str:
 # -- plots -----------------------------------------------------------------------------------------
 
 
-def plots(results: Results) -> dict[str, str]:
-    """The plots of the page, as PNG in base64."""
-    buckets = _by_length(results)
-    drawn = [bucket for bucket in buckets if bucket[1] >= FEWEST] or buckets
-    joined = results["joined"]
-    lengths = [bucket[2] for bucket in drawn], [f"{words}\n({count})" for words, count, _ in drawn]
-    times = [one["scores"] for one in joined], [str(one["times"]) for one in joined]
+def plots(results: Results) -> dict[str, Figure]:
+    """The plots of the page by their names."""
+    buckets = _buckets(results)
+    drawn = [n for n, (_, sentences) in enumerate(buckets) if sentences >= FEWEST] or range(len(buckets))
+    lengths = per_system(results, lambda run: [run["by_length"][n]["score"] for n in drawn])
+    of_lengths = lengths, ["{}\n({})".format(*buckets[n]) for n in drawn], "words of the source (sentences)"
+    times = [str(one["times"]) for one in results["joined"]]
+    joined = {system: zip(*(one["scores"][system] for one in results["joined"]), strict=True) for system in lengths}
     return {
-        "losses": _png(lambda *axes: _draw_losses(results, *axes), count=2),
-        "lengths": _png(lambda axes: _draw_scores(axes, results, *lengths, "words of the source (sentences)")),
-        "joined": _png(lambda axes: _draw_scores(axes, results, *times, "sentences a line")),
+        "losses": _figure(results, 2, lambda *axes: _draw_losses(results, *axes)),
+        "lengths": _figure(results, 1, lambda axes: _draw_scores(axes, results, *of_lengths)),
+        "joined": _figure(results, 1, lambda axes: _draw_scores(axes, results, joined, times, "sentences a line")),
     }
 
 
-def _png(draw: Callable[..., None], count: int = 1) -> str:
-    """The PNG, in base64, that *draw* draws on *count* axes."""
+def _figure(results: Results, count: int, draw: Callable[..., None]) -> Figure:
+    """A figure of *count* axes that *draw* fills, with one legend below them."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes it log everything
-    figure = Figure(figsize=(5 * count + 1, 3.8), dpi=110, layout="constrained")
+    width = 5 * count + 1
+    columns = max(1, int(width / (0.8 + 0.09 * max(map(len, results["systems"])))))  # inches of the longest entry
+    height = 3.8 + 0.25 * math.ceil(len(results["systems"]) / columns)
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
     draw(*axes)
     for each in axes:
         each.grid(alpha=0.3)
-        each.legend()
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    return base64.b64encode(png.getvalue()).decode()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    return figure
+
+
+def style(results: Results, system: str) -> dict[str, Any]:
+    """Colour, dashes and marker of *system*. They do not depend on the scores."""
+    number = results["systems"].index(system)
+    kinds = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
+    return {"linewidth": 1.2, "markersize": 5, **{key: of[number % len(of)] for key, of in kinds.items()}}
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = per_architecture(results, lambda system: system["training"])
-    for arch, color, of_arch in zip(results["architectures"], COLOURS, trainings, strict=False):
-        for number, training in enumerate(of_arch):
-            style = {"color": color, "label": arch if number == 0 else None, "alpha": 0.8, "linewidth": 1.2}
-            by_updates.plot(training["updates"], training["losses"], **style)
-            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **style)
-    all_losses = [loss for of_arch in trainings for training in of_arch for loss in training["losses"]]
+    trainings = per_system(results, lambda run: run["training"])
+    for system, of_system in trainings.items():
+        for number, training in enumerate(of_system):
+            look = {**style(results, system), "label": None if number else system, "alpha": 0.8, "markevery": 0.2}
+            by_updates.plot(training["updates"], training["losses"], **look)
+            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **look)
+    all_losses = [loss for of_system in trainings.values() for training in of_system for loss in training["losses"]]
     lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
     for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
 
 def _draw_scores(
-    axes: Axes, results: Results, of_all: Sequence[list[list[float]]], places: list[str], xlabel: str
+    axes: Axes, results: Results, scores: Mapping[str, Iterable[Sequence[float]]], places: Sequence[str], xlabel: str
 ) -> None:
-    """Draw a line for each architecture through the seeds' means of *of_all* (place, architecture, seed)."""
-    for number, arch in enumerate(results["architectures"]):
-        seeds = [place[number] for place in of_all]
-        means = [statistics.mean(values) for values in seeds]
+    """Draw a line for each system through the means over seeds of *scores* (system: seed, place)."""
+    step = min(0.06, 0.6 / len(scores))
+    for number, (system, seeds) in enumerate(scores.items()):
+        values = list(zip(*seeds, strict=True))  # place, seed
+        means = [statistics.mean(of_place) for of_place in values]
         # Rounding can put the mean of equal numbers below or above them.
-        below = [max(0, m - min(v)) for m, v in zip(means, seeds, strict=True)]
-        above = [max(0, max(v) - m) for m, v in zip(means, seeds, strict=True)]
-        positions = [n + 0.06 * (number - 0.5) for n in range(len(places))]
-        style = {"color": COLOURS[number], "label": arch, "capsize": 3, "marker": "o"}
-        axes.errorbar(positions, means, yerr=[below, above], **style)
+        below = [max(0, mean - min(of_place)) for mean, of_place in zip(means, values, strict=True)]
+        above = [max(0, max(of_place) - mean) for mean, of_place in zip(means, values, strict=True)]
+        positions = [n + step * (number - (len(scores) - 1) / 2) for n in range(len(places))]
+        axes.errorbar(positions, means, yerr=[below, above], capsize=3, label=system, **style(results, system))
     axes.set_xticks(range(len(places)), places)
     axes.set(xlabel=xlabel, ylabel="sacreBLEU")
 
 
-# -- rows ------------------------------------------------------------------------------------------
+def _png(figure: Figure) -> str:
+    """*figure* as PNG in base64."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return base64.b64encode(png.getvalue()).decode()
 
 
-def _score_rows(results: Results) -> list[list[str]]:
-    baseline, *others = scores(results)
-    joined = results["joined"][0]
+# -- tables ----------------------------------------------------------------------------------------
 
-    def row(title: str, seeds: slice, bootstraps: Sequence[dict[str, float]]) -> list[str]:
-        compared = zip(others, bootstraps, strict=True)
-        cells = [cell for values, one in compared for cell in (spread(values[seeds]), *_against(results, one))]
-        return [title, spread(baseline[seeds]), *cells]
 
-    rows = [
-        row(f"seed {seed}", slice(n, n + 1), [by_seed[n] for by_seed in joined["by_seed"]])
-        for n, seed in enumerate(results["seeds"])
+def tables(results: Results) -> dict[str, Table]:
+    """The tables of the page by their names. All of them have the best system first."""
+    metrics = [name for name in results["signatures"] if name != "sacreBLEU"]
+    of_metrics = per_system(results, lambda run: [run["metrics"][name]["score"] for name in metrics])
+    of_lengths = per_system(results, lambda run: [bucket["score"] for bucket in run["by_length"]])
+    lengths = [f"{words} ({sentences})" for words, sentences in _buckets(results)]
+
+    def by_column(head: list[str], values: Mapping[str, list[list[float]]]) -> Table:
+        rows = [[name, *map(spread, zip(*seeds, strict=True))] for name, seeds in values.items()]
+        return ["system", *head], rows
+
+    return {
+        "scores": _score_table(results),
+        "runs": _run_table(results),
+        "systems": _definition_table(results),
+        "metrics": by_column([f"{name} ({results['signatures'][name]})" for name in metrics], of_metrics),
+        "lengths": by_column(lengths, of_lengths),
+        **_joined_tables(results),
+    }
+
+
+def _score_table(results: Results) -> Table:
+    joined, baseline = results["joined"][0], results["baseline"]
+    head = [
+        "system",
+        "seeds",
+        "sacreBLEU",
+        f"difference to {baseline} (95%)",
+        "p",
+        "p (Holm)",
+        "compared with the best",
     ]
-    return rows if len(rows) == 1 else [*rows, row("all seeds", slice(None), joined["against_baseline"])]
-
-
-def _against(results: Results, against: dict[str, float]) -> list[str]:
-    """The two cells of a bootstrap: the difference with its interval, and p."""
-    interval = f"{against['difference']:+.2f} ({against['low']:+.2f} to {against['high']:+.2f})"
-    return [interval, p_text(results, against["p_value"])]
-
-
-def _by_length(results: Results) -> list[tuple[str, int, list[list[float]]]]:
-    """Word range, number of sentences and scores (architecture, seed) of every length bucket."""
-    buckets = enumerate(results["systems"][0][0]["by_length"])
-    return [
-        (
-            bucket["words"],
-            bucket["sentences"],
-            per_architecture(results, lambda system, n=n: system["by_length"][n]["score"]),
-        )
-        for n, bucket in buckets
-    ]
-
-
-def _joined_rows(results: Results) -> list[list[str]]:
+    head += ["parameters", "updates", "minutes", "tokens/s", "peak memory (MiB)", "validation loss at the end"]
     rows = []
-    for joined in results["joined"]:
-        first, *others = [
-            f"{spread(values)} ({statistics.mean(lengths):.2f})"
-            for values, lengths in zip(joined["scores"], joined["length_ratio"], strict=True)
-        ]
-        row = [str(joined["times"]), str(joined["lines"]), f"{joined['subwords']:.0f}"]
-        row += [str(joined["longer_than_in_training"]), first]
-        for cell, against in zip(others, joined["against_baseline"], strict=True):
-            row += [cell, *_against(results, against)]
+    for name in ranked(results):
+        runs = results["runs"][name]
+        against = joined["against_baseline"].get(name)
+        compared = ["the baseline" if name == baseline else "no common seed", "", ""]
+        if against is not None:
+            compared = [interval(against), p_text(results, against, "p_value"), p_text(results, against)]
+        row = [name, ", ".join(str(run["seed"]) for run in runs), spread(joined["scores"][name])]
+        row += [*compared, _beside_best(results, name), _parameters(runs[0])]
+        trainings = [run["training"] for run in runs]
+        row += [f"{trainings[0]['updates'][-1]:,}"]  # the same for all
+        row += [spread([training["seconds"][-1] / 60 for training in trainings], 1)]
+        row += [spread([training["tokens_per_second"] for training in trainings], 0)]
+        row += [_peak(trainings), spread([training["losses"][-1] for training in trainings])]
         rows.append(row)
-    return rows
+    return head, rows
 
 
-def _training_rows(results: Results) -> list[list[str]]:
+def _beside_best(results: Results, name: str) -> str:
+    joined = results["joined"][0]
+    if name == joined["best"]:
+        return "best"
+    against = joined["against_best"].get(name)
+    if against is None:
+        return "no common seed"
+    return f"{'indistinguishable' if _as_good(against) else 'worse'} (p {p_text(results, against)})"
+
+
+def _run_table(results: Results) -> Table:
+    head = ["run", "sacreBLEU", f"difference to {results['baseline']} (95%)", "p", "updates", "minutes", "tokens/s"]
+    head += ["peak memory (MiB)", "validation loss, the last five", "commit"]
     rows = []
-    for system in (system for pair in results["systems"] for system in pair):
-        training = system["training"]
-        commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
-        gap = "" if system["curve_is_whole"] else " (the end of the curve is missing)"
-        row = [f"{system['architecture']}, seed {system['seed']}", _parameters(system)]
-        row += [f"{training['updates'][-1]}{gap}", f"{training['seconds'][-1] / 60:.1f}"]
-        row += [f"{training['tokens_per_second']:,.0f}", ", ".join(f"{loss:.3f}" for loss in training["losses"][-5:])]
-        rows.append([*row, ", ".join(commits) or "not noted"])
-    return rows
+    for name, runs in per_system(results, lambda run: run).items():
+        bootstraps = {one["seed"]: one for one in results["joined"][0]["by_seed"].get(name, [])}
+        for run in runs:
+            training, against = run["training"], bootstraps.get(run["seed"])
+            commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
+            gap = "" if run["curve_is_whole"] else " (the end of the curve is missing)"
+            row = [f"{name}, seed {run['seed']}", f"{run['metrics']['sacreBLEU']['score']:.2f}"]
+            row += [interval(against), p_text(results, against, "p_value")] if against else ["", ""]
+            row += [f"{training['updates'][-1]:,}{gap}", f"{training['seconds'][-1] / 60:.1f}"]
+            row += [f"{training['tokens_per_second']:,.0f}", _peak([training])]
+            row += [", ".join(f"{loss:.3f}" for loss in training["losses"][-5:]), ", ".join(commits) or "not noted"]
+            rows.append(row)
+    return head, rows
 
 
-def _parameters(system: dict[str, Any]) -> str:
-    return f"{system['parameters']:,}" if system["parameters"] else "not in the log"
+def _definition_table(results: Results) -> Table:
+    rows = [[name, runs[0]["architecture"], runs[0]["flags"]] for name, runs in results["runs"].items()]
+    return ["system", "architecture", "flags"], rows
+
+
+def _joined_tables(results: Results) -> dict[str, Table]:
+    all_joined = results["joined"]
+    joined_rows = [
+        ["lines", *(str(one["lines"]) for one in all_joined)],
+        ["subwords a line", *(f"{one['subwords']:.0f}" for one in all_joined)],
+        ["lines longer than in training", *(str(one["longer_than_in_training"]) for one in all_joined)],
+    ]
+    differences = []
+    for name in ranked(results):
+        cells = [
+            f"{spread(one['scores'][name])} ({statistics.mean(one['length_ratio'][name]):.2f})" for one in all_joined
+        ]
+        joined_rows.append([name, *cells])
+        against = [one["against_baseline"].get(name) for one in all_joined]
+        if all(against):
+            differences.append([name, *(f"{interval(one)}, p {p_text(results, one)}" for one in against)])
+    head = ["sentences a line", *(str(one["times"]) for one in all_joined)]
+    return {"joined": (head, joined_rows), "differences": (head, differences)}
+
+
+def _buckets(results: Results) -> list[tuple[str, int]]:
+    """Word range and number of sentences of every length bucket, which are the same for all runs."""
+    return [(bucket["words"], bucket["sentences"]) for bucket in all_runs(results)[0][1]["by_length"]]
+
+
+def _parameters(run: dict[str, Any]) -> str:
+    return f"{run['parameters']:,}" if run["parameters"] else "not in the log"
+
+
+def _peak(trainings: Iterable[dict[str, Any]]) -> str:
+    """The highest peak memory of *trainings*."""
+    peaks = [peak for training in trainings if (peak := training["peak_memory_mib"]) is not None]
+    return f"{max(peaks):,.0f}" if peaks else "not noted"
 
 
 # -- texts -----------------------------------------------------------------------------------------
 
 
-def html(results: Results) -> str:
-    """The report as one page."""
-    last = [system["training"]["processes"][-1:] for system in results["systems"][0]]
-    return TEMPLATES.get_template("report.html.j2").render(
-        results,
-        names=" and ".join(results["architectures"]),
-        baseline=results["architectures"][0],
-        compared=[cell for arch in results["architectures"][1:] for cell in (arch, "difference", "p")],
-        verdict=verdict(results),
-        score_rows=_score_rows(results),
-        metric_rows=[[f"{name} ({results['signatures'][name]})", *cells] for name, *cells in _metric_rows(results)],
-        training_rows=_training_rows(results),
-        length_rows=[[words, count, *map(spread, by_arch)] for words, count, by_arch in _by_length(results)],
-        joined_rows=_joined_rows(results),
-        images=plots(results),
+def texts(results: Results) -> dict[str, str]:
+    """The page and the Markdown, by their file names."""
+    systems, process_lists = results["systems"], [runs[0]["training"]["processes"] for runs in results["runs"].values()]
+    first = next(iter(_processes(results)), {})
+    last = [processes[-1] for processes in process_lists if processes]
+    shared = {**results, "tables": tables(results), "verdict": verdict(results), "significant": SIGNIFICANT}
+    page = TEMPLATES.get_template("report.html.j2").render(
+        shared,
+        names=listed(systems) if len(systems) < 4 else f"{len(systems)} systems",
+        images={name: _png(figure) for name, figure in plots(results).items()},
         fewest=FEWEST,
         made=_yaml({"command": results["command"], "settings": results["settings"]}),
-        noted=_yaml({key: last[0][0].get(key) for key in NOTED} if last[0] else "not noted"),
-        commands="\n\n".join(process["command"] for processes in last for process in processes),
+        noted=_yaml({key: last[0].get(key) for key in NOTED} if last else "not noted"),
+        commands="\n\n".join(process["command"] for process in last),
     )
+    markdown = TEMPLATES.get_template("results.md.j2").render(
+        shared,
+        command=_without_places(results["command"]),
+        trained_with="; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED),
+    )
+    return {"report.html": page, "results.md": markdown}
 
 
 def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10**6)
-
-
-def table(results: Results) -> str:
-    """The table for docs/results.md, with the command, versions and hardware."""
-    first = next(iter(processes(results)), {})
-    return TEMPLATES.get_template("results.md.j2").render(
-        results,
-        command=_without_places(results["command"]),
-        table_rows=_table_rows(results),
-        verdict=verdict(results),
-        trained_with="; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED),
-    )
-
-
-def _metric_rows(results: Results) -> list[list[str]]:
-    """A row for every metric but sacreBLEU."""
-    names = [name for name in results["systems"][0][0]["metrics"] if name != "sacreBLEU"]
-    return [[name, *map(spread, scores(results, name))] for name in names]
-
-
-def _table_rows(results: Results) -> list[list[str]]:
-    baseline, *others = results["architectures"]
-
-    def plain(title: str, first: str, *cells: str) -> list[str]:
-        """A row without differences."""
-        return [title, first, *(word for cell in cells for word in (cell, "", ""))]
-
-    def of_training(title: str, value: Callable[[dict[str, Any]], float]) -> list[str]:
-        return plain(title, *map(spread, per_architecture(results, lambda system: value(system["training"]))))
-
-    head = ["", f"`{baseline}`"] + [word for arch in others for word in (f"`{arch}`", "difference (95%)", "p")]
-    joined = [
-        [
-            f"{times} sentences a line: {lines} of {subwords} subwords, {longer} of them longer than any in "
-            f"training, {results['longest_in_training']} (length ratio)",
-            *cells,
-        ]
-        for times, lines, subwords, longer, *cells in _joined_rows(results)[1:]
-    ]
-    first_seed = results["systems"][0]
-    return [
-        head,
-        ["---"] * len(head),
-        *_score_rows(results),
-        *(plain(*row) for row in _metric_rows(results)),
-        *(plain(f"sources of {words} words ({n})", *map(spread, scores)) for words, n, scores in _by_length(results)),
-        *joined,
-        plain("updates", *(f"{system['training']['updates'][-1]:,}" for system in first_seed)),  # the same for all
-        of_training("validation loss at the end", lambda training: training["losses"][-1]),
-        of_training("minutes of training", lambda training: training["seconds"][-1] / 60),
-        of_training("tokens a second", lambda training: training["tokens_per_second"]),
-        plain("parameters", *map(_parameters, first_seed)),
-    ]
 
 
 def _without_places(command: str) -> str:
@@ -320,3 +435,21 @@ def _without_places(command: str) -> str:
     return shlex.join(
         w for w, before in zip(words, previous, strict=True) if not {before, w.partition("=")[0]} & places
     )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Draw the report again. Exits with status 1 and one sentence if the file has no results."""
+    parser = argparse.ArgumentParser(prog="recipes.compare.page", description="Draw a report again, without training.")
+    parser.add_argument("results", type=Path, help="the results.json of a comparison")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: the folder of results.json")
+    args = parser.parse_args(argv)
+    try:
+        results = read_results(args.results)
+    except ValueError as error:
+        sys.exit(f"recipes.compare.page: {error}")
+    for name, text in texts(results).items():
+        write_whole((args.output or args.results.parent) / name, text)
+
+
+if __name__ == "__main__":
+    main()

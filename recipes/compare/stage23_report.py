@@ -1,20 +1,21 @@
-"""Stage 23: compare the systems' scores and write the report: a page, a table, and the numbers."""
+"""Stage 23: compare the systems' scores and write the report: a page, tables, and the numbers."""
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from fairseq_rope.files import write_whole
 from fairseq_rope.tools.score import TOKENIZERS
 from recipes.compare import page, stage21_join, stage22_translate_joined
-from recipes.compare.bootstrap import RESAMPLES, SEED, corpus_bleu, paired_bootstrap, statistics
+from recipes.compare.bootstrap import RESAMPLES, SEED, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.curves import read_history
 from recipes.compare.stage21_join import lines
 from recipes.pipeline.checkpoints import to_average
@@ -26,27 +27,43 @@ from recipes.pipeline.stage import Stage
 from recipes.pipeline.stages import SCORE, TRAIN
 
 SEEDS = 3  # the default of --seeds
-SAME = ("recipe", "settings", "architectures", "signatures")  # keys of results that identify a report
+SAME = ("recipe", "settings", "baseline", "signatures")  # keys of results that identify a report
+DEFINED = ("architecture", "flags")  # keys of a run that identify its system
+
+Scores = Mapping[str, Mapping[int, np.ndarray]]  # system: seed: BLEU of every draw
 
 
 @dataclass
 class Report(Stage):
-    """The stage that compares *pairs*: for each seed, one training of every architecture, the baseline first."""
+    """The stage that compares systems.
 
-    pairs: Sequence[Sequence[Experiment]]
+    Attributes:
+        runs: the finished runs of each system by its name, one for each seed, the baseline first
+        recipe: the name of the recipe
+        failed: "system, seed N": why this run is not among *runs*
+    """
+
+    runs: Mapping[str, Sequence[Experiment]]
     recipe: str
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     number = 23
     title = "compare"
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
 
+    @property
+    def experiments(self) -> list[Experiment]:
+        """All runs."""
+        return [run for runs in self.runs.values() for run in runs]
+
     def also(self, experiment: Experiment) -> dict[str, Any]:
         """What the report depends on besides its inputs: the systems, their order, and the code of the report."""
         files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
         code = b"".join(path.read_bytes() for path in files)
         return {
-            "systems": [[system.arch, system.seed] for pair in self.pairs for system in pair],
+            "systems": [[system, [run.seed for run in runs]] for system, runs in self.runs.items()],
+            "failed": dict(self.failed),
             "recipe": self.recipe,
             "recipes/compare": hashlib.sha256(code).hexdigest(),
             **SCORE.also(experiment),
@@ -55,9 +72,9 @@ class Report(Stage):
     def inputs(self, experiment: Experiment) -> list[Path]:
         paths = [*experiment.texts("raw", ["test"]), experiment.text("bpe", "train", experiment.source)]
         paths += stage21_join.Join().outputs(experiment)
-        for system in (system for pair in self.pairs for system in pair):
-            paths += [system.hypotheses, system.history, system.score]
-            paths += [stage22_translate_joined.hypotheses(system, times) for times in stage21_join.TIMES]
+        for run in self.experiments:
+            paths += [run.hypotheses, run.history, run.score]
+            paths += [stage22_translate_joined.hypotheses(run, times) for times in stage21_join.TIMES]
         return paths
 
     def outputs(self, experiment: Experiment) -> list[Path]:
@@ -76,7 +93,7 @@ class Report(Stage):
             return
         results = self.results(experiment)
         as_json = json.dumps(_finite(results), indent=1) + "\n"
-        texts = {"results.json": as_json, "results.md": page.table(results), "report.html": page.html(results)}
+        texts = {"results.json": as_json, **page.texts(results)}
         self._set_aside(experiment, json.loads(as_json), Moves(experiment))
         for name, text in texts.items():
             write_whole(self.folder(experiment) / name, text)
@@ -93,9 +110,8 @@ class Report(Stage):
             differ = [name for name in SAME if name in results and earlier[name] != results[name]]
             if "signatures" not in results and _tokeniser(earlier["signatures"]["sacreBLEU"]) != experiment.tokenize:
                 differ.append("signatures")
-            if not set(earlier["seeds"]) <= set(results["seeds"]):
-                differ.append("seeds")
-        except (OSError, ValueError, KeyError, TypeError):
+            differ += _missing(earlier["runs"], results["runs"])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             differ = ["results.json, which cannot be read"]
         if differ:
             target = next_earlier(folder)
@@ -104,27 +120,32 @@ class Report(Stage):
 
     def summary(self, experiment: Experiment) -> str:
         """The lines to print at the end: the path of the report, and its verdict."""
-        results = json.loads((self.folder(experiment) / "results.json").read_text())
+        results = page.read_results(self.folder(experiment) / "results.json")
         return "\n".join([f"report:  {self.folder(experiment) / 'report.html'}", *page.verdict(results)])
 
     def _identity(self, experiment: Experiment) -> dict[str, Any]:
         """The entries of the results that are known before training."""
         return {
             "recipe": self.recipe,
-            "architectures": [system.arch for system in self.pairs[0]],
-            "seeds": [pair[0].seed for pair in self.pairs],
+            "baseline": next(iter(self.runs)),
             "settings": asdict(experiment.settings),
+            "runs": {system: [_definition(run) for run in runs] for system, runs in self.runs.items() if runs},
         }
 
     def results(self, experiment: Experiment) -> dict[str, Any]:
         """All numbers of the report. Raises a StageError if the systems were not trained for the same length."""
-        _refuse_unequal_lengths([system for pair in self.pairs for system in pair])
-        systems = [[_system(system) for system in pair] for pair in self.pairs]
+        if not self.experiments:
+            raise self.error("no training has finished")
+        _refuse_unequal_lengths(self.experiments)
+        runs = {system: [_run(run) for run in of_system] for system, of_system in self.runs.items() if of_system}
+        metrics = next(iter(runs.values()))[0]["metrics"]
         longest = max(len(line.split()) for line in lines(experiment.text("bpe", "train", experiment.source)))
         return {
             **self._identity(experiment),
-            "systems": systems,
-            "signatures": {name: metric["signature"] for name, metric in systems[0][0]["metrics"].items()},
+            "systems": [*runs],
+            "runs": runs,
+            "failed": dict(self.failed),
+            "signatures": {name: metric["signature"] for name, metric in metrics.items()},
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
             "joined": [self._joined(experiment, times, longest) for times in (1, *stage21_join.TIMES)],
             "longest_in_training": longest,
@@ -132,9 +153,11 @@ class Report(Stage):
         }
 
     def _command(self, experiment: Experiment) -> str:
-        """The command of the last run, with --seeds set to the number of seeds in the report."""
+        """The command of the last run. Its --seeds is set to the report's number if all systems have the same seeds."""
         command = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
-        seeds = len(self.pairs)
+        seeds = max(map(len, self.runs.values()))
+        if any(len(runs) != seeds for runs in self.runs.values()):
+            return command
         if re.search("--seeds[ =]", command) or seeds == SEEDS:
             return re.sub(r"(--seeds[ =])\d+", rf"\g<1>{seeds}", command)
         return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
@@ -147,35 +170,74 @@ class Report(Stage):
         """
         if times == 1:
             reference, subwords = experiment.test_reference, experiment.text("bpe", "test", experiment.source)
-            files = [[system.hypotheses for system in pair] for pair in self.pairs]
         else:
             reference = stage21_join.texts(experiment, times)[1]
             subwords = experiment.text("joined", f"{times}.bpe", experiment.source)
-            files = [[stage22_translate_joined.hypotheses(system, times) for system in pair] for pair in self.pairs]
         references = lines(reference)
-        for path in (path for pair in files for path in pair):
-            if len(lines(path)) != len(references):
+        tokenize = _tokeniser(_score(self.experiments[0])["metrics"][0]["signature"])
+        drawn = draw(len(references), RESAMPLES)
+        scores: dict[str, dict[int, np.ndarray]] = {}
+        ratios: dict[str, list[float]] = {}
+        for run in self.experiments:
+            path = run.hypotheses if times == 1 else stage22_translate_joined.hypotheses(run, times)
+            hypotheses = lines(path)
+            if len(hypotheses) != len(references):
                 raise StageError(
-                    f"{path} has {len(lines(path))} lines, and {reference} has {len(references)}: remove it, "
+                    f"{path} has {len(hypotheses)} lines, and {reference} has {len(references)}: remove it, "
                     "and run the comparison again"
                 )
-        tokenize = _tokeniser(_score(self.pairs[0][0])["metrics"][0]["signature"])
-        of_files = [[statistics(lines(path), references, tokenize) for path in pair] for pair in files]
-        of_each = list(zip(*of_files, strict=True))  # architecture, then seed
+            rows = statistics(hypotheses, references, tokenize)
+            scores.setdefault(run.system, {})[run.seed] = scores_of_draws(rows, drawn)
+            ratios.setdefault(run.system, []).append(float(rows[:, 8].sum() / rows[:, 9].sum()))
         words = [len(line.split()) for line in lines(subwords)]
+        measured = {system: [float(one[0]) for one in seeds.values()] for system, seeds in scores.items()}
+        best = max(measured, key=lambda system: np.mean(measured[system]))
+        baseline = next(iter(self.runs))
         return {
             "times": times,
             "lines": len(references),
             "subwords": sum(words) / len(words),
             "longer_than_in_training": sum(count > longest for count in words),
-            "length_ratio": [[float(s[:, 8].sum() / s[:, 9].sum()) for s in seeds] for seeds in of_each],
-            "scores": [[corpus_bleu(rows.sum(axis=0)) for rows in seeds] for seeds in of_each],
-            "against_baseline": [paired_bootstrap(of_each[0], seeds) for seeds in of_each[1:]],
-            "by_seed": [
-                [paired_bootstrap([first], [one]) for first, one in zip(of_each[0], seeds, strict=True)]
-                for seeds in of_each[1:]
-            ],
+            "length_ratio": ratios,
+            "scores": measured,
+            "best": best,
+            "against_baseline": _against(baseline, scores),
+            "against_best": _against(best, scores),
+            "by_seed": {
+                system: [{"seed": seed, **paired_bootstrap([first[seed]], [one])} for seed, one in seeds.items()]
+                for system, seeds, first in _sharing(baseline, scores)
+            },
         }
+
+
+def _sharing(reference: str, scores: Scores) -> list[tuple[str, Mapping[int, np.ndarray], Mapping[int, np.ndarray]]]:
+    """The other systems, with their *scores* and those of *reference*, both without the seeds that the other lacks."""
+    first = scores.get(reference, {})
+    shared = {
+        system: {seed: one for seed, one in seeds.items() if seed in first}
+        for system, seeds in scores.items()
+        if system != reference
+    }
+    return [(system, seeds, {seed: first[seed] for seed in seeds}) for system, seeds in shared.items() if seeds]
+
+
+def _against(reference: str, scores: Scores) -> dict[str, dict[str, Any]]:
+    """The paired bootstraps of all systems that share a seed with *reference*, with p corrected for their number."""
+    compared = {
+        system: {"seeds": [*seeds], **paired_bootstrap([*first.values()], [*seeds.values()])}
+        for system, seeds, first in _sharing(reference, scores)
+    }
+    corrected = holm([one["p_value"] for one in compared.values()])
+    return {name: {**one, "p_holm": p} for (name, one), p in zip(compared.items(), corrected, strict=True)}
+
+
+def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
+    """What of the runs of an *earlier* report is not among *runs*: ["systems"], ["seeds"] or []."""
+    for system, before in earlier.items():
+        if [runs.get(system, [{}])[0].get(key) for key in DEFINED] != [before[0][key] for key in DEFINED]:
+            return ["systems"]
+    seeds = [({run["seed"] for run in before}, {run["seed"] for run in runs[name]}) for name, before in earlier.items()]
+    return [] if all(before <= now for before, now in seeds) else ["seeds"]
 
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
@@ -210,20 +272,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _system(system: Experiment) -> dict[str, Any]:
-    """The scores and the training of one system."""
-    score = _score(system)
-    training = read_history(system.history)
-    log = Runner(system).log(TRAIN).read_text(encoding="utf-8")
+def _definition(run: Experiment) -> dict[str, Any]:
+    """What a run is, known before training."""
+    return {"seed": run.seed, "architecture": run.arch, "flags": run.settings.fairseq_train_flags}
+
+
+def _run(run: Experiment) -> dict[str, Any]:
+    """The scores and the training of one run."""
+    score = _score(run)
+    training = read_history(run.history)
+    log = Runner(run).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
     metrics = {one["name"]: {"score": one["score"], "signature": one["signature"]} for one in score["metrics"]}
     return {
-        "architecture": system.arch,
-        "seed": system.seed,
+        **_definition(run),
         "metrics": metrics,
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(system.settings.save_every_updates) or training.last_epoch == to_average(system)[-1][0],
+        "curve_is_whole": bool(run.settings.save_every_updates) or training.last_epoch == to_average(run)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

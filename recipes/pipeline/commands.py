@@ -56,7 +56,9 @@ class Shell:
             path = f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"'
             self.script.write_text(f"set -euo pipefail\ncd {shlex.quote(str(ROOT))}\n{path}\n")
 
-    def command(self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()) -> None:
+    def command(
+        self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()
+    ) -> float | None:
         """Print *command*, add it to the stage's script, and run it with bash from the project's root.
 
         Args:
@@ -64,19 +66,23 @@ class Shell:
             on_line: called with every line of its output
             makes: the files that it writes. The command is skipped if an interrupted run of the stage already
                 wrote them and everything before them
+
+        Returns:
+            the peak host memory of its largest process, in MiB; None if it did not run
         """
         if self.script is None:
             say(f"$ {command}")
-            return
+            return None
         with self.script.open("a") as script:
             script.write(command + "\n")
         if makes and self.partial.has(makes):
             say(f"made before the interruption: {', '.join(map(named, makes))}")
-            return
+            return None
         say(f"$ {command}")
-        run_logged(self.stage, command, on_line, self.log, self.locks)
+        peak = run_logged(self.stage, command, on_line, self.log, self.locks)
         if makes:
             self.partial.add(makes)
+        return peak
 
     def tool(self, command: str, makes: Sequence[Path] = ()) -> None:
         """Run *command* as :meth:`command` does, and show the few lines that it prints."""
@@ -85,8 +91,11 @@ class Shell:
 
 def run_logged(
     stage: Stage, command: str, on_line: Callable[[str], None] | None, log: Path, locks: tuple[int, ...]
-) -> None:
-    """Run *command*: show its progress bars, append its other output to *log*. Raises a StageError if it fails."""
+) -> float:
+    """Run *command*: show its progress bars, append its other output to *log*. Raises a StageError if it fails.
+
+    Returns the peak host memory of its largest process, in MiB.
+    """
     environment = dict(os.environ, PATH=f"{PROGRAMS}:{os.environ.get('PATH', '')}")
     environment.setdefault("TQDM_MININTERVAL", "0.5")
     # python -m recipes.… needs the project's root; fairseq finds the plugin by --user-dir.
@@ -112,7 +121,10 @@ def run_logged(
                 last = line.strip() or last
                 if on_line is not None:
                     on_line(line)
-            status = process.wait()
+            # getrusage(RUSAGE_CHILDREN) would include the commands that ran before. bash waits for all parts of a
+            # pipeline, so that its own usage includes them.
+            _, ended, usage = os.wait4(process.pid, 0)
+            status = process.returncode = os.waitstatus_to_exitcode(ended)
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             raise
@@ -122,6 +134,7 @@ def run_logged(
     if status != 0:
         failed = f"failed with status {status}: {last or 'no output'} (full output: {log})"
         raise StageError(f"stage {stage.number} ({stage.title}) {failed}")
+    return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)  # bytes, or KiB
 
 
 class _Bar:

@@ -122,7 +122,7 @@ class Experiment:
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
     # fairseq's JSON lines about whole epochs. A line about the training process (commit, versions, hardware, batches,
-    # command) comes before its epochs.
+    # command) comes before its epochs, and a line with its peak memory after them.
     history = property(lambda self: self.checkpoints / "history.jsonl")
     averaged = property(lambda self: self.model / "averaged.pt")
     generated = property(lambda self: self.model / "generate.txt")  # the output of fairseq-generate

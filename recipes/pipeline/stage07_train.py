@@ -54,10 +54,13 @@ class Train(Stage):
             with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")
         with history.training_bar(settings, disable=experiment.dry_run) as bar:
-            shell.command(
+            peak = shell.command(
                 f"{command} 2>&1 | python -m recipes.pipeline.history {quoted(experiment.history)}",
                 on_line=lambda line: history.follow(bar, line),
             )
+        if peak is not None:
+            with experiment.history.open("a") as file:
+                file.write(json.dumps({"peak_memory_mib": round(peak)}) + "\n")
         if not experiment.dry_run:
             check_checkpoints(experiment)
 

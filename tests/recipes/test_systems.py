@@ -122,7 +122,10 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
 
 
 def training_stub(folder):
-    """What takes the place of launch.train: fails or ends its process for some systems. submitit pickles it by value."""
+    """What takes the place of launch.train: fails or ends its process for some systems.
+
+    submitit pickles it by value.
+    """
 
     def train(experiment, program, on_signal=False):
         import os
