@@ -273,6 +273,27 @@ def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copi
         # The power cut can come between a checkpoint and the lines about its epoch.
         assert epochs[-3:] == [6, 7, 8] and len({*range(1, 9)} - {*epochs}) <= 1
     assert len([entry for entry in history if "process" in entry]) == 3
+    # Torch alone takes more than 100 MiB. The recipe of the other two processes was killed, or they failed.
+    assert [entry["peak_memory_mib"] > 100 for entry in history if "peak_memory_mib" in entry] == [True]
+
+
+# Prints the peak memory of three commands. Only the second one uses much, in the first part of a pipeline.
+PEAKS = """
+import sys
+from pathlib import Path
+from recipes.pipeline.commands import run_logged
+from recipes.pipeline.stages import TRAIN
+
+for size in (0, 300 << 20, 0):
+    print(run_logged(TRAIN, f"{sys.executable} -c 'b = bytes([1]) * {size}' | cat", None, Path(sys.argv[1]), ()))
+"""
+
+
+def test_the_peak_memory_of_a_command_is_that_of_its_largest_process_alone(tmp_path):
+    # In a small process: a command's peak is at least that of the process that starts it.
+    done = start(sys.executable, "-c", PEAKS, str(tmp_path / "log"))
+    before, large, after = map(float, done.communicate()[0].split())
+    assert before < 200 and after < 200 and 300 < large < 400
 
 
 # A run with one stage, whose command names the work folder and never ends.

@@ -1,0 +1,342 @@
+"""recipes/compare/page.py: the tables, plots and sentences of made-up results, and the page in a browser."""
+
+import html
+import json
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from recipes.compare import page, stage23_report
+from tests.commands import ENVIRONMENT, ROOT
+
+LEAST = 1 / 1001  # the smallest p that 1000 resamples can give
+
+
+def made_up(scores, against_baseline, against_best=None, by_seed=None):
+    """Results of systems with *scores* {system: {seed: sacreBLEU}}, the baseline first.
+
+    The bootstraps are {system: (difference, low, high, p_value, p_holm)}, or in *by_seed*, {system: {seed: (difference,
+    low, high, p_value)}}.
+    """
+
+    def run(system, seed, score):
+        process = {"commit": "c1", "versions": {"torch": "2.13.0"}, "hardware": {"gpus": []}}
+        process |= {"batches": {"max_tokens": 64}, "command": f"fairseq-train {system} <&>"}
+        training = {
+            "updates": [10, 20], "seconds": [60.0, 120.0], "losses": [5.0, 34 - score], "last_epoch": 2,
+            "tokens_per_second": 1000.0 * seed, "processes": [process], "peak_memory_mib": 1230.0 + seed,
+        }  # fmt: skip
+        buckets = [{"words": "0-10", "sentences": 30, "score": score + 1}]
+        buckets.append({"words": "11-20", "sentences": 3, "score": score - 1})
+        return {
+            "seed": seed, "architecture": f"arch_{system}", "flags": f"--flag {system}", "parameters": 1234567,
+            "metrics": {"sacreBLEU": {"score": score}, "TER": {"score": 100 - score}},
+            "by_length": buckets, "training": training, "curve_is_whole": seed == 1,
+        }  # fmt: skip
+
+    def named(values):
+        return dict(zip(("difference", "low", "high", "p_value", "p_holm"), values, strict=False))
+
+    def joined(times):
+        return {
+            "times": times, "lines": 60 // times, "subwords": 11.0 * times, "longer_than_in_training": times - 1,
+            "scores": {system: [score / times for score in of.values()] for system, of in scores.items()},
+            "length_ratio": {system: [1 - 0.1 * seed for seed in of] for system, of in scores.items()},
+            "best": max(scores, key=lambda system: statistics.mean(scores[system].values())),
+            "against_baseline": {system: named(values) for system, values in against_baseline.items()},
+            "against_best": {system: named(values) for system, values in (against_best or against_baseline).items()},
+            "by_seed": {
+                system: [{"seed": seed, **named(values)} for seed, values in of.items()]
+                for system, of in (by_seed or {}).items()
+            },
+        }  # fmt: skip
+
+    return {
+        "recipe": "known", "baseline": next(iter(scores)), "settings": {"beam": 4}, "failed": {},
+        "systems": [*scores],
+        "runs": {system: [run(system, seed, score) for seed, score in of.items()] for system, of in scores.items()},
+        "signatures": {"sacreBLEU": "s", "TER": "t"}, "bootstrap": {"resamples": 1000, "seed": 1},
+        "joined": [joined(1), joined(2)], "longest_in_training": 55,
+        "command": "python -m recipes.compare known --work-dir /a/b --seeds 2 --data-dir=/c",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def two():
+    """Two systems: the second one is better in the first seed and worse in the second."""
+    scores = {"base": {1: 30.0, 2: 31.0}, "<other>": {1: 32.0, 2: 30.0}}
+    by_seed = {"<other>": {1: (2.0, 1.5, 2.5, LEAST), 2: (-1.0, -1.75, 0.125, 0.25)}}
+    results = made_up(scores, {"<other>": (0.5, -0.25, 1.25, 0.125, 0.125)}, by_seed=by_seed)
+    # The best system is compared with the baseline.
+    results["joined"][0]["against_best"] = {"base": dict(results["joined"][0]["against_baseline"]["<other>"])}
+    results["joined"][0]["against_best"]["base"]["difference"] = -0.5
+    results["runs"]["<other>"][1]["training"]["losses"][0] = math.nan
+    return results
+
+
+@pytest.fixture
+def ten():
+    """Ten systems with seed 1, of which the first five also have seeds 2 and 3. The eighth shares no seed."""
+    scores = {f"transformer_system_{n}": {1: 30.0 + n / 10} for n in range(10)}
+    names = [*scores]
+    for name in names[:5]:
+        scores[name] |= {2: scores[name][1] + 0.2, 3: scores[name][1] - 0.2}
+    scores[names[7]] = {4: 20.0}
+    against_baseline = {name: (n / 10, n / 10 - 0.2, n / 10 + 0.2, 0.01, 0.08) for n, name in enumerate(names) if n % 7}
+    against_baseline[names[9]] = (0.9, 0.7, 1.1, LEAST, 8 * LEAST)
+    against_baseline[names[1]] = (-0.5, -0.7, -0.3, 0.002, 0.014)
+    against_best = {name: (n / 10 - 0.9, -1.5, 0.0, 0.001 * 5**n, min(1, 0.009 * 5**n)) for n, name in enumerate(names)}
+    del against_best[names[9]], against_best[names[7]]
+    results = made_up(scores, against_baseline, against_best)
+    results["failed"] = {f"{names[6]}, seed 2": "stage 7 (train) failed\nout of memory", "lost, seed 1": "no node"}
+    return results
+
+
+def rows_of(text, table):
+    """The rows of a *table* of the page as {first cell: {head: cell}}."""
+    (source,) = re.findall(rf'<table id="{table}">(.*?)</table>', text, re.DOTALL)
+    cells = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>.*?</tr>", source)]
+    head, *rows = [[html.unescape(cell) for cell in row] for row in cells]
+    assert [row[0] for row in rows] == [*dict.fromkeys(row[0] for row in rows)], "no row occurs twice"
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def values(row):
+    return [*row.values()][1:]
+
+
+def test_the_page_shows_the_results_of_two_systems(two):
+    text = page.texts(two)["report.html"]
+    scores = rows_of(text, "scores")
+    assert [*scores] == ["<other>", "base"], "the best first"
+    row = scores["<other>"]
+    assert values(row)[:6] == ["1, 2", "31.00 ± 1.41", "+0.50 (-0.25 to +1.25)", "0.125", "0.125", "best"]
+    assert (row["parameters"], row["updates"], row["minutes"]) == ("1,234,567", "20", "2.0 ± 0.0")
+    assert (row["tokens/s"], row["peak memory (MiB)"]) == ("1,500 ± 707", "1,232")
+    assert row["validation loss at the end"] == "3.00 ± 1.41"
+    compared = ["1, 2", "30.50 ± 0.71", "the baseline", "", "", "indistinguishable (p 0.125)"]
+    assert values(scores["base"])[:6] == compared
+    runs = rows_of(text, "runs")
+    difference = ["32.00", "+2.00 (+1.50 to +2.50)", "≤ 0.001"]
+    assert values(runs["<other>, seed 1"]) == [*difference, "20", "2.0", "1,000", "1,231", "5.000, 2.000", "c1"]
+    gap = "20 (the end of the curve is missing)"
+    difference = ["30.00", "-1.00 (-1.75 to +0.12)", "0.250"]
+    assert values(runs["<other>, seed 2"]) == [*difference, gap, "2.0", "2,000", "1,232", "nan, 4.000", "c1"]
+    assert values(runs["base, seed 2"])[:3] == ["31.00", "", ""]
+    assert values(rows_of(text, "systems")["<other>"]) == ["arch_<other>", "--flag <other>"]
+    assert rows_of(text, "metrics")["base"]["TER (t)"] == "69.50 ± 0.71"
+    assert values(rows_of(text, "lengths")["<other>"]) == ["32.00 ± 1.41", "30.00 ± 1.41"]
+    assert [*rows_of(text, "lengths")["base"]] == ["system", "0-10 (30)", "11-20 (3)"]
+    joined = rows_of(text, "joined")
+    assert [row["2"] for row in joined.values()] == ["30", "22", "1", "15.50 ± 0.71 (0.85)", "15.25 ± 0.35 (0.85)"]
+    assert rows_of(text, "differences")["<other>"]["2"] == "+0.50 (-0.25 to +1.25), p 0.125"
+    assert "<other>" not in text and "<&>" not in text and "fairseq-train base &lt;&amp;&gt;" in text
+    assert "longest source has 55 subwords" in re.sub(r"\s+", " ", text)
+
+
+def test_the_verdict_on_two_systems_reports_seeds_bootstrap_and_differences_between_trainings(two):
+    assert page.verdict(two) == [
+        "<other> differs from base by +0.50 sacreBLEU, the mean over 2 seeds (+2.00, -1.00; standard "
+        "deviation 2.12). When the test sentences are resampled, 95% of the differences between these "
+        "trainings are from -0.25 to +1.25 (p 0.125)."
+    ]
+    trained = [run["training"]["processes"] for _, run in page.all_runs(two)]
+    trained[3][0]["batches"] = {"max_tokens": 32}
+    trained[1].append({**trained[1][0], "hardware": {"gpus": ["H200"]}})
+    assert page.verdict(two)[1:] == [
+        "The trainings differ in hardware (gpus none; gpus H200), batches (max_tokens 64; max_tokens 32)."
+    ]
+
+
+def test_the_report_of_ten_systems_names_the_best_the_differences_and_the_missing_runs(ten):
+    name = "transformer_system_{}".format
+    assert page.verdict(ten) == [
+        f"{name(9)} has the highest sacreBLEU, 30.90.",
+        f"The test does not show that {name(8)}, {name(6)}, {name(5)}, {name(4)}, {name(3)} and {name(2)} are worse.",
+        f"{name(9)} (+0.90) is better than the baseline {name(0)}.",
+        f"{name(1)} (-0.50) is worse than the baseline {name(0)}.",
+        f"{name(8)} (+0.80), {name(6)} (+0.60), {name(5)} (+0.50), {name(4)} (+0.40), {name(3)} (+0.30) and "
+        f"{name(2)} (+0.20) are indistinguishable from the baseline {name(0)}.",
+        f"{name(7)} has no seed in common with the baseline.",
+        f"{name(9)}, {name(8)}, {name(6)}, {name(5)} and {name(7)} have one seed: other seeds may differ.",
+        f"{name(6)}, seed 2 is missing: stage 7 (train) failed out of memory",
+        "lost, seed 1 is missing: no node",
+    ]
+    texts = page.texts(ten)
+    assert all(sentence in html.unescape(text) for text in texts.values() for sentence in page.verdict(ten))
+    scores = rows_of(texts["report.html"], "scores")
+    assert [row[-1] for row in scores] == [*"9865432107"]
+    columns = [row["compared with the best"] for row in scores.values()]
+    assert columns[0] == "best" and columns[-1] == "no common seed"
+    assert columns[1] == "indistinguishable (p 1.000)" and columns[6] == "indistinguishable (p 0.225)"
+    assert columns[7:9] == ["worse (p 0.045)", "worse (p 0.009)"]
+    assert values(scores[name(9)])[2:5] == ["+0.90 (+0.70 to +1.10)", "≤ 0.001", "≤ 0.008"]
+    assert values(scores[name(7)])[2:5] == ["no common seed", "", ""]
+    assert values(scores[name(1)])[:2] == ["1, 2, 3", "30.10 ± 0.20"]
+    assert len(rows_of(texts["report.html"], "runs")) == 20
+    # Better than the best system in the seeds that both have.
+    ten["joined"][0]["against_best"][name(0)]["difference"] = 0.1
+    assert f" and {name(0)} are worse." in page.verdict(ten)[1]
+    ten["joined"][0]["against_best"] = {name(0): ten["joined"][0]["against_best"][name(1)]}
+    assert page.verdict(ten)[1] == "The test shows that every other system is worse."
+
+
+def test_the_markdown_has_the_tables_and_names_no_folder(two):
+    two["runs"]["base"][0]["flags"] = "--a b|c"
+    text = page.texts(two)["results.md"]
+    parts = [part.strip().splitlines() for part in text.split("\n\n")]
+    tables = [rows for rows in parts if rows and rows[0].startswith("| ")]
+    assert len(tables) == 7
+    for head, rule, *rows in tables:
+        assert re.fullmatch(r"\|(---\|)+", rule)
+        cells = {len(re.split(r"(?<!\\)\|", row)) for row in (head, rule, *rows)}
+        assert len(cells) == 1 and rows
+    assert "| <other> | 1, 2 | 31.00 ± 1.41 | +0.50 (-0.25 to +1.25) | 0.125 | 0.125 | best | 1,234,567 |" in text
+    assert "`python -m recipes.compare known --seeds 2`" in text and "/a/b" not in text and "/c" not in text
+    assert "Trained with commit: c1; versions: torch 2.13.0; hardware: gpus none; batches: max" in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_missing_or_not_finite_are_named(two, value):
+    run = two["runs"]["<other>"][0]
+    run["training"]["losses"][-1] = value
+    run["training"]["peak_memory_mib"] = run["parameters"] = None
+    text = page.texts(two)["report.html"]
+    row = rows_of(text, "scores")["<other>"]
+    assert row["validation loss at the end"] == f"{value:.2f}, 4.00" and row["parameters"] == "not in the log"
+    assert row["peak memory (MiB)"] == "1,232", "of the other seed"
+    row = rows_of(text, "runs")["<other>, seed 1"]
+    assert row["validation loss, the last five"] == f"5.000, {value:.3f}" and row["peak memory (MiB)"] == "not noted"
+
+
+# -- plots -----------------------------------------------------------------------------------------
+
+
+def test_plots_have_every_training_and_no_small_bucket(two):
+    figures = page.plots(two)
+    by_updates, by_time = figures["losses"].axes
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in by_updates.get_lines()]
+    assert ([10, 20], [5.0, 4.0]) in lines and ([10, 20], [5.0, 2.0]) in lines and len(lines) == 4
+    assert ([1.0, 2.0], [5.0, 3.0]) in [(list(one.get_xdata()), list(one.get_ydata())) for one in by_time.lines]
+    (lengths,), (joined,) = figures["lengths"].axes, figures["joined"].axes
+    assert [label.get_text() for label in lengths.get_xticklabels()] == ["0-10\n(30)"]
+    bars = {one.get_label(): one for one in joined.containers}
+    for system, means, seeds in (
+        ("base", [30.5, 15.25], [[30, 31], [15, 15.5]]),
+        ("<other>", [31.0, 15.5], [[30, 32], [15, 16]]),
+    ):
+        assert list(bars[system].lines[0].get_ydata()) == means
+        ends = [sorted(point[1] for point in segment) for segment in bars[system].lines[2][0].get_segments()]
+        assert ends == [pytest.approx(of) for of in seeds]
+
+
+def test_each_of_many_systems_has_its_own_look_in_all_plots(ten):
+    ten["systems"] = [*ten["systems"], *map(str, range(20))]
+    looks = [page.style(ten, system) for system in ten["systems"]]
+    assert len({(look["color"], look["linestyle"]) for look in looks[:28]}) == 28
+    assert len({tuple(look.values()) for look in looks}) == 30
+
+
+@pytest.mark.parametrize("length", [0, 30])
+def test_the_legend_names_every_system_and_overlaps_nothing(ten, length):
+    longer = {name: f"{name}{'_long' * (length // 5)}" for name in ten["systems"]}
+    ten = json.loads(re.sub("|".join(longer), lambda match: longer[match.group()], json.dumps(ten)))
+    for name, figure in page.plots(ten).items():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (legend,) = figure.legends
+        assert sorted(text.get_text() for text in legend.get_texts()) == sorted(ten["systems"])
+        assert not any(axes.get_legend() for axes in figure.axes)
+        box = legend.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0, name
+        drawn = [axes.get_tightbbox(canvas.get_renderer()) for axes in figure.axes]  # with ticks and labels
+        assert not any(box.overlaps(axes) for axes in drawn), name
+        assert not any(one.overlaps(other) for n, one in enumerate(drawn) for other in drawn[:n]), name
+        assert all(axes.get_window_extent().height > 200 for axes in figure.axes), name
+
+
+# -- drawn again -----------------------------------------------------------------------------------
+
+
+def test_the_page_is_drawn_again_from_its_results(two, tmp_path):
+    two["runs"]["base"][0]["training"]["tokens_per_second"] = math.nan
+    (tmp_path / "results.json").write_text(json.dumps(stage23_report._finite(two)))
+    page.main([str(tmp_path / "results.json"), "--output", str(tmp_path / "elsewhere")])
+    expected = page.texts(two)
+    for name in ("report.html", "results.md"):
+        assert (tmp_path / "elsewhere" / name).read_text() == expected[name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "results.json"]
+    command = [sys.executable, "-m", "recipes.compare.page", str(tmp_path / "results.json")]
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
+    assert (tmp_path / "report.html").read_text() == expected["report.html"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "No such file or directory$"),
+        ("cut off", "it is not JSON"),
+        ("[1, 2]", "it lacks recipe, baseline"),
+        ('{"recipe": "demo", "systems": [], "command": ""}', "it lacks baseline, runs, failed, settings"),
+    ],
+)
+def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, content, message):
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit, match=f"^recipes.compare.page: {path}: .*{message}"):
+        page.main([str(path)])
+    assert not (tmp_path / "report.html").exists()
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+PROBE = """<script>onload = () => {
+    const shown = frames[0].document;
+    const tables = [...shown.querySelectorAll("table")].map(table => {
+        const wide = table.parentElement, inside = wide.clientWidth, first = table.querySelector("td");
+        wide.scrollLeft = 100000;
+        const edges = [wide, first].map(one => Math.round(one.getBoundingClientRect().left));
+        return {id: table.id, overflow: getComputedStyle(wide).overflowX, wider: wide.scrollWidth > inside,
+            scrolled: wide.scrollLeft, inside, edges, first: first.offsetWidth};
+    });
+    const sizes = [...shown.images].map(i => i.complete ? i.naturalWidth * i.naturalHeight : 0);
+    const page = [shown.documentElement.scrollWidth, frames[0].innerWidth];
+    document.title = JSON.stringify({sizes, tables, page, cells: shown.querySelectorAll("td").length});
+}</script>"""
+
+
+@pytest.mark.parametrize("systems", ["two", "ten"])
+def test_a_browser_shows_the_page_its_plots_and_tables_that_scroll(systems, request, tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome is on the PATH to look at the page with")
+    source = html.escape(page.texts(request.getfixturevalue(systems))["report.html"])
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking".split()
+    flags += "--disable-component-update --disable-sync --virtual-time-budget=5000 --window-size=1400,900".split()
+    flags.append(f"--user-data-dir={tmp_path / 'profile'}")
+    path = tmp_path / "report.html"
+    for width in (1280, 375):  # a window cannot be as narrow as a phone, but a frame can
+        path.write_text(f'{PROBE}<iframe width="{width}" height="800" frameborder="0" srcdoc="{source}"></iframe>')
+        command = [browser, *flags, "--dump-dom", path.as_uri()]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
+        assert title is not None, shown[:1000]
+        measured = json.loads(title.group(1))
+        assert len(measured["sizes"]) == 3 and min(measured["sizes"]) > 100_000, width
+        scroll_width, inner_width = measured["page"]
+        assert inner_width == width and scroll_width <= width, "only the tables scroll"
+        assert len(measured["tables"]) == 7 and measured["cells"] > 50
+        for table in measured["tables"]:
+            assert table["overflow"] == "auto"
+            assert (table["scrolled"] > 0) == table["wider"], table
+            assert table["edges"][0] == table["edges"][1], f"the name of the system stays visible: {table}"
+            assert table["first"] < 0.6 * table["inside"] or not table["wider"], table
+        wider = {table["id"] for table in measured["tables"] if table["wider"]}
+        assert {"scores", "runs"} <= wider and (width > 375 or {"joined", "differences"} <= wider)
