@@ -1,4 +1,4 @@
-"""Tables and plots of the report, and the page and the Markdown rendered from them.
+"""Sentences and tables of the report, and the page and the Markdown rendered from them and the plots.
 
     python -m recipes.compare.page results.json [--output DIR]
 
@@ -9,38 +9,25 @@ draws both again without training. The wording is in the templates beside this f
 import argparse
 import base64
 import io
-import json
-import logging
 import math
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_rope.files import write_whole
+from recipes.compare.plots import FEWEST, plots
+from recipes.compare.results import Results, all_runs, buckets, per_system, ranked, read_results
 
-Results = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # the head and the rows
-KEYS = (
-    *("recipe", "baseline", "systems", "runs", "failed", "settings", "signatures", "bootstrap", "joined", "command"),
-    "longest_in_training",
-)
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
-FEWEST = 20  # sentences that a length bucket needs to appear in the plot
 SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
-
-# Distinguishable for colour-blind readers (Okabe and Ito 2008). Each system has the next of each list, so that two
-# systems with the same colour have other dashes and markers: the combinations repeat after 140 systems.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-DASHES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -49,40 +36,6 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-
-
-def read_results(path: Path) -> Results:
-    """The results in the file *path*. Raises a ValueError if it is not the results.json of a comparison."""
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: is not the results.json of a comparison: it is not JSON") from error
-    missing = [key for key in KEYS if not isinstance(results, dict) or key not in results]
-    if missing:
-        raise ValueError(f"{path}: is not the results.json of a comparison: it lacks {', '.join(missing)}")
-    for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
-        training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
-        if training["tokens_per_second"] is None:
-            training["tokens_per_second"] = math.nan
-    return results
-
-
-def all_runs(results: Results) -> list[tuple[str, dict[str, Any]]]:
-    """Every run with the name of its system."""
-    return [(system, run) for system, runs in results["runs"].items() for run in runs]
-
-
-def per_system(results: Results, value: Callable[[dict[str, Any]], Any]) -> dict[str, list[Any]]:
-    """*value* of every run, as one list over the seeds for each system, the best system first."""
-    return {system: [value(run) for run in results["runs"][system]] for system in ranked(results)}
-
-
-def ranked(results: Results) -> list[str]:
-    """The systems by the mean of their sacreBLEU over all their seeds, the best first."""
-    scores = results["joined"][0]["scores"]
-    return sorted(results["systems"], key=lambda system: -statistics.mean(scores[system]))
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -197,83 +150,6 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
-# -- plots -----------------------------------------------------------------------------------------
-
-
-def plots(results: Results) -> dict[str, Figure]:
-    """The plots of the page by their names."""
-    buckets = _buckets(results)
-    drawn = [n for n, (_, sentences) in enumerate(buckets) if sentences >= FEWEST] or range(len(buckets))
-    lengths = per_system(results, lambda run: [run["by_length"][n]["score"] for n in drawn])
-    of_lengths = lengths, ["{}\n({})".format(*buckets[n]) for n in drawn], "words of the source (sentences)"
-    times = [str(one["times"]) for one in results["joined"]]
-    joined = {system: zip(*(one["scores"][system] for one in results["joined"]), strict=True) for system in lengths}
-    return {
-        "losses": _figure(results, 2, lambda *axes: _draw_losses(results, *axes)),
-        "lengths": _figure(results, 1, lambda axes: _draw_scores(axes, results, *of_lengths)),
-        "joined": _figure(results, 1, lambda axes: _draw_scores(axes, results, joined, times, "sentences a line")),
-    }
-
-
-def _figure(results: Results, count: int, draw: Callable[..., None]) -> Figure:
-    """A figure of *count* axes that *draw* fills, with one legend below them."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes it log everything
-    width = 5 * count + 1
-    columns = max(1, int(width / (0.8 + 0.09 * max(map(len, results["systems"])))))  # inches of the longest entry
-    height = 3.8 + 0.25 * math.ceil(len(results["systems"]) / columns)
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
-    draw(*axes)
-    for each in axes:
-        each.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
-    return figure
-
-
-def style(results: Results, system: str) -> dict[str, Any]:
-    """Colour, dashes and marker of *system*. They do not depend on the scores."""
-    number = results["systems"].index(system)
-    kinds = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
-    return {"linewidth": 1.2, "markersize": 5, **{key: of[number % len(of)] for key, of in kinds.items()}}
-
-
-def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = per_system(results, lambda run: run["training"])
-    for system, of_system in trainings.items():
-        for number, training in enumerate(of_system):
-            look = {**style(results, system), "label": None if number else system, "alpha": 0.8, "markevery": 0.2}
-            by_updates.plot(training["updates"], training["losses"], **look)
-            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **look)
-    all_losses = [loss for of_system in trainings.values() for training in of_system for loss in training["losses"]]
-    lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
-    for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
-        axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
-
-
-def _draw_scores(
-    axes: Axes, results: Results, scores: Mapping[str, Iterable[Sequence[float]]], places: Sequence[str], xlabel: str
-) -> None:
-    """Draw a line for each system through the means over seeds of *scores* (system: seed, place)."""
-    step = min(0.06, 0.6 / len(scores))
-    for number, (system, seeds) in enumerate(scores.items()):
-        values = list(zip(*seeds, strict=True))  # place, seed
-        means = [statistics.mean(of_place) for of_place in values]
-        # Rounding can put the mean of equal numbers below or above them.
-        below = [max(0, mean - min(of_place)) for mean, of_place in zip(means, values, strict=True)]
-        above = [max(0, max(of_place) - mean) for mean, of_place in zip(means, values, strict=True)]
-        positions = [n + step * (number - (len(scores) - 1) / 2) for n in range(len(places))]
-        axes.errorbar(positions, means, yerr=[below, above], capsize=3, label=system, **style(results, system))
-    axes.set_xticks(range(len(places)), places)
-    axes.set(xlabel=xlabel, ylabel="sacreBLEU")
-
-
-def _png(figure: Figure) -> str:
-    """*figure* as PNG in base64."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png")
-    return base64.b64encode(png.getvalue()).decode()
-
-
 # -- tables ----------------------------------------------------------------------------------------
 
 
@@ -282,7 +158,7 @@ def tables(results: Results) -> dict[str, Table]:
     metrics = [name for name in results["signatures"] if name != "sacreBLEU"]
     of_metrics = per_system(results, lambda run: [run["metrics"][name]["score"] for name in metrics])
     of_lengths = per_system(results, lambda run: [bucket["score"] for bucket in run["by_length"]])
-    lengths = [f"{words} ({sentences})" for words, sentences in _buckets(results)]
+    lengths = [f"{words} ({sentences})" for words, sentences in buckets(results)]
 
     def by_column(head: list[str], values: Mapping[str, list[list[float]]]) -> Table:
         rows = [[name, *map(spread, zip(*seeds, strict=True))] for name, seeds in values.items()]
@@ -382,11 +258,6 @@ def _joined_tables(results: Results) -> dict[str, Table]:
     return {"joined": (head, joined_rows), "differences": (head, differences)}
 
 
-def _buckets(results: Results) -> list[tuple[str, int]]:
-    """Word range and number of sentences of every length bucket, which are the same for all runs."""
-    return [(bucket["words"], bucket["sentences"]) for bucket in all_runs(results)[0][1]["by_length"]]
-
-
 def _parameters(run: dict[str, Any]) -> str:
     return f"{run['parameters']:,}" if run["parameters"] else "not in the log"
 
@@ -435,6 +306,13 @@ def _without_places(command: str) -> str:
     return shlex.join(
         w for w, before in zip(words, previous, strict=True) if not {before, w.partition("=")[0]} & places
     )
+
+
+def _png(figure: Figure) -> str:
+    """*figure* as PNG in base64."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    return base64.b64encode(png.getvalue()).decode()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from fairseq_rope.tools.score import TOKENIZERS
 from recipes.compare import page, stage21_join, stage22_translate_joined
 from recipes.compare.bootstrap import RESAMPLES, SEED, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.curves import read_history
+from recipes.compare.results import read_results
 from recipes.compare.stage21_join import lines
 from recipes.pipeline.checkpoints import to_average
 from recipes.pipeline.commands import Shell
@@ -120,7 +121,7 @@ class Report(Stage):
 
     def summary(self, experiment: Experiment) -> str:
         """The lines to print at the end: the path of the report, and its verdict."""
-        results = page.read_results(self.folder(experiment) / "results.json")
+        results = read_results(self.folder(experiment) / "results.json")
         return "\n".join([f"report:  {self.folder(experiment) / 'report.html'}", *page.verdict(results)])
 
     def _identity(self, experiment: Experiment) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""recipes/compare/page.py: the tables, plots and sentences of made-up results, and the page in a browser."""
+"""recipes/compare: the tables, plots and sentences of made-up results, and the page in a browser."""
 
 import html
 import json
@@ -12,7 +12,8 @@ import sys
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from recipes.compare import page, stage23_report
+from recipes.compare import page, plots, stage23_report
+from recipes.compare.results import all_runs
 from tests.commands import ENVIRONMENT, ROOT
 
 LEAST = 1 / 1001  # the smallest p that 1000 resamples can give
@@ -146,7 +147,7 @@ def test_the_verdict_on_two_systems_reports_seeds_bootstrap_and_differences_betw
         "deviation 2.12). When the test sentences are resampled, 95% of the differences between these "
         "trainings are from -0.25 to +1.25 (p 0.125)."
     ]
-    trained = [run["training"]["processes"] for _, run in page.all_runs(two)]
+    trained = [run["training"]["processes"] for _, run in all_runs(two)]
     trained[3][0]["batches"] = {"max_tokens": 32}
     trained[1].append({**trained[1][0], "hardware": {"gpus": ["H200"]}})
     assert page.verdict(two)[1:] == [
@@ -219,7 +220,7 @@ def test_values_that_are_missing_or_not_finite_are_named(two, value):
 
 
 def test_plots_have_every_training_and_no_small_bucket(two):
-    figures = page.plots(two)
+    figures = plots.plots(two)
     by_updates, by_time = figures["losses"].axes
     lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in by_updates.get_lines()]
     assert ([10, 20], [5.0, 4.0]) in lines and ([10, 20], [5.0, 2.0]) in lines and len(lines) == 4
@@ -238,7 +239,7 @@ def test_plots_have_every_training_and_no_small_bucket(two):
 
 def test_each_of_many_systems_has_its_own_look_in_all_plots(ten):
     ten["systems"] = [*ten["systems"], *map(str, range(20))]
-    looks = [page.style(ten, system) for system in ten["systems"]]
+    looks = [plots.style(ten, system) for system in ten["systems"]]
     assert len({(look["color"], look["linestyle"]) for look in looks[:28]}) == 28
     assert len({tuple(look.values()) for look in looks}) == 30
 
@@ -247,7 +248,7 @@ def test_each_of_many_systems_has_its_own_look_in_all_plots(ten):
 def test_the_legend_names_every_system_and_overlaps_nothing(ten, length):
     longer = {name: f"{name}{'_long' * (length // 5)}" for name in ten["systems"]}
     ten = json.loads(re.sub("|".join(longer), lambda match: longer[match.group()], json.dumps(ten)))
-    for name, figure in page.plots(ten).items():
+    for name, figure in plots.plots(ten).items():
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         (legend,) = figure.legends

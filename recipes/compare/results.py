@@ -1,0 +1,53 @@
+"""Read results.json, which stage23_report.py writes, and list its runs and systems."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, Any]
+KEYS = (
+    *("recipe", "baseline", "systems", "runs", "failed", "settings", "signatures", "bootstrap", "joined", "command"),
+    "longest_in_training",
+)
+
+
+def read_results(path: Path) -> Results:
+    """The results in the file *path*. Raises a ValueError if it is not the results.json of a comparison."""
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: is not the results.json of a comparison: it is not JSON") from error
+    missing = [key for key in KEYS if not isinstance(results, dict) or key not in results]
+    if missing:
+        raise ValueError(f"{path}: is not the results.json of a comparison: it lacks {', '.join(missing)}")
+    for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
+        training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
+        if training["tokens_per_second"] is None:
+            training["tokens_per_second"] = math.nan
+    return results
+
+
+def all_runs(results: Results) -> list[tuple[str, dict[str, Any]]]:
+    """Every run with the name of its system."""
+    return [(system, run) for system, runs in results["runs"].items() for run in runs]
+
+
+def per_system(results: Results, value: Callable[[dict[str, Any]], Any]) -> dict[str, list[Any]]:
+    """*value* of every run, as one list over the seeds for each system, the best system first."""
+    return {system: [value(run) for run in results["runs"][system]] for system in ranked(results)}
+
+
+def ranked(results: Results) -> list[str]:
+    """The systems by the mean of their sacreBLEU over all their seeds, the best first."""
+    scores = results["joined"][0]["scores"]
+    return sorted(results["systems"], key=lambda system: -statistics.mean(scores[system]))
+
+
+def buckets(results: Results) -> list[tuple[str, int]]:
+    """Word range and number of sentences of every length bucket, which are the same for all runs."""
+    return [(bucket["words"], bucket["sentences"]) for bucket in all_runs(results)[0][1]["by_length"]]
