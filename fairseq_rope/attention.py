@@ -3,9 +3,7 @@
 Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
 """
 
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -13,40 +11,12 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from .positions.interface import PositionEncoding
-from .positions.rotary import RotaryEmbedding, is_compiling
+from .positions.rotary import RotaryEmbedding
+from .positions.sharing import once_per_forward_pass
 
 # The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a left-padded
 # target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
-
-
-# What the layers of one side share in one forward pass, by what it was computed from. Each thread has its own value.
-_forward_pass: ContextVar[Optional[Dict[Any, Any]]] = ContextVar("fairseq_rope_forward_pass", default=None)
-
-
-@contextmanager
-def forward_pass() -> Iterator[None]:
-    """Let the layers that are called inside compute only once what they share."""
-    token = _forward_pass.set({})
-    try:
-        yield
-    finally:
-        _forward_pass.reset(token)
-
-
-def once_per_forward_pass(key: Tuple[Any, ...], compute: Callable[..., Any], *args: Any) -> Any:
-    """Return ``compute(*args)``, or what it returned earlier in this forward pass for the same *key*.
-
-    Tensors and modules in *key* are compared by identity. Outside :func:`forward_pass`, for example when activation
-    checkpointing computes a layer again, it is computed anew.
-    """
-    shared = _forward_pass.get()
-    if shared is None:
-        return compute(*args)
-    key = (*key, torch.is_grad_enabled())
-    if key not in shared:
-        shared[key] = compute(*args)
-    return shared[key]
 
 
 class FusedAttention(MultiheadAttention):
@@ -108,6 +78,15 @@ class FusedAttention(MultiheadAttention):
 
     def _position_values(self, weights: Tensor) -> Optional[Tensor]:
         return None
+
+    def _shared_mask(
+        self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
+    ) -> Optional[Tensor]:
+        """Return :meth:`_score_mask`, computed by the first layer that has the same masks."""
+        if not torch.jit.is_scripting():
+            key = (attn_mask, key_padding_mask, q.dtype)
+            return once_per_forward_pass(key, self._score_mask, attn_mask, key_padding_mask, q)
+        return self._score_mask(attn_mask, key_padding_mask, q)
 
     def _score_mask(
         self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
@@ -233,7 +212,7 @@ class SelfAttention(FusedAttention):
     ) -> Optional[Tensor]:
         """Return what masks and positions add to the scores: None, or a tensor that broadcasts to (B, H, T, S)."""
         if not torch.jit.is_scripting():
-            if self.position.shared and not is_compiling():
+            if self.position.shared:
                 key = (self.position, attn_mask, key_padding_mask, q.size(2), keys, q.dtype)
                 return once_per_forward_pass(key, self._with_bias, attn_mask, key_padding_mask, q, keys)
         return self._with_bias(attn_mask, key_padding_mask, q, keys)
@@ -241,7 +220,7 @@ class SelfAttention(FusedAttention):
     def _with_bias(
         self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor, keys: int
     ) -> Optional[Tensor]:
-        mask = self._score_mask(attn_mask, key_padding_mask, q)
+        mask = self._shared_mask(attn_mask, key_padding_mask, q)
         bias = self.position.bias(q, keys)
         if mask is None or bias is None:
             return bias if mask is None else mask
@@ -323,15 +302,8 @@ class CrossAttention(FusedAttention):
                 saved_state["prev_key_padding_mask"] = key_padding_mask
                 self._set_input_buffer(incremental_state, saved_state)
         assert k is not None and v is not None
-        mask = self._mask(attn_mask, key_padding_mask, q)
+        mask = self._shared_mask(attn_mask, key_padding_mask, q)
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
-
-    def _mask(self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
-        if not torch.jit.is_scripting():
-            if not is_compiling():
-                key = (attn_mask, key_padding_mask, q.dtype)
-                return once_per_forward_pass(key, self._score_mask, attn_mask, key_padding_mask, q)
-        return self._score_mask(attn_mask, key_padding_mask, q)
 
     def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
         """*encoder_out* (S, B, C), projected: each (B, H, S, D), contiguous."""

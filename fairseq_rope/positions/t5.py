@@ -8,7 +8,6 @@ buckets for keys after the query. Scores are divided by sqrt(D) as in all encodi
 Shapes: H heads, T queries, S keys, C the width.
 """
 
-import bisect
 from typing import Any, List, Optional
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from .interface import Option, PositionEncoding, by_distance, distances
 
 
-def buckets_of(buckets: int, max_distance: int) -> List[int]:
-    """Return the bucket, one of *buckets* of one direction, of each distance 0 … *max_distance*.
+def first_distances(buckets: int, max_distance: int) -> List[int]:
+    """Return the first distance of each of the *buckets* of one direction, ascending.
 
     The comparison is of integers, so that no rounding of logarithms moves a distance into another bucket.
     """
@@ -34,8 +33,7 @@ def buckets_of(buckets: int, max_distance: int) -> List[int]:
             first -= 1
         return first
 
-    firsts = [*range(exact), *(first_of(k) for k in range(ranges))]
-    return [bisect.bisect_right(firsts, distance) - 1 for distance in range(max_distance + 1)]
+    return [*range(exact), *(first_of(k) for k in range(ranges))]
 
 
 class T5Bias(PositionEncoding):
@@ -76,7 +74,7 @@ class T5Bias(PositionEncoding):
             )
         self.bidirectional = bidirectional
         self.one_direction = buckets // 2 if bidirectional else buckets
-        self.bucket_of = buckets_of(self.one_direction, max_distance)
+        self.first_distances = first_distances(self.one_direction, max_distance)
         self.relative_attention_bias = nn.Parameter(torch.empty(buckets, heads))
         nn.init.normal_(self.relative_attention_bias, std=embed_dim**-0.5)
 
@@ -86,11 +84,11 @@ class T5Bias(PositionEncoding):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each *distance* = j - i, a tensor of integers."""
-        bucket_of = torch.tensor(self.bucket_of, device=distance.device)
+        first = torch.tensor(self.first_distances, device=distance.device)
         if not self.bidirectional:
-            return bucket_of[(-distance).clamp(min=0, max=len(self.bucket_of) - 1)]
+            return torch.bucketize((-distance).clamp(min=0), first, right=True) - 1
         after = (distance > 0) * self.one_direction
-        return bucket_of[distance.abs().clamp(max=len(self.bucket_of) - 1)] + after
+        return torch.bucketize(distance.abs(), first, right=True) - 1 + after
 
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L): (H, L)."""

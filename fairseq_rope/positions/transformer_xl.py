@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .interface import PositionEncoding, distances
+from .sharing import once_per_forward_pass
 
 
 def sinusoids(distance: Tensor, dim: int) -> Tensor:
@@ -27,6 +28,11 @@ def sinusoids(distance: Tensor, dim: int) -> Tensor:
     rate = torch.exp(pair * (-math.log(10000.0) / dim))
     angle = distance.to(torch.float64).unsqueeze(1) * rate  # (L, dim / 2)
     return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)[:, :dim].to(torch.float32)
+
+
+def all_sinusoids(queries: int, keys: int, dim: int, device: torch.device) -> Tensor:
+    """Return the sinusoid of each i - j that occurs, from S - 1 down to 1 - T: float32 (S + T - 1, *dim*)."""
+    return sinusoids(-distances(queries, keys, device), dim)
 
 
 class TransformerXL(PositionEncoding):
@@ -56,11 +62,19 @@ class TransformerXL(PositionEncoding):
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
         return q + self.pos_bias_u.unsqueeze(1).to(q.dtype), k
 
+    def _sinusoids(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Return :func:`all_sinusoids`, which layers share, in the type of the projection."""
+        dim = self.heads * self.head_dim
+        if not torch.jit.is_scripting():
+            key = ("transformer-xl", queries, keys, dim, device)
+            sinusoid = once_per_forward_pass(key, all_sinusoids, queries, keys, dim, device)
+            return sinusoid.to(self.linear_pos.weight.dtype)
+        return all_sinusoids(queries, keys, dim, device).to(self.linear_pos.weight.dtype)
+
     def bias(self, q: Tensor, keys: int) -> Optional[Tensor]:
         queries = q.size(2)
-        distance = distances(queries, keys, q.device)  # j - i, ascending
-        sinusoid = sinusoids(-distance, self.heads * self.head_dim).to(self.linear_pos.weight.dtype)
-        projected = self.linear_pos(sinusoid).view(-1, self.heads, self.head_dim).permute(1, 2, 0)  # (H, D, S + T - 1)
+        projected = self.linear_pos(self._sinusoids(queries, keys, q.device))  # (S + T - 1, C)
+        projected = projected.view(-1, self.heads, self.head_dim).permute(1, 2, 0)  # (H, D, S + T - 1)
         with_v = (q + self.pos_bias_v.unsqueeze(1).to(q.dtype)) * self.scaling
         scores = torch.matmul(with_v, projected.to(q.dtype))  # (B, H, T, S + T - 1)
         if queries == 1:

@@ -7,7 +7,8 @@ Scores then shrink with the distance i - j of keys in the past. For keys after t
 decoders.
 
 A scaled rotation is a rotation whose cos and sin are scaled, so :class:`~fairseq_rope.positions.rotary.RotaryEmbedding`
-does the rest. In float32, a query and a key that are 35,000 positions from the beginning still fit.
+does the rest. The factor of a key grows with its position, so each type has a largest position: with the default base
+about 34,000 in float32, and 2,800 in float16. Longer input is refused.
 """
 
 import math
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from .interface import Option
 from .rotary import BASE, FRACTION, LAYOUTS, RotaryEmbedding
+from .sharing import once_per_forward_pass
 
 SCALE_BASE = 512.0
+HEADROOM = 2.0**6  # so that keys, which are multiplied by the factor, fit too
 
 
 class XPos(RotaryEmbedding):
@@ -65,13 +68,35 @@ class XPos(RotaryEmbedding):
         position = torch.arange(offset, offset + length, dtype=torch.float64, device=device)
         return torch.pow(zeta, position.unsqueeze(1) / self.scale_base).float()
 
+    def scaled_tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return cos and sin for queries, and cos and sin for keys: each float32 (*length*, d_r / 2)."""
+        cos, sin = self.tables(offset, length, device)
+        scale = self.scales(offset, length, device)
+        return cos * scale, sin * scale, cos / scale, sin / scale
+
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
-        cos, sin = self.tables(offset, q.size(2), q.device)
-        scale = self.scales(offset, q.size(2), q.device)
-        return self.rotated(q, cos * scale, sin * scale), self.rotated(k, cos / scale, sin / scale)
+        length = q.size(2)
+        if not torch.jit.is_scripting():
+            self.refuse_too_far(offset + length, q.dtype)
+            key = (self, offset, length, q.device)
+            tables = once_per_forward_pass(key, self.scaled_tables, offset, length, q.device)
+            return self.rotated(q, tables[0], tables[1]), self.rotated(k, tables[2], tables[3])
+        q_cos, q_sin, k_cos, k_sin = self.scaled_tables(offset, length, q.device)
+        return self.rotated(q, q_cos, q_sin), self.rotated(k, k_cos, k_sin)
+
+    def refuse_too_far(self, positions: int, dtype: torch.dtype) -> None:
+        """Raise a ValueError if the factor of keys at *positions* is too large for *dtype*."""
+        largest = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max) / HEADROOM
+        limit = int(self.scale_base * math.log(largest) / math.log(1.4 / 0.4))
+        if positions > limit:
+            raise ValueError(
+                f"--xpos-scale-base {self.scale_base:g}: allows {limit} positions in {dtype}, and {positions} are "
+                "needed; use a larger base, or shorter sentences"
+            )
 
     def numbers(self, position: int, device: torch.device) -> Tensor:
         """Return the complex numbers (2, 1, D / 2) by which queries and keys are multiplied at *position*."""
+        self.refuse_too_far(position + 1, torch.float32)
         rest = (self.head_dim - self.dim) // 2
         scale = F.pad(self.scales(position, 1, device), (0, rest), value=1.0)
         return super().numbers(position, device) * torch.stack([scale, 1 / scale])

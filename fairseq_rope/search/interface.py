@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..attention import pad_scores
 from ..overrides import has_methods
+from ..positions.sharing import forward_pass
 from .cache import Beams
 from .equal_rows import LARGEST, EqualRows, whole_sentences
 from .projection import project_packed
@@ -118,9 +119,10 @@ def step(decoder: Any, prev_output_tokens: Tensor, beams: Beams) -> Tuple[Tensor
     inner_states = [x.transpose(0, 1)]
     beams.begin_step(beams.arranged(tokens.squeeze(1).eq(decoder.padding_idx)))
     x = beams.arranged(x.squeeze(1))
-    for layer_step in beams.steps:
-        x = layer_step(x, beams)
-        inner_states.append((x if beams.rows is None else x.index_select(0, beams.rows)).unsqueeze(0))
+    with forward_pass():
+        for layer_step in beams.steps:
+            x = layer_step(x, beams)
+            inner_states.append((x if beams.rows is None else x.index_select(0, beams.rows)).unsqueeze(0))
     x = inner_states[-1]  # (1, B, C)
     if decoder.layer_norm is not None:
         x = decoder.layer_norm(x)

@@ -29,11 +29,11 @@ Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 # The methods whose work a step does.
 LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
-    *(*CALL, "_attend", "_score_mask", "_mask", "_split_heads", "reorder_incremental_state"),
+    *(*CALL, "_attend", "_score_mask", "_shared_mask", "_split_heads", "reorder_incremental_state"),
     *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
 )
 PARTS = {
-    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_with_bias", "_position_values"),
+    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_mask", "_with_bias", "_position_values"),
     CrossAttention: methods_of(CrossAttention, *ATTENTION),
     RotaryEmbedding: methods_of(RotaryEmbedding, *CALL, "queries_and_keys"),
     XPos: methods_of(XPos, *CALL, "queries_and_keys"),

@@ -9,8 +9,8 @@ from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
 from .. import search
-from ..attention import forward_pass
 from ..overrides import methods_of
+from ..positions.sharing import forward_pass, once_per_forward_pass
 from ..search.projection import PackedProjection
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
@@ -41,6 +41,17 @@ class Decoder(TransformerDecoderBase):
         layer = DecoderLayer(cfg, no_encoder_attn)
         layer.self_attn.position = self.positions.of_layer()
         return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """Return fairseq's mask of later positions, the same object for all layers of a forward pass.
+
+        Args:
+            tensor: (T, B, C)
+        """
+        if not torch.jit.is_scripting():
+            return once_per_forward_pass((self, tensor.size(0)), super().buffered_future_mask, tensor)
+        positions = tensor.size(0)
+        return torch.full([positions, positions], float("-inf"), dtype=tensor.dtype, device=tensor.device).triu(1)
 
     def forward(
         self,

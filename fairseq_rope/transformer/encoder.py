@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
 from .. import search
-from ..attention import forward_pass
+from ..positions.sharing import forward_pass
 from .layers import EncoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
 
