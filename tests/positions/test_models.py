@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
@@ -249,6 +250,38 @@ def test_threads_that_share_a_model_get_what_one_gets(build, name):
                     torch.testing.assert_close(one, other)
 
 
+def test_threads_that_train_share_no_bias_and_no_gradient(build):
+    """One thread enters its forward pass in the middle of the other's, and leaves it when the other is through."""
+    model, events = (
+        build(position_encoding="t5", dropout=0.0).train(),
+        {name: threading.Event() for name in ("inside", "done")},
+    )
+    source, lengths = batch([5, 5], left_pad=True)  # no padding: both threads have the same masks, which are None
+    bias = model.encoder.layers[0].self_attn.position.relative_attention_bias
+    inner, results = ThreadPoolExecutor(1), []
+
+    def gradient():
+        states = model.encoder(source, lengths)["encoder_out"][0]
+        return torch.autograd.grad(states.square()[0].sum(), bias)[0]
+
+    def after_first_layer(*_):
+        if threading.current_thread() is threading.main_thread():
+            results.append(inner.submit(gradient))
+            assert events["inside"].wait(60)
+        else:
+            events["inside"].set()
+            assert events["done"].wait(60)
+
+    expected = gradient()
+    model.encoder.layers[0].register_forward_hook(after_first_layer)
+    try:
+        outer = gradient()
+    finally:
+        events["done"].set()
+    torch.testing.assert_close(outer, expected)
+    torch.testing.assert_close(results[0].result(60), expected)
+
+
 # -- checkpoints of other encodings ------------------------------------------------------------------
 
 
@@ -357,6 +390,19 @@ REFUSED = {
 }
 
 
+SEVERAL = {"checkpoint_activations": True, "distributed_world_size": 2, "ddp_backend": "pytorch_ddp"}
+REFUSED.update(
+    (f"checkpointing of {name} on several devices", ({"position_encoding": name, **SEVERAL}, message))
+    for name, message in ((n, f"--checkpoint-activations: .*legacy_ddp .* {n}, whose") for n in ("t5", "kerple"))
+)
+
+
+@pytest.mark.parametrize("other", [{"ddp_backend": "legacy_ddp"}, {"distributed_world_size": 1}])
+def test_activation_checkpointing_of_shared_parameters_is_allowed_where_it_works(build, other):
+    build(position_encoding="t5", **{**SEVERAL, **other})
+    build(position_encoding="shaw", **SEVERAL)
+
+
 @pytest.mark.parametrize("options, message", list(REFUSED.values()), ids=list(REFUSED))
 def test_what_an_encoding_cannot_use_is_refused_in_one_sentence(build, options, message):
     with pytest.raises(ValueError, match=f"^{message}") as refused:
@@ -388,7 +434,7 @@ def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task
 
 
 class Nearness(PositionEncoding):
-    """A user's encoding: subtracts a learned multiple of the distance to the power of an option."""
+    """A user's encoding: subtracts a learned multiple of the distance to the power of an option, and shrinks keys."""
 
     options = {"nearness_power": Option(1.0, "the power of the distance")}
 
@@ -399,6 +445,10 @@ class Nearness(PositionEncoding):
     @classmethod
     def build(cls, side, embed_dim, heads, **options):
         return cls(heads, **options)
+
+    def queries_and_keys(self, q, k, offset):
+        position = torch.arange(offset, offset + k.size(2), dtype=k.dtype)
+        return q, k * (1.0 - 0.5 * (position % 2)).unsqueeze(1)
 
     def bias(self, q, keys):
         key = torch.arange(keys, dtype=q.dtype)
@@ -419,4 +469,5 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     position = model.decoder.layers[1].self_attn.position
     assert type(position) is Nearness and position.power == 0.5 and not bool((position.weight == 0.5).any())
     torch.manual_seed(3)
-    found_plainly_too(fast(build(position_encoding="nearness")), sentences())
+    model, sample = fast(build(position_encoding="nearness")), sentences((7, 7, 7))
+    assert_scores_of_the_full_pass(model, sample, found_plainly_too(model, sample))
