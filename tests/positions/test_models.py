@@ -1,11 +1,12 @@
 """Whole models with each position encoding: beside fairseq's, from one seed, in searches, from other checkpoints."""
 
 import logging
+import math
 import random
 import threading
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy
 import pytest
@@ -21,8 +22,9 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
 from fairseq_rope.search.cache import FIRST_CAPACITY
 from fairseq_rope.transformer import TransformerRopeModel
+from fairseq_rope.transformer.config import position_options
 from tests.commands import train
-from tests.search.test_search import assert_same, fast, found_plainly_too
+from tests.search.test_search import PAD, assert_same, fast, found_plainly_too
 from tests.search.test_search import batch as sentences
 from tests.transformer.test_transformer import batch, teacher_forced
 
@@ -140,6 +142,28 @@ def test_absolute_positions_are_those_of_fairseqs_transformer(build, task, name,
         assert_same(*found)
 
 
+@pytest.mark.parametrize("name", ["sinusoidal", "learned"])
+def test_vectors_of_absolute_positions_are_added_to_the_embeddings(build, name):
+    model, (source, _) = build(position_encoding=name), batch([9, 4], left_pad=True)
+    for side in (model.encoder, model.decoder):
+        if name == "learned":
+            vectors = side.embed_positions.weight.double().tolist()
+            pad_row, deviation = side.embed_positions.weight[PAD], side.embed_positions.weight[PAD + 1 :].std()
+            assert not bool(pad_row.any()) and deviation.item() == pytest.approx(64**-0.5, rel=0.05)
+        else:  # sines before cosines, and an exponent over d / 2 - 1
+            rates = [10000 ** (-t / 31) for t in range(32)]
+            vectors = [[f(n * rate) for f in (math.sin, math.cos) for rate in rates] for n in range(20)]
+            vectors[PAD] = [0.0] * 64
+        got = side.embed_positions(source)
+        for row, column in product(*map(range, source.shape)):
+            word = int((source[row, : column + 1] != PAD).sum())  # the first is word 1
+            expected = torch.tensor(vectors[PAD + word if source[row, column] != PAD else PAD])
+            torch.testing.assert_close(got[row, column], expected, atol=1e-6, rtol=0)
+    words = model.encoder.embed_tokens(source) * 8.0
+    embedded, _ = model.encoder.forward_embedding(source)
+    torch.testing.assert_close(embedded, words + model.encoder.embed_positions(source))
+
+
 # -- attention in whole models -----------------------------------------------------------------------
 
 
@@ -153,6 +177,14 @@ def test_padding_on_either_side_changes_nothing(build, name):
     torch.testing.assert_close(teacher_forced(model, right, lengths, target), from_left, atol=1e-5, rtol=1e-4)
     alone = teacher_forced(model, right[1:2, :4], lengths[1:2], target[1:2])
     torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_encoder_knows_the_order_of_words_unless_it_has_no_positions(build, name):
+    model, order = build(**MODELS[name]), [1, 0, 2, 3, 4, 5]
+    source, lengths = batch([6], left_pad=False)
+    swapped, straight = (model.encoder(tokens, lengths)["encoder_out"][0] for tokens in (source[:, order], source))
+    assert torch.allclose(swapped, straight[order], atol=1e-5) is (name == "none")
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -328,6 +360,10 @@ def test_a_checkpoint_that_lacks_some_parameters_of_its_encoding_is_refused(buil
 
 
 def test_options_of_an_older_version_are_rotary(task):
+    rotation = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
+    sides = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
+    assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation}
+    assert position_options(Namespace(arch="transformer")) == {}
     older = Namespace(rope_layout="half", encoder_embed_dim=64, decoder_embed_dim=64)
     model = TransformerRopeModel.build_model(older, task)
     assert {layer.self_attn.position.layout for layer in (*model.encoder.layers, *model.decoder.layers)} == {"half"}
