@@ -284,10 +284,8 @@ def test_threads_that_share_a_model_get_what_one_gets(build, name):
 
 def test_threads_that_train_share_no_bias_and_no_gradient(build):
     """One thread enters its forward pass in the middle of the other's, and leaves it when the other is through."""
-    model, events = (
-        build(position_encoding="t5", dropout=0.0).train(),
-        {name: threading.Event() for name in ("inside", "done")},
-    )
+    model = build(position_encoding="t5", dropout=0.0).train()
+    events = {name: threading.Event() for name in ("inside", "done")}
     source, lengths = batch([5, 5], left_pad=True)  # no padding: both threads have the same masks, which are None
     bias = model.encoder.layers[0].self_attn.position.relative_attention_bias
     inner, results = ThreadPoolExecutor(1), []
