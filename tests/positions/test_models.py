@@ -24,7 +24,7 @@ from fairseq_rope.search.cache import FIRST_CAPACITY
 from fairseq_rope.transformer import TransformerRopeModel
 from fairseq_rope.transformer.config import position_options
 from tests.commands import train
-from tests.search.test_search import PAD, assert_same, fast, found_plainly_too
+from tests.search.test_search import PAD, assert_same, fast, search_both_ways
 from tests.search.test_search import batch as sentences
 from tests.transformer.test_transformer import batch, teacher_forced
 
@@ -216,7 +216,7 @@ def test_the_fast_search_finds_what_the_layers_find(build, name, beam_size, monk
     model = fast(build(**MODELS[name], layernorm_embedding=True))
     options = {"beam_size": beam_size, "bound": name != "shaw"}
     sample = sentences()
-    found = found_plainly_too(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
+    found = search_both_ways(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
     assert_scores_of_the_full_pass(model, sample, found)
     assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
 
@@ -228,18 +228,18 @@ def test_the_fast_search_finds_long_outputs(build, name):
     model.make_generation_fast_(need_attn=False)
     longer = {"min_len": FIRST_CAPACITY + 5, "max_len_b": FIRST_CAPACITY + 10}
     sample = sentences()
-    assert_scores_of_the_full_pass(model, sample, found_plainly_too(model, sample, bound=name != "shaw", **longer))
+    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, bound=name != "shaw", **longer))
 
 
 def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
     model = fast(build(position_encoding="alibi"))
-    before = found_plainly_too(model, sentences())
+    before = search_both_ways(model, sentences())
     position = model.decoder.layers[0].self_attn.position
     position.slopes = [-5 * slope for slope in position.slopes]
     with pytest.raises(AssertionError):
-        assert_same(found_plainly_too(model, sentences()), before)
+        assert_same(search_both_ways(model, sentences()), before)
     position.register_forward_hook(lambda *_: None)
-    found_plainly_too(model, sentences(), bound=False)
+    search_both_ways(model, sentences(), bound=False)
 
 
 @pytest.mark.parametrize("name", with_all_slow_but("t5", "shaw"))
@@ -504,4 +504,4 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     assert type(position) is Nearness and position.power == 0.5 and not bool((position.weight == 0.5).any())
     torch.manual_seed(3)
     model, sample = fast(build(position_encoding="nearness")), sentences((7, 7, 7))
-    assert_scores_of_the_full_pass(model, sample, found_plainly_too(model, sample))
+    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample))
