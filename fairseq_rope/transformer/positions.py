@@ -60,7 +60,22 @@ class SidePositions:
             position = self.encoding.build(self.side, sizes.embed_dim, sizes.attention_heads, **options)
         if self.encoding.shared:
             self._shared = position
+            self._refuse_shared_parameters(position)
         return position
+
+    def _refuse_shared_parameters(self, position: PositionEncoding) -> None:
+        """Raise a ValueError if the gradient of a shared parameter could not be averaged over processes.
+
+        With activation checkpointing it comes from each layer in a backward pass of its own, and torch's
+        DistributedDataParallel accepts one gradient of a parameter.
+        """
+        world_size, backend = (getattr(self.cfg, name, None) for name in ("distributed_world_size", "ddp_backend"))
+        several = (world_size or 1) > 1 and backend in ("pytorch_ddp", "c10d")
+        if several and self.cfg.checkpoint_activations and any(True for _ in position.parameters()):
+            raise ValueError(
+                "--checkpoint-activations: needs --ddp-backend legacy_ddp with the position encoding "
+                f"{self.name}, whose parameters all layers share; add the flag, or drop --checkpoint-activations"
+            )
 
     def embedding(self, positions: int, dim: int, padding_idx: int) -> Optional[nn.Module]:
         """Return fairseq's embedding of absolute positions, or None if the encoding has none."""

@@ -113,6 +113,7 @@ def resuming_reads_the_same(request, folder):
         for module in BOTH():
             trainer = mock.Mock(checkpoint_suffix="", cfg=Namespace(model=Namespace(), task=Namespace()))
             trainer.task.cfg = Namespace(source_lang="en", target_lang="de")
+            trainer.get_model.return_value = torch.nn.Module()
             trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 3}, "best": 2.5}
             trainer.get_train_iterator.return_value.epoch = 3
             results.append((module.load_checkpoint(cfg, trainer)[0], trainer.load_checkpoint.call_args))

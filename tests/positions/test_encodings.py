@@ -8,7 +8,7 @@ import torch
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from torch.func import functional_call
 
-from fairseq_rope.attention import SelfAttention
+from fairseq_rope.attention import SelfAttention, forward_pass
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.alibi import slopes
 from fairseq_rope.positions.kerple import Kerple
@@ -232,6 +232,16 @@ def assert_gradients(name, side, options, need_weights, second):
 def test_gradients_are_those_of_finite_differences(name, side, options):
     for need_weights in (False, True):
         assert_gradients(name, side, options, need_weights, second=False)
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple"])
+def test_a_layer_without_gradient_leaves_that_of_the_next_layer_alone(name):
+    attention, x = make(name, "encoder", OPTIONS[name][0]), torch.randn(T, B, C)
+    with forward_pass():
+        with torch.no_grad():
+            attention(x, x, x, need_weights=False)
+        attention(x, x, x, need_weights=False)[0].square().sum().backward()
+    assert all(bool(parameter.grad.any()) for parameter in attention.position.parameters())
 
 
 # fairseq's attention has second derivatives where it computes weights.

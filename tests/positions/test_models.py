@@ -1,10 +1,12 @@
 """Whole models with each position encoding: beside fairseq's, from one seed, in searches, from other checkpoints."""
 
 import logging
+import math
 import random
+import threading
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy
 import pytest
@@ -20,8 +22,9 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
 from fairseq_rope.search.cache import FIRST_CAPACITY
 from fairseq_rope.transformer import TransformerRopeModel
+from fairseq_rope.transformer.config import position_options
 from tests.commands import train
-from tests.search.test_search import assert_same, fast, found_plainly_too
+from tests.search.test_search import PAD, assert_same, fast, search_both_ways
 from tests.search.test_search import batch as sentences
 from tests.transformer.test_transformer import batch, teacher_forced
 
@@ -139,6 +142,28 @@ def test_absolute_positions_are_those_of_fairseqs_transformer(build, task, name,
         assert_same(*found)
 
 
+@pytest.mark.parametrize("name", ["sinusoidal", "learned"])
+def test_vectors_of_absolute_positions_are_added_to_the_embeddings(build, name):
+    model, (source, _) = build(position_encoding=name), batch([9, 4], left_pad=True)
+    for side in (model.encoder, model.decoder):
+        if name == "learned":
+            vectors = side.embed_positions.weight.double().tolist()
+            pad_row, deviation = side.embed_positions.weight[PAD], side.embed_positions.weight[PAD + 1 :].std()
+            assert not bool(pad_row.any()) and deviation.item() == pytest.approx(64**-0.5, rel=0.05)
+        else:  # sines before cosines, and an exponent over d / 2 - 1
+            rates = [10000 ** (-t / 31) for t in range(32)]
+            vectors = [[f(n * rate) for f in (math.sin, math.cos) for rate in rates] for n in range(20)]
+            vectors[PAD] = [0.0] * 64
+        got = side.embed_positions(source)
+        for row, column in product(*map(range, source.shape)):
+            word = int((source[row, : column + 1] != PAD).sum())  # the first is word 1
+            expected = torch.tensor(vectors[PAD + word if source[row, column] != PAD else PAD])
+            torch.testing.assert_close(got[row, column], expected, atol=1e-6, rtol=0)
+    words = model.encoder.embed_tokens(source) * 8.0
+    embedded, _ = model.encoder.forward_embedding(source)
+    torch.testing.assert_close(embedded, words + model.encoder.embed_positions(source))
+
+
 # -- attention in whole models -----------------------------------------------------------------------
 
 
@@ -152,6 +177,14 @@ def test_padding_on_either_side_changes_nothing(build, name):
     torch.testing.assert_close(teacher_forced(model, right, lengths, target), from_left, atol=1e-5, rtol=1e-4)
     alone = teacher_forced(model, right[1:2, :4], lengths[1:2], target[1:2])
     torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_encoder_knows_the_order_of_words_unless_it_has_no_positions(build, name):
+    model, order = build(**MODELS[name]), [1, 0, 2, 3, 4, 5]
+    source, lengths = batch([6], left_pad=False)
+    swapped, straight = (model.encoder(tokens, lengths)["encoder_out"][0] for tokens in (source[:, order], source))
+    assert torch.allclose(swapped, straight[order], atol=1e-5) is (name == "none")
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -183,7 +216,7 @@ def test_the_fast_search_finds_what_the_layers_find(build, name, beam_size, monk
     model = fast(build(**MODELS[name], layernorm_embedding=True))
     options = {"beam_size": beam_size, "bound": name != "shaw"}
     sample = sentences()
-    found = found_plainly_too(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
+    found = search_both_ways(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
     assert_scores_of_the_full_pass(model, sample, found)
     assert len({len(h[0]["tokens"]) for h in found}) > 1, "sentences end at different times"
 
@@ -195,18 +228,18 @@ def test_the_fast_search_finds_long_outputs(build, name):
     model.make_generation_fast_(need_attn=False)
     longer = {"min_len": FIRST_CAPACITY + 5, "max_len_b": FIRST_CAPACITY + 10}
     sample = sentences()
-    assert_scores_of_the_full_pass(model, sample, found_plainly_too(model, sample, bound=name != "shaw", **longer))
+    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, bound=name != "shaw", **longer))
 
 
 def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
     model = fast(build(position_encoding="alibi"))
-    before = found_plainly_too(model, sentences())
+    before = search_both_ways(model, sentences())
     position = model.decoder.layers[0].self_attn.position
     position.slopes = [-5 * slope for slope in position.slopes]
     with pytest.raises(AssertionError):
-        assert_same(found_plainly_too(model, sentences()), before)
+        assert_same(search_both_ways(model, sentences()), before)
     position.register_forward_hook(lambda *_: None)
-    found_plainly_too(model, sentences(), bound=False)
+    search_both_ways(model, sentences(), bound=False)
 
 
 @pytest.mark.parametrize("name", with_all_slow_but("t5", "shaw"))
@@ -247,6 +280,36 @@ def test_threads_that_share_a_model_get_what_one_gets(build, name):
                 found = list(threads.map(torch.no_grad()(lambda case: teacher_forced(model, *case)), cases))
                 for one, other in zip(found, expected, strict=True):
                     torch.testing.assert_close(one, other)
+
+
+def test_threads_that_train_share_no_bias_and_no_gradient(build):
+    """One thread enters its forward pass in the middle of the other's, and leaves it when the other is through."""
+    model = build(position_encoding="t5", dropout=0.0).train()
+    events = {name: threading.Event() for name in ("inside", "done")}
+    source, lengths = batch([5, 5], left_pad=True)  # no padding: both threads have the same masks, which are None
+    bias = model.encoder.layers[0].self_attn.position.relative_attention_bias
+    inner, results = ThreadPoolExecutor(1), []
+
+    def gradient():
+        states = model.encoder(source, lengths)["encoder_out"][0]
+        return torch.autograd.grad(states.square()[0].sum(), bias)[0]
+
+    def after_first_layer(*_):
+        if threading.current_thread() is threading.main_thread():
+            results.append(inner.submit(gradient))
+            assert events["inside"].wait(60)
+        else:
+            events["inside"].set()
+            assert events["done"].wait(60)
+
+    expected = gradient()
+    model.encoder.layers[0].register_forward_hook(after_first_layer)
+    try:
+        outer = gradient()
+    finally:
+        events["done"].set()
+    torch.testing.assert_close(outer, expected)
+    torch.testing.assert_close(results[0].result(60), expected)
 
 
 # -- checkpoints of other encodings ------------------------------------------------------------------
@@ -295,6 +358,10 @@ def test_a_checkpoint_that_lacks_some_parameters_of_its_encoding_is_refused(buil
 
 
 def test_options_of_an_older_version_are_rotary(task):
+    rotation = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
+    sides = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
+    assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation}
+    assert position_options(Namespace(arch="transformer")) == {}
     older = Namespace(rope_layout="half", encoder_embed_dim=64, decoder_embed_dim=64)
     model = TransformerRopeModel.build_model(older, task)
     assert {layer.self_attn.position.layout for layer in (*model.encoder.layers, *model.decoder.layers)} == {"half"}
@@ -357,6 +424,19 @@ REFUSED = {
 }
 
 
+SEVERAL = {"checkpoint_activations": True, "distributed_world_size": 2, "ddp_backend": "pytorch_ddp"}
+REFUSED.update(
+    (f"checkpointing of {name} on several devices", ({"position_encoding": name, **SEVERAL}, message))
+    for name, message in ((n, f"--checkpoint-activations: .*legacy_ddp .* {n}, whose") for n in ("t5", "kerple"))
+)
+
+
+@pytest.mark.parametrize("other", [{"ddp_backend": "legacy_ddp"}, {"distributed_world_size": 1}])
+def test_activation_checkpointing_of_shared_parameters_is_allowed_where_it_works(build, other):
+    build(position_encoding="t5", **{**SEVERAL, **other})
+    build(position_encoding="shaw", **SEVERAL)
+
+
 @pytest.mark.parametrize("options, message", list(REFUSED.values()), ids=list(REFUSED))
 def test_what_an_encoding_cannot_use_is_refused_in_one_sentence(build, options, message):
     with pytest.raises(ValueError, match=f"^{message}") as refused:
@@ -388,7 +468,7 @@ def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task
 
 
 class Nearness(PositionEncoding):
-    """A user's encoding: subtracts a learned multiple of the distance to the power of an option."""
+    """A user's encoding: subtracts a learned multiple of the distance to the power of an option, and shrinks keys."""
 
     options = {"nearness_power": Option(1.0, "the power of the distance")}
 
@@ -399,6 +479,10 @@ class Nearness(PositionEncoding):
     @classmethod
     def build(cls, side, embed_dim, heads, **options):
         return cls(heads, **options)
+
+    def queries_and_keys(self, q, k, offset):
+        position = torch.arange(offset, offset + k.size(2), dtype=k.dtype)
+        return q, k * (1.0 - 0.5 * (position % 2)).unsqueeze(1)
 
     def bias(self, q, keys):
         key = torch.arange(keys, dtype=q.dtype)
@@ -419,4 +503,5 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     position = model.decoder.layers[1].self_attn.position
     assert type(position) is Nearness and position.power == 0.5 and not bool((position.weight == 0.5).any())
     torch.manual_seed(3)
-    found_plainly_too(fast(build(position_encoding="nearness")), sentences())
+    model, sample = fast(build(position_encoding="nearness")), sentences((7, 7, 7))
+    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample))

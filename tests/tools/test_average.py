@@ -13,7 +13,9 @@ from fairseq.models import MODEL_REGISTRY
 
 from fairseq_rope.patches import loading
 from fairseq_rope.patches.loading import load_checkpoint
+from fairseq_rope.positions.interface import SIDES
 from fairseq_rope.tools.average import MEANING, main
+from fairseq_rope.transformer.config import all_options
 
 
 def save(folder, name, weights, **more):
@@ -148,6 +150,12 @@ def save_two(folder, first, second):
         ({}, {"rope_base": 500.0}, "--rope-base is 500.0 in the former and 10000.0 in the latter"),
         ({"rope_layout": "half"}, {}, "--rope-layout is interleaved in the former and half in the latter"),
         ({}, {"rope_fraction": 0.5}, "--rope-fraction is 0.5 in the former and 1.0 in the latter"),
+        ({}, {"position_encoding": "none"}, "--encoder-position-encoding is none in the former and rope in the latter"),
+        (
+            {"decoder_position_encoding": "alibi", "alibi_type": "symmetric"},
+            {"decoder_position_encoding": "alibi", "alibi_type": "asymmetric"},
+            "--alibi-type is asymmetric in the former and symmetric in the latter",
+        ),
         ({}, {"decoder_attention_heads": 4}, "--decoder-attention-heads is 4 in the former and 2 in"),
         ({"activation_fn": "gelu"}, {}, "--activation-fn is relu in the former and gelu in the latter"),
         ({}, {"encoder_normalize_before": True}, "--encoder-normalize-before is True in the former and False"),
@@ -226,8 +234,8 @@ OTHER_VALUES = {
     "no_scale_embedding": True, "checkpoint_activations": True, "offload_activations": True,
     "no_cross_attention": True, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4,
     "quant_noise_scalar": 0.1, "min_params_to_wrap": 1, "char_inputs": True, "base_sublayers": 2,
-    "base_shuffle": 2, "export": True, "no_decoder_final_norm": True, "rope_base": 500.0,
-    "rope_layout": "half", "rope_fraction": 0.5, "encoder_learned_pos": True, "decoder_learned_pos": True,
+    "base_shuffle": 2, "export": True, "no_decoder_final_norm": True, "encoder_learned_pos": True,
+    "decoder_learned_pos": True,
     "adaptive_softmax_cutoff": [10, 20],
 }  # fmt: skip
 # SHARING changes which weights are averaged together, but no output. The model refuses the options in NOT_BUILT, or
@@ -245,7 +253,8 @@ def test_the_compared_options_are_those_that_change_the_output_of_the_same_weigh
         parser = ArgumentParser(add_help=False, conflict_handler="resolve")
         MODEL_REGISTRY[model].add_args(parser)
         flags[model] = {action.dest for action in parser._actions}
-    assert set().union(*flags.values()) - SHARING - NOT_BUILT == set(OTHER_VALUES)
+    positions = {*all_options(), "position_encoding", *(f"{side}_position_encoding" for side in SIDES)}
+    assert set().union(*flags.values()) - SHARING - NOT_BUILT - positions == set(OTHER_VALUES)
 
     source, previous = torch.randint(4, 40, (2, 2, 7))
 
