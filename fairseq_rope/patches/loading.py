@@ -203,6 +203,7 @@ class Reading:
     positions: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the training's options of positions
     positions_of: Callable[[Any], Mapping[str, Any]] = lambda options: {}  # returns those in a checkpoint's options
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
+    resumes: bool = False  # whether the call resumes the training of a checkpoint
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
 
@@ -213,6 +214,12 @@ class Reading:
 
 # Each thread has its own value.
 _reading: ContextVar[Optional[Reading]] = ContextVar("fairseq_rope_reading", default=None)
+
+
+def is_resumed() -> bool:
+    """Return whether a checkpoint is being read that must have all parameters of the model."""
+    reading = _reading.get()
+    return reading is not None and (reading.builds_model or reading.resumes)
 
 
 @contextlib.contextmanager
@@ -326,14 +333,17 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     for place, name in places.items():
         if os.path.isdir(place):
             raise InputError(f"{name} is a folder, and must be a file")
-    # A new training that starts from a model may have the opposite direction or another base.
-    starts_anew = cfg.reset_optimizer or cfg.reset_dataloader or finetunes
+    # A new training that starts from a model may have the opposite direction. With a new optimiser, it may also have
+    # another position encoding or base.
+    if cfg.reset_optimizer or cfg.reset_dataloader or finetunes:
+        languages = UNKNOWN
+    resumes = not (cfg.reset_optimizer or finetunes)
     model = trainer.get_model()
     positions_of: Callable[[Any], Mapping[str, Any]] = getattr(model, "position_options", lambda options: {})
     positions = positions_of(trainer.cfg.model)
-    if starts_anew:
+    if not resumes:
         positions = {name: value for name, value in positions.items() if name == "rope_layout"}
-    reading = Reading([path], UNKNOWN if starts_anew else languages, positions, positions_of, path=path)
+    reading = Reading([path], languages, positions, positions_of, resumes=resumes, path=path)
     with _reading_for(reading):
         return _load_checkpoint(cfg, trainer, **kwargs)
 

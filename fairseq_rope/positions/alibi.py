@@ -8,7 +8,7 @@ Shapes: H heads, T queries, S keys.
 """
 
 import math
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class ALiBi(PositionEncoding):
 
     Args:
         heads: H
-        alibi_type: "symmetric" or "asymmetric"; only the keys after a query differ, so a decoder is the same with both
+        alibi_type: "symmetric" or "asymmetric", which differ for keys after the query
 
     Raises:
         ValueError: *alibi_type* is neither
@@ -55,6 +55,10 @@ class ALiBi(PositionEncoding):
             raise ValueError(f"--alibi-type {alibi_type}: must be one of {', '.join(TYPES)}")
         self.slopes = slopes(heads)
         self.less = 0.5 if alibi_type == "asymmetric" else 0.0
+
+    @classmethod
+    def options_of(cls, side: str) -> Dict[str, Option]:
+        return cls.options if side == "encoder" else {}
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "ALiBi":

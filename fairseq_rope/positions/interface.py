@@ -46,6 +46,11 @@ class PositionEncoding(nn.Module):
     explicit_weights = False
 
     @classmethod
+    def options_of(cls, side: str) -> Dict[str, Option]:
+        """Return those of ``options`` that change something on *side*, "encoder" or "decoder"."""
+        return cls.options
+
+    @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "PositionEncoding":
         """Return the encoding for the self-attention of one side, "encoder" or "decoder".
 
@@ -53,7 +58,7 @@ class PositionEncoding(nn.Module):
             side: the encoder's attention sees both directions, the decoder's sees the past
             embed_dim: C
             heads: H
-            options: a value for each of ``options``
+            options: a value for each of ``options_of`` the side
 
         Raises:
             ValueError: an option has a value that is not allowed; the message names the flag

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..errors import InputError
 from ..patches.loading import option as option_of
-from ..positions import DEFAULT, ENCODINGS
+from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.interface import SIDES, Option
 
 
@@ -34,20 +34,35 @@ def config_class() -> Type[TransformerConfig]:
 
 def encoding_name(args: Any, side: str) -> str:
     """Return the name of the position encoding of *side*; checkpoints without the option are rotary."""
-    return option_of(args, f"{side}_position_encoding") or option_of(args, "position_encoding") or DEFAULT
+    given = (option_of(args, f"{side}_position_encoding"), option_of(args, "position_encoding"), DEFAULT)
+    return next(name for name in given if name is not None)
+
+
+def encodings_of(args: Any) -> Dict[str, Type[PositionEncoding]]:
+    """Return the class of each side's encoding."""
+    return {side: ENCODINGS[encoding_name(args, side)] for side in SIDES}
+
+
+def used_options(args: Any) -> Dict[str, Option]:
+    """Return the options that the two sides' encodings use."""
+    return {name: option for side, one in encodings_of(args).items() for name, option in one.options_of(side).items()}
 
 
 def position_options(args: Any) -> Dict[str, Any]:
     """Return the encoding of each side in *args*, by "SIDE_position_encoding", and the options that the two use.
 
-    *args* are options on the command line or in a checkpoint. The dict is empty if they are of fairseq's own model.
+    *args* are options on the command line or in a checkpoint, also of fairseq's own transformer.
     """
     if option_of(args, "position_encoding") is None and option_of(args, "rope_base") is None:
-        return {}
+        absent = option_of(args, "no_token_positional_embeddings")
+        learned = {side: option_of(args, f"{side}_learned_pos") for side in SIDES}
+        return {
+            f"{side}_position_encoding": "none" if absent else "learned" if learned[side] else "sinusoidal"
+            for side in SIDES
+        }
     names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
-    options = {name: option for name in names.values() for name, option in ENCODINGS[name].options.items()}
-    given = {name: option_of(args, name) for name in options}
-    return {**names, **{name: options[name].default if value is None else value for name, value in given.items()}}
+    given = {name: (option_of(args, name), option.default) for name, option in used_options(args).items()}
+    return {**names, **{name: default if value is None else value for name, (value, default) in given.items()}}
 
 
 def option_dict(args: DictConfig) -> Dict[str, Any]:
@@ -85,14 +100,16 @@ def set_defaults(args: Union[Namespace, DictConfig], **encodings: str) -> None:
     Raises:
         InputError: an encoding does not exist or cannot be used on its side, or an option of another one is given
     """
-    defaults = {"position_encoding": DEFAULT, **{f"{side}_position_encoding": None for side in SIDES}, **encodings}
+    defaults = {"position_encoding": DEFAULT, **{f"{side}_position_encoding": None for side in SIDES}}
+    if getattr(args, "position_encoding", None) is None:  # else the user's choice for both sides counts
+        defaults.update(encodings)
     for option, default in defaults.items():
         setattr(args, option, getattr(args, option, default))
     refuse_encodings(args)
     for option, value in position_options(args).items():
         if option not in defaults:
             setattr(args, option, value)
-    absolute = [side for side in SIDES if ENCODINGS[encoding_name(args, side)].absolute]
+    absolute = [side for side, encoding in encodings_of(args).items() if encoding.absolute]
     if absolute and getattr(args, "no_token_positional_embeddings", False):
         raise InputError(
             "--no-token-positional-embeddings contradicts the position encoding "
@@ -116,14 +133,24 @@ def refuse_encodings(args: Union[Namespace, DictConfig]) -> None:
                 f"{flag} {name}: is for the {other} only; use --{side}-position-encoding {DEFAULT} "
                 f"--{other}-position-encoding {name}"
             )
-    used = {option for name in names.values() for option in ENCODINGS[name].options}
-    for option in all_options():
-        if option not in used and getattr(args, option, None) is not None:
+    used = used_options(args)
+    for option, (default, _) in all_options().items():
+        value = getattr(args, option, None)
+        if value is None or value is False:
+            continue
+        flag = f"--{option.replace('_', '-')} {value}"
+        if option not in used:
             users = [name for name, encoding in ENCODINGS.items() if option in encoding.options]
             raise InputError(
-                f"--{option.replace('_', '-')} {getattr(args, option)}: is not used by the position encodings "
-                f"{names['encoder']} (encoder) and {names['decoder']} (decoder), but by {' and '.join(users)}"
+                f"{flag}: is not used by the position encodings {names['encoder']} (encoder) and "
+                f"{names['decoder']} (decoder), but by {' and '.join(users)}"
             )
+        kind = type(default)
+        if not isinstance(value, (float, int) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+            raise InputError(f"{flag}: must be {KINDS.get(kind, kind.__name__)}")
+
+
+KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
@@ -132,6 +159,11 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
         raise ValueError(
             "--cross-self-attention has no meaning with positions in self-attention: its keys are the encoder's output "
             "followed by the prefix, which share no positions; drop the flag"
+        )
+    if getattr(args, "full_context_alignment", False) and "encoder" not in encodings_of(args)["decoder"].sides:
+        raise ValueError(
+            f"--full-context-alignment: lets the decoder see later words, and the position encoding "
+            f"{encoding_name(args, 'decoder')} is for earlier ones only; drop one of the two"
         )
     for side in SIDES:
         heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")

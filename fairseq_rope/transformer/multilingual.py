@@ -19,8 +19,6 @@ from .models import TransformerRopeModel
 class MultilingualTransformerRopeModel(MultilingualTransformerModel):
     """fairseq's MultilingualTransformerModel of rotary encoders and decoders."""
 
-    position_options = staticmethod(position_options)
-
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
         """Add the flags of transformer_rope and of fairseq's multilingual_transformer."""
@@ -33,7 +31,9 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
         args = as_namespace(args)
         set_defaults(args)
         refuse_what_cannot_work(args)
-        return super().build_model(args, task)
+        model = super().build_model(args, task)
+        model.position_options = position_options  # fairseq builds an object of its own class
+        return model
 
     @classmethod
     def _get_module_class(

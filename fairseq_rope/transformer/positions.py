@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import re
-from typing import Any, Dict, Iterator, Optional
+from typing import Dict, Iterable, Iterator, Optional
 
 import torch
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import PositionalEmbedding
 from torch import Tensor, nn
 
+from ..patches.loading import is_resumed
 from ..positions import ENCODINGS, PositionEncoding
 from .config import encoding_name
 
@@ -55,7 +56,7 @@ class SidePositions:
         if self._shared is not None:
             return self._shared
         sizes = getattr(self.cfg, self.side)
-        options = {name: getattr(self.cfg, name) for name in self.encoding.options}
+        options = {name: getattr(self.cfg, name) for name in self.encoding.options_of(self.side)}
         with own_random_numbers():
             position = self.encoding.build(self.side, sizes.embed_dim, sizes.attention_heads, **options)
         if self.encoding.shared:
@@ -88,8 +89,9 @@ class SidePositions:
 def fit_positions(module: nn.Module, positions: SidePositions, state_dict: Dict[str, Tensor], name: str) -> None:
     """Make the parameters of positions in *state_dict*, a checkpoint's, those of *module*; change it in place.
 
-    Parameters that *module* does not have are dropped. If the checkpoint has no parameter of its encoding, they keep
-    the values with which they started. Both are logged as warnings.
+    Parameters of another encoding are dropped. If a training starts from a checkpoint without parameters of its
+    encoding, they keep the values with which they started. Both are logged as warnings. Layers that *module* does not
+    have are kept: ``--encoder-layers-to-keep`` renumbers them later.
 
     Args:
         module: the encoder or decoder
@@ -103,12 +105,14 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: Dict[
     if positions.encoding.absolute == "sinusoidal":
         loaded -= sinusoids
     of_model = f"this model's {positions.side} has the position encoding {positions.name}"
-    if loaded - own.keys():
-        logger.warning(f"dropped {_in_words(loaded - own.keys())} from the checkpoint: {of_model}")
-        for key in loaded - own.keys():
+    own_kinds = {_kind(key) for key in own}
+    others = {key for key in loaded if _kind(key) not in own_kinds}
+    if others:
+        logger.warning(f"dropped {_in_words(others)} from the checkpoint: {of_model}")
+        for key in others:
             del state_dict[key]
     learned = {key: value for key, value in own.items() if key not in sinusoids}
-    if learned and not learned.keys() & state_dict.keys():
+    if learned and not loaded - others - sinusoids and not is_resumed():
         logger.warning(f"the checkpoint has no {_in_words(learned)}, which starts with new values: {of_model}")
         state_dict.update({key: value.detach().clone() for key, value in learned.items()})
 
@@ -118,5 +122,10 @@ def is_of_positions(key: str) -> bool:
     return key.startswith("embed_positions.") or ".self_attn.position." in key
 
 
-def _in_words(keys: Any) -> str:
-    return ", ".join(sorted({re.sub(r"\.layers\.\d+\.", ".layers.*.", key) for key in keys}))
+def _kind(key: str) -> str:
+    """Return *key* without the number of its layer."""
+    return re.sub(r"\.layers\.\d+\.", ".layers.*.", key)
+
+
+def _in_words(keys: Iterable[str]) -> str:
+    return ", ".join(sorted({_kind(key) for key in keys}))
