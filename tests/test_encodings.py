@@ -94,6 +94,46 @@ def test_sides_can_have_different_encodings(data_bin, tmp_path):
     assert changed == {"decoder"}
 
 
+def test_resuming_with_another_encoding_is_refused_unless_the_optimiser_is_new(data_bin, trained, tmp_path):
+    alibi = ["--arch", "transformer_alibi_tiny"]
+    train(data_bin, tmp_path / "alibi", *alibi, "--max-update", 1)
+    resumed = training(data_bin, tmp_path / "alibi", "--max-update", 2)
+    for more in ([], ["--reset-dataloader"]):
+        assert "position-encoding alibi, not rope; use the same value" in refusal(*resumed, *more)
+    call(*resumed, "--reset-optimizer", "--reset-dataloader")
+
+    small = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in ("embed-dim=32", "layers=1")]
+    small += [f"--{side}-ffn-embed-dim=32" for side in ("encoder", "decoder")]
+    both = [
+        "--arch",
+        "multilingual_transformer_rope",
+        "--task",
+        "multilingual_translation",
+        "--lang-pairs",
+        "en-de,de-en",
+    ]
+    train(data_bin, tmp_path / "both", *both, *small, "--max-update", 1)
+    other = ["--position-encoding", "none", "--max-update", 2]
+    assert "position-encoding rope, not none" in refusal(*training(data_bin, tmp_path / "both", *both, *small, *other))
+
+    train(data_bin, tmp_path / "fairseqs", "--arch", "transformer_tiny", "--max-update", 1)
+    path = tmp_path / "fairseqs" / "checkpoint_last.pt"
+    refused = refusal(*training(data_bin, tmp_path / "new", "--restore-file", path, "--max-update", 2))
+    assert "--encoder-position-encoding sinusoidal, not rope" in refused
+
+
+def test_layers_to_keep_and_missing_parameters_of_shared_biases(data_bin, tmp_path):
+    train(data_bin, tmp_path, "--position-encoding", "t5", "--max-update", 1)
+    path = tmp_path / "checkpoint_last.pt"
+    kept = ["--model-overrides", "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"]
+    assert sorted(outputs(generate(data_bin, [path], *kept))) == list(range(20))
+    state = torch.load(path, weights_only=False)
+    state["model"] = {key: weight for key, weight in state["model"].items() if ".position." not in key}
+    torch.save(state, tmp_path / "damaged.pt")
+    with pytest.raises(ValueError, match="does not fit the model: it lacks encoder.layers.0.self_attn.position"):
+        generate(data_bin, [tmp_path / "damaged.pt"])
+
+
 def test_the_example_of_the_documentation_trains_and_translates(data_bin, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(# my_positions/__init__\.py\n.*?)```", DOCS.read_text(), re.DOTALL)
     folder = tmp_path / "my_positions"

@@ -8,10 +8,11 @@ import torch
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from torch.func import functional_call
 
-from fairseq_rope.attention import SelfAttention, forward_pass
+from fairseq_rope.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.alibi import slopes
 from fairseq_rope.positions.kerple import Kerple
+from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.positions.t5 import T5Bias
 from fairseq_rope.positions.transformer_xl import sinusoids
 

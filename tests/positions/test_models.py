@@ -361,7 +361,13 @@ def test_options_of_an_older_version_are_rotary(task):
     rotation = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
     sides = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
     assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation}
-    assert position_options(Namespace(arch="transformer")) == {}
+    fairseqs = {
+        "sinusoidal": {},
+        "none": {"no_token_positional_embeddings": True},
+        "learned": {"encoder_learned_pos": True},
+    }
+    for name, options in fairseqs.items():
+        assert position_options(Namespace(arch="transformer", **options))["encoder_position_encoding"] == name
     older = Namespace(rope_layout="half", encoder_embed_dim=64, decoder_embed_dim=64)
     model = TransformerRopeModel.build_model(older, task)
     assert {layer.self_attn.position.layout for layer in (*model.encoder.layers, *model.decoder.layers)} == {"half"}
@@ -376,6 +382,20 @@ REFUSED = {
     "of a side": ({"decoder_position_encoding": "T5"}, "--decoder-position-encoding T5: must be one of none"),
     "xpos on both sides": ({"position_encoding": "xpos"}, f"--position-encoding xpos: .*{XPOS_FLAGS}"),
     "xpos in the encoder": ({"encoder_position_encoding": "xpos"}, f"--encoder-position-encoding xpos: .*{XPOS_FLAGS}"),
+    "an empty name": ({"position_encoding": ""}, "--position-encoding : must be one of none, sinusoidal"),
+    "ALiBi's type in the decoder": (
+        {"decoder_position_encoding": "alibi", "alibi_type": "asymmetric"},
+        r"--alibi-type asymmetric: is not used by the position encodings rope \(encoder\) and alibi \(decoder\)",
+    ),
+    "later words with xpos": (
+        {"decoder_position_encoding": "xpos", "full_context_alignment": True},
+        "--full-context-alignment: lets the decoder see later words, and the position encoding xpos is",
+    ),
+    "text for a number": (
+        {"position_encoding": "t5", "relative_attention_num_buckets": "eight"},
+        "--relative-attention-num-buckets eight: must be an integer",
+    ),
+    "half a position": ({"position_encoding": "shaw", "max_relative_positions": 2.5}, ".* 2.5: must be an integer"),
     "an ALiBi": (
         {"position_encoding": "alibi", "alibi_type": "left"},
         "--alibi-type left: must be one of symmetric, as",
@@ -505,3 +525,38 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     torch.manual_seed(3)
     model, sample = fast(build(position_encoding="nearness")), sentences((7, 7, 7))
     assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample))
+
+
+def test_the_common_flag_replaces_the_encodings_of_an_architecture(build):
+    for side in ("encoder", "decoder"):
+        position = getattr(build("transformer_xpos_tiny", position_encoding="alibi"), side).layers[0].self_attn.position
+        assert type(position) is ENCODINGS["alibi"]
+
+
+def test_a_switch_of_one_encoding_does_not_disturb_the_others(build, monkeypatch):
+    switched = type("Switched", (ENCODINGS["none"],), {"options": {"my_switch": Option(False, "")}})
+    switched.build = classmethod(lambda cls, side, embed_dim, heads, my_switch: cls())
+    monkeypatch.setitem(ENCODINGS, "switched", switched)
+    build(my_switch=False)  # store_true sets it for every model
+    build(position_encoding="switched", my_switch=True)
+    with pytest.raises(ValueError, match="--my-switch True: is not used by the position encodings rope"):
+        build(my_switch=True)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple"])
+def test_layers_compute_the_bias_once_in_a_forward_pass(build, task, name, monkeypatch):
+    model = build(position_encoding=name, encoder_layers=3, decoder_layers=4).train()
+    calls, bias = [], ENCODINGS[name].bias
+    monkeypatch.setattr(ENCODINGS[name], "bias", lambda self, q, keys: calls.append(keys) or bias(self, q, keys))
+    tokens = torch.randint(4, 40, (2, 7))
+    model(tokens, torch.tensor([7, 7]), tokens)
+    assert len(calls) == 2  # for the encoder and for the decoder
+
+
+def test_xpos_refuses_positions_whose_factor_its_type_cannot_hold(build):
+    model = build(decoder_position_encoding="xpos", xpos_scale_base=4.0, max_target_positions=2000)
+    source, previous = torch.randint(4, 40, (1, 5)), torch.randint(4, 40, (1, 1000))
+    held = previous[:, :250]
+    assert model(source, torch.tensor([5]), held)[0].isfinite().all()
+    with pytest.raises(ValueError, match="--xpos-scale-base 4: allows 270 positions in torch.float32, and 1000 are"):
+        model(source, torch.tensor([5]), previous)

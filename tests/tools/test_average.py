@@ -152,8 +152,8 @@ def save_two(folder, first, second):
         ({}, {"rope_fraction": 0.5}, "--rope-fraction is 0.5 in the former and 1.0 in the latter"),
         ({}, {"position_encoding": "none"}, "--encoder-position-encoding is none in the former and rope in the latter"),
         (
-            {"decoder_position_encoding": "alibi", "alibi_type": "symmetric"},
-            {"decoder_position_encoding": "alibi", "alibi_type": "asymmetric"},
+            {"encoder_position_encoding": "alibi", "alibi_type": "symmetric"},
+            {"encoder_position_encoding": "alibi", "alibi_type": "asymmetric"},
             "--alibi-type is asymmetric in the former and symmetric in the latter",
         ),
         ({}, {"decoder_attention_heads": 4}, "--decoder-attention-heads is 4 in the former and 2 in"),
@@ -163,7 +163,7 @@ def save_two(folder, first, second):
         (
             {"arch": "transformer_tiny"},
             {"arch": "transformer_tiny", "no_token_positional_embeddings": True},
-            "--no-token-positional-embeddings is True in the former and False in the latter",
+            "--encoder-position-encoding is none in the former and sinusoidal in the latter",
         ),
     ],
 )
