@@ -3,7 +3,7 @@
 # make demo      train a small rotary model, print its BLEU and translations (ARCH=transformer: the sinusoidal baseline)
 # make test      run the fast tests
 # make test-slow run the tests that take long
-# make bench     measure speed and memory beside fairseq's transformer (BENCH='--rounds 5' takes 13 minutes on 2 cores)
+# make bench     measure speed and memory beside fairseq's transformer (BENCH: flags of all, as in BENCH='--rounds 5')
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
 #                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
 # make lint      check style (ruff) and types (mypy)
