@@ -22,7 +22,7 @@ SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 def own_random_numbers() -> Iterator[None]:
     """Draw random numbers from a generator that other parameters do not use.
 
-    All other parameters of a model then start with the same numbers whatever its position encoding.
+    All other parameters of a model then start with the same numbers, with any position encoding.
     """
     # on the CPU also if the model is built on another device, such as "meta"
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_copy_of_default_generator()))
@@ -71,10 +71,10 @@ class SidePositions:
 
 
 def fit_positions(module: nn.Module, positions: SidePositions, state_dict: Dict[str, Tensor], name: str) -> None:
-    """Make the parameters of positions in *state_dict*, a checkpoint's, those of *module*; change it in place.
+    """Change the parameters of positions in *state_dict*, from a checkpoint, in place so that *module* can load them.
 
-    Parameters that *module* does not have are dropped. If the checkpoint has no parameter of its encoding, they keep
-    the values with which they started. Both are logged as warnings.
+    Parameters that *module* does not have are dropped. If the checkpoint has no parameter of the module's encoding,
+    these keep their initial values. Both are logged as warnings.
 
     Args:
         module: the encoder or decoder
