@@ -3,7 +3,7 @@
 # make demo      train a small rotary model, print its BLEU and translations (ARCH=transformer: the sinusoidal baseline)
 # make test      run the fast tests
 # make test-slow run the tests that take long
-# make bench     measure speed and memory beside fairseq's transformer (BENCH='--rounds 5' takes 13 minutes on 2 cores)
+# make bench     measure speed and memory beside fairseq's transformer (BENCH: flags of all, as in BENCH='--rounds 5')
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
 #                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
 # make lint      check style (ruff) and types (mypy)
@@ -33,12 +33,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
-# pytest exits with 5 when it finds no such test: said, and not a failure.
+# pytest exits with 5 if no test is marked slow. This is reported, and is not a failure.
 test-slow: $(STAMP)
 	@echo 'pytest -n 2 --dist loadfile -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
-# BENCH takes options of all: make bench BENCH=--json
+# BENCH: flags for every benchmark, as in make bench BENCH=--json
 bench: $(STAMP)
 	for what in rotary train encodings generate serve; do .venv/bin/python -m benchmarks.$$what $(BENCH) || exit; done
 
@@ -72,12 +72,12 @@ clean:
 distclean: clean
 	rm -rf .venv recipes/*/work
 
-# install.sh writes the stamp last, so a stamp stands for a whole installation.
+# install.sh writes the stamp last, so the stamp exists only after a complete installation.
 $(STAMP): install.sh pyproject.toml
 	bash install.sh
 
-# The stamp also says what it stands for. Moved to another folder, the scripts in .venv/bin point nowhere; and a setting
-# that differs from last time's is a wish to install again.
+# The stamp contains the folder and the settings of the installation. If the clone was moved, the scripts in .venv/bin have
+# wrong paths. If PYTHON or TORCH has another value, the user requests another installation. Both install again.
 said = $(shell sed -n 's/^$(1) //p' $(STAMP) 2>/dev/null)
 ifneq ($(call said,folder),$(CURDIR))
 $(STAMP): again

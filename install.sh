@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Installs fairseq-rope and all that its recipes and tests need into .venv. `make` calls it when needed.
+# Installs fairseq-rope and everything that its recipes and tests need into .venv. `make` calls it if necessary.
 #
 #   PYTHON=python3.12 TORCH=torch==2.13.0+cpu bash install.sh
 #
-# PYTHON is the interpreter, 3.11 or newer (default: python3). TORCH is what pip is asked for as torch (default: torch==2.13.0).
-# Written for bash 3.2 and BSD tools as well, so for macOS as it comes.
+# PYTHON is the interpreter, 3.11 or newer (default: python3). TORCH is pip's requirement for torch (default: torch==2.13.0).
+# It also runs with the bash 3.2 and the BSD tools of macOS.
 set -euo pipefail
 case $0 in */*) cd "${0%/*}" ;; esac
 refuse() { printf 'install.sh: %s\n' "$1" >&2; exit 1; }
 run() { printf '+ %s\n' "$*"; "$@"; }
-said() { sed -n "s/^$1 //p" .venv/.installed 2>/dev/null || true; } # by the last installation, which holds until another is asked for
+said() { sed -n "s/^$1 //p" .venv/.installed 2>/dev/null || true; } # a setting of the last installation, the default of this one
 python=${PYTHON:-$(said python)} asked_torch=${TORCH:-$(said torch)}
 python=${python:-python3} torch=${asked_torch:-torch==2.13.0}
 
-# Nothing is written before it is known that all can be installed.
+# All checks come before the first file is written.
 version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) ||
     refuse "no Python runs under the name $python: name one of 3.11 or newer with PYTHON=..."
 case $version in
@@ -26,9 +26,9 @@ headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -f "$headers/Python.h" ] || refuse "$python (Python $version) has no headers, as $headers/Python.h is missing: install them (on Debian and Ubuntu the package python3-dev) or name another Python with PYTHON=..."
 compiler=${CXX:-$(command -v c++ || command -v g++ || command -v clang++)} || refuse "no C++ compiler is found (c++, g++ or clang++, or the one that CXX names), and fairseq has parts to compile"
 command -v "${compiler%% *}" >/dev/null || refuse "the C++ compiler that CXX names, $compiler, is not found, and fairseq has parts to compile"
-# Python's build would call the compiler that Python itself was built with, which need not be here.
+# By default, the build calls the compiler that built Python, which this machine may not have.
 [ -n "${CXX:-}" ] || case $compiler in */clang++) export CC=clang CXX=clang++ ;; esac
-# Measured: 1.4 GB with a CPU build of torch, and the rest to build in; on Linux pip's default torch brings 3 GB of CUDA.
+# Measured: 1.4 GB with a CPU build of torch, and space for the build. On Linux, pip's default torch adds 3 GB of CUDA.
 case "$OSTYPE ${TORCH:-}" in *+cpu*) needed_kb=2000000 ;; linux*) needed_kb=6000000 ;; *) needed_kb=2000000 ;; esac
 needed_kb=${FAIRSEQ_ROPE_MIN_DISK_KB:-$needed_kb} there_kb=0
 [ ! -d .venv ] || there_kb=$(du -sk .venv | awk '{ print $1 }')
@@ -36,7 +36,7 @@ free_kb=$(df -Pk . | awk 'NR == 2 { for (i = 3; i < NF; i++) if ($(i + 1) ~ /%$/
 [ $((needed_kb - there_kb)) -le "$free_kb" ] ||
     refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((needed_kb - there_kb) / 1000)) MB are needed (2000 MB with a CPU build of torch, named with TORCH=...)"
 
-# Only a whole installation has the stamp .installed, and only a whole one is updated in place. .begun marks a .venv of ours.
+# Only a complete installation has the stamp .installed, and only that is updated in place. .begun marks a .venv that this script made.
 base=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)') # $python can be the one in .venv
 if [ "$(said folder)" = "$(pwd -P)" ] && [ "$(said python) $(said version)" = "$python $version" ] && .venv/bin/python -m pip --version >/dev/null; then
     touch .venv/.begun && rm .venv/.installed

@@ -1,7 +1,7 @@
 """The command ``fairseq-rope``, also ``python -m fairseq_rope``, which runs the tools.
 
-Each tool is a module of ``fairseq_rope.tools`` and is imported only when it runs. So
-``fairseq-rope translate`` needs neither torch nor fairseq.
+Each tool is a module of ``fairseq_rope.tools`` and is imported only when it runs. So ``fairseq-rope translate`` needs
+neither torch nor fairseq.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser for ``fairseq-rope``; the flags after TOOL are parsed by the tool."""
     parser = argparse.ArgumentParser(
         prog="fairseq-rope",
-        description="Tools for fairseq models with rotary position embedding.",
+        description="Tools for fairseq models.",
         epilog="tools:\n" + "".join(f"  {name:15} {what}\n" for name, what in TOOLS.items()) + "\nexample:\n"
         "  fairseq-rope average --inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt\n\n"
         "The flags of each tool: fairseq-rope TOOL --help",

@@ -14,19 +14,19 @@ from .positions.interface import PositionEncoding
 from .positions.rotary import RotaryEmbedding
 from .positions.sharing import once_per_forward_pass
 
-# The score of a padded key. It is not minus infinity, so that a row with only pads (the first rows of a left-padded
+# The score of a padded key. It is not minus infinity, so that a row with only padding (the first rows of a left-padded
 # target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
 
 
 class FusedAttention(MultiheadAttention):
-    """What self- and cross-attention share: heads, and what follows once queries, keys and values are there.
+    """The base class of self- and cross-attention: computes the output from queries, keys and values.
 
-    Where no weights are needed, torch's fused kernels attend (``F.scaled_dot_product_attention``).
+    If no attention weights are needed, torch's fused kernels compute it (``F.scaled_dot_product_attention``).
     """
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """(T, B, C) to (B, H, T, D), a view."""
+        """Return a view of *x* (T, B, C) with the shape (B, H, T, D)."""
         return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _attend(
@@ -43,7 +43,7 @@ class FusedAttention(MultiheadAttention):
         """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, H, S, D).
 
         *mask* is added to the scores, and broadcasts to (B, H, T, S). With *explicit*, weights are computed even if
-        the caller needs none.
+        the caller does not need them.
         """
         weights: Optional[Tensor] = None
         if need_weights or need_head_weights or before_softmax or explicit:
@@ -108,21 +108,21 @@ class SelfAttention(FusedAttention):
 
     Parameters, their names and their initialisation are those of ``fairseq/modules/multihead_attention.py``; so are
     head pruning, quantisation noise and the names in the incremental state. ``prev_key`` holds keys as the encoding
-    returns them (*rotated* keys): a key is rotated once, when it enters the cache, and the position of a new token is
-    the number of keys in the cache.
+    returns them. With RoPE, a key is rotated once, when it enters the cache. The position of a new token is the number
+    of keys in the cache.
 
-    A position is an index into the tensor, padding counted. If scores depend on differences of positions only, padding
-    on the left changes nothing.
+    A position is an index into the tensor, and padding counts. If scores depend only on differences of positions,
+    padding on the left changes nothing.
 
     Args:
         embed_dim: C
         num_heads: H
-        position: the encoding; may be shared between layers
+        position: the encoding, which several layers can share
         dropout: probability of dropping an attention weight
         q_noise, qn_block_size: quantisation noise of the projections, as fairseq's
 
     Raises:
-        ValueError: *position* rotates heads of another dimension.
+        ValueError: *position* rotates heads of another dimension
     """
 
     def __init__(
@@ -159,15 +159,15 @@ class SelfAttention(FusedAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Attend from *query* to itself and to what *incremental_state* remembers.
+        """Return the attention from *query* to itself and to the keys and values in *incremental_state*.
 
         Args:
             query: (T, B, C)
             key, value, static_kv: arguments of fairseq's signature that are not used; self-attention reads *query*
-            key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero where a pad stands
-            incremental_state: fairseq's cache of keys, as the encoding returns them, and values
+            key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero for padding
+            incremental_state: fairseq's cache of values, and of keys as the encoding returns them
             need_weights, need_head_weights: also return the attention weights, averaged over heads or of each head
-            attn_mask: (T, S), added to the scores (or boolean, true where attention is forbidden)
+            attn_mask: (T, S), added to the scores; or boolean, true where attention is forbidden
             before_softmax: return the masked scores (B * H, T, S) and the values (B * H, S, D)
 
         Returns:
@@ -230,10 +230,10 @@ class SelfAttention(FusedAttention):
         return self.position.values(weights)
 
     def joined_projections(self) -> Tuple[Tensor, Tensor]:
-        """Weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values, joined.
+        """Return the joined weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values.
 
-        A copy without gradient. Pairs that rotate together are neighbours in queries and keys, whatever the layout:
-        scores do not change when the dimensions of both are put into another order.
+        They are copies without gradient. With both layouts, pairs that rotate together are neighbours in queries and
+        keys. This changes no score, because the dimensions of queries and keys have the same order.
         """
         q, k, v = self.q_proj, self.k_proj, self.v_proj
         weight = torch.cat([self._neighbours(q.weight), self._neighbours(k.weight), v.weight])
@@ -241,7 +241,7 @@ class SelfAttention(FusedAttention):
         return weight.detach(), bias.detach()
 
     def _neighbours(self, x: Tensor) -> Tensor:
-        """*x* (C, …), the rows of each head ordered so that pairs which rotate are neighbours."""
+        """Return *x* (C, …) with the rows of each head ordered so that pairs that rotate together are neighbours."""
         position = self.position
         if not isinstance(position, RotaryEmbedding) or position.interleaved:
             return x
@@ -251,7 +251,7 @@ class SelfAttention(FusedAttention):
         return torch.cat([pairs, rest], dim=1).flatten(0, 1)
 
     def in_own_order(self, keys: Tensor) -> Tensor:
-        """*keys* (…, D) that :meth:`joined_projections` gave, in the order of dimensions of ``k_proj``."""
+        """Return *keys* (…, D) of :meth:`joined_projections` with their dimensions in the order of ``k_proj``."""
         position = self.position
         if not isinstance(position, RotaryEmbedding) or position.interleaved:
             return keys
@@ -260,7 +260,7 @@ class SelfAttention(FusedAttention):
 
 
 class CrossAttention(FusedAttention):
-    """fairseq's encoder-decoder attention; parameters, names in the incremental state and numbers are its."""
+    """fairseq's encoder-decoder attention, with the same parameters, results and names in the incremental state."""
 
     def forward(
         self,
@@ -275,13 +275,13 @@ class CrossAttention(FusedAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Attend from *query* (T, B, C) to *key* and *value*, the encoder's output (S, B, C of the encoder).
+        """Return the attention from *query* (T, B, C) to the encoder's output, *key* and *value* (S, B, C there).
 
         Args:
-            key_padding_mask: (B, S), nonzero where a pad stands
-            incremental_state: fairseq's cache; with *static_kv*, keys and values are projected once for it
+            key_padding_mask: (B, S), nonzero for padding
+            incremental_state: fairseq's cache; with *static_kv*, keys and values are projected only once
 
-        The other arguments, and what is returned, are those of :class:`SelfAttention`.
+        The other arguments and the result are those of :class:`SelfAttention`.
         """
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         saved_state: Dict[str, Optional[Tensor]] = {}
@@ -306,16 +306,16 @@ class CrossAttention(FusedAttention):
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
 
     def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
-        """*encoder_out* (S, B, C), projected: each (B, H, S, D), contiguous."""
+        """Return the keys and values of *encoder_out* (S, B, C): each (B, H, S, D), contiguous."""
         k, v = self.k_proj(encoder_out), self.v_proj(encoder_out)
         return self._split_heads(k).contiguous(), self._split_heads(v).contiguous()
 
 
 def pad_scores(key_padding_mask: Tensor, like: Tensor, score: float = PAD_SCORE) -> Tensor:
-    """What padding (B, S) adds to scores: (B, 1, 1, S) in the type of *like*.
+    """Return the number that is added to the scores of each key: (B, 1, 1, S) in the type of *like*.
 
-    A padded key gets *score*, with which its weight is 0. TorchScript reads no module's constants, so it is an
-    argument.
+    For a padded key it is *score*, which makes its weight 0. It is an argument because TorchScript reads no constant of
+    a module.
     """
     is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
     return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, score)

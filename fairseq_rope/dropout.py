@@ -1,7 +1,7 @@
-"""Dropout whose random numbers cost less on CPUs, with the same distribution.
+"""Dropout with the same distribution as torch's, whose random numbers take less time on CPUs.
 
-torch draws a number for each element, one after another; that was 8% of a training step of a small model.
-Here one number of 64 bits serves four elements.
+torch draws a number for each element, which took 8% of a training step of a small model. Here one number of 64 bits
+decides about four elements.
 """
 
 from typing import Any, Tuple, cast
@@ -15,14 +15,14 @@ from .overrides import CALL, is_plain, methods_of
 from .positions.rotary import is_compiling
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
-MOST = 1 - 1 / _STEPS  # probability, from which on 16 bits cannot decide
+MOST = 1 - 1 / _STEPS  # 16 bits cannot represent this probability and larger ones
 
 
 def keep_mask(shape: torch.Size, p: float) -> Tensor:
-    """A boolean tensor of *shape* on the CPU whose elements are false with probability *p* < MOST.
+    """Return a boolean tensor of *shape* on the CPU whose elements are false with probability *p* < MOST.
 
-    Sixteen bits can only give multiples of 1/65536: for the whole tensor one of the two next to *p* is taken,
-    drawn so that the probability is *p*. The numbers are those of torch's generator and repeat with its seed.
+    Sixteen bits can only give multiples of 1/65536. So one of the two multiples next to *p* is drawn for the whole
+    tensor, such that the mean probability is *p*. The numbers are those of torch's generator and repeat with its seed.
     """
     exact = p * _STEPS
     dropped = int(exact) + int(torch.rand(()).item() < exact - int(exact))
@@ -32,7 +32,7 @@ def keep_mask(shape: torch.Size, p: float) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """x / (1 - p) where an element is kept, else 0; the gradient likewise."""
+    """Returns x / (1 - p) for kept elements and 0 for the others, and the gradient in the same way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -48,7 +48,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class Dropout(FairseqDropout):
-    """``fairseq/modules/fairseq_dropout.py``, its random numbers drawn as above where that pays."""
+    """``fairseq/modules/fairseq_dropout.py``, with :func:`keep_mask` on CPUs."""
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         if self.p > 0 and (self.training or self.apply_during_inference):
@@ -64,10 +64,10 @@ DROPOUT = methods_of(Dropout, *CALL)
 
 
 class ResidualInPlace:
-    """For fairseq's layers: adds the residual into what dropout has just made, which nothing else reads."""
+    """For fairseq's layers: adds the residual in place to the output of dropout, which nothing else reads."""
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
-        """*x*, what dropout returned, + *residual*, of the same shape."""
+        """Return *x*, the output of dropout, plus *residual*, which has the same shape."""
         if not torch.jit.is_scripting():
             dropout = cast(Any, self).dropout_module
             is_new = is_plain(dropout, Dropout, DROPOUT) and dropout.training and dropout.p > 0

@@ -1,4 +1,4 @@
-"""Encodings that leave self-attention alone: none, and vectors of absolute positions added to the embeddings.
+"""Encodings that do not change self-attention: none, and vectors of absolute positions added to the embeddings.
 
 The vectors are fairseq's own (``fairseq/modules/positional_embedding.py``), so these models equal fairseq's
 ``transformer`` with ``--no-token-positional-embeddings``, without flags, and with ``--encoder-learned-pos

@@ -1,7 +1,7 @@
 """What a position encoding can do. Each encoding is one file of this folder and one row of ``ENCODINGS``.
 
-An encoding takes part in self-attention in up to three places, and declares what it needs. Cross-attention carries no
-positions. An encoding of absolute positions adds vectors to the embeddings instead, and leaves attention alone.
+An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions. An
+encoding of absolute positions adds vectors to the embeddings instead, and does not change attention.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. In self-attention the queries are the last T
 of the S positions: T = S if all is computed at once, and T = 1 in a step of a search.
@@ -66,9 +66,9 @@ class PositionEncoding(nn.Module):
         return cls()
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
-        """Return what takes the place of queries *q* and keys *k* (B, H, T, D) of positions *offset*, *offset* + 1, …
+        """Return the changed queries *q* and keys *k* (B, H, T, D) of positions *offset*, *offset* + 1, …
 
-        The search keeps the returned keys, so they must not depend on later positions.
+        The search stores the returned keys, so they must not depend on later positions.
         """
         return q, k
 
@@ -76,7 +76,7 @@ class PositionEncoding(nn.Module):
         """Return what is added to the scores after their division by sqrt(D), in the type of *q*, or None.
 
         Args:
-            q: queries (B, H, T, D), as they were projected
+            q: queries (B, H, T, D), as projected
             keys: S
 
         Returns:

@@ -3,18 +3,18 @@
 Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864,
 section 3.2.2 and the element-wise form of section 3.4.2 (equation 34).
 
-A head of dimension d is read as d/2 points in the plane. At position m, pair i turns by the angle
+A head of dimension d is read as d/2 points in the plane. At position m, pair i rotates by the angle
 m * theta_i, with theta_i = base^(-2i/d):
 
     x_1' = x_1 cos(m theta_i) - x_2 sin(m theta_i)
     x_2' = x_1 sin(m theta_i) + x_2 cos(m theta_i)
 
-A rotation keeps norms, and the product of a query turned by m and a key turned by n depends on
-m - n alone: attention sees relative positions, and nothing is added to the embeddings.
+A rotation keeps norms. The product of a query at position m and a key at position n depends on
+m - n alone. So attention depends on relative positions, and nothing is added to the embeddings.
 
-Which two components make a pair is the *layout*: ``interleaved`` pairs (2i, 2i+1), as the paper
-does; ``half`` pairs (i, i + d/2), as GPT-NeoX, LLaMA and Hugging Face do. The two are the same up to
-a permutation of the rows of the query and key projections.
+The *layout* says which two components are a pair: (2i, 2i+1) if it is ``interleaved``, as in the
+paper, and (i, i + d/2) if it is ``half``, as in GPT-NeoX, LLaMA and Hugging Face. The two are the
+same up to a permutation of the rows of the query and key projections.
 
 Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r = fraction * D).
 """
@@ -35,7 +35,7 @@ FRACTION = 1.0
 
 
 def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:
-    """The number of leading dimensions of a head that rotate, d_r = fraction * head_dim.
+    """Return the number of leading dimensions of a head that rotate, d_r = fraction * head_dim.
 
     Raises:
         ValueError: *fraction* is outside (0, 1], or d_r is not an even integer of at least 2.
@@ -53,9 +53,9 @@ def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:
 
 
 def rotary_tables(length: int, dim: int, base: float, device: torch.device) -> Tuple[Tensor, Tensor]:
-    """cos(m theta_i) and sin(m theta_i) for positions m < *length*: two float32 tensors (T, d_r / 2).
+    """Return cos(m theta_i) and sin(m theta_i) for positions m < *length*: two float32 tensors (T, d_r / 2).
 
-    The angle is computed in float64: at position 100,000 a float32 angle is off by up to 4e-3
+    The angle is computed in float64. At position 100,000 the error of a float32 angle is up to 4e-3
     radians, and in bfloat16 neighbouring positions above 256 are the same number.
     """
     pair = torch.arange(dim // 2, dtype=torch.float64, device=device)
@@ -66,16 +66,16 @@ def rotary_tables(length: int, dim: int, base: float, device: torch.device) -> T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Turn every pair of the last dimension of *x* by the angle of its position.
+    """Return *x* with every pair of its last dimension rotated by the angle of its position.
 
     Args:
         x: (..., T, d_r)
         cos, sin: (T, d_r / 2), float32
-        interleaved: pair (2i, 2i+1) if true, (i, i + d_r/2) if false
+        interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
 
     Returns:
-        A new tensor of the shape and type of *x*. 16-bit input is rotated in float32: products of
-        bfloat16 tables lose the angle. float64 input is rotated in float64.
+        A new tensor of the shape and type of *x*. 16-bit input is rotated in float32, because products
+        with bfloat16 tables are too inexact. float64 input is rotated in float64.
     """
     wide = x if x.dtype == torch.float64 else x.float()
     if interleaved:
@@ -88,17 +88,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return turned.to(x.dtype)
 
 
-# -- the same in fewer passes ----------------------------------------------------------------------
+# -- the same rotation in fewer passes ----------------------------------------------------------------------
 
 
 def _rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """:func:`rotate` of float32 or float64, in fewer passes over *x*, whose strides the result has.
+    """Return :func:`rotate` of float32 or float64, in fewer passes over *x*. The result has the strides of *x*.
 
-    A pair of neighbours is a complex number, and to turn it is to multiply it by cos + i sin.
+    A pair of neighbours is a complex number, and a rotation multiplies it by cos + i sin.
     """
     if interleaved:
         if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
-            x = x.contiguous()  # complex numbers lie at even places
+            x = x.contiguous()  # complex numbers must begin at even offsets
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
     turned = x * torch.cat([cos, cos], dim=-1)
@@ -109,7 +109,7 @@ def _rotate_at_once(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> T
 
 
 class _Rotation(torch.autograd.Function):
-    """:func:`_rotate_at_once` and its gradient, which is the gradient of the output turned back."""
+    """:func:`_rotate_at_once` and its gradient: the gradient of the output, rotated back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -124,9 +124,9 @@ class _Rotation(torch.autograd.Function):
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """:func:`rotate`, by the fastest way where it is called."""
-    # Complex numbers, and a function with a gradient of its own, are not for what traces or compiles a
-    # model; a compiler fuses the plain formula by itself.
+    """Return :func:`rotate`, computed in the fastest way that the caller allows."""
+    # Tracers and compilers do not support complex numbers and a function with its own gradient. A compiler
+    # fuses the plain formula.
     if torch.jit.is_tracing() or is_compiling():
         return rotate(x, cos, sin, interleaved)
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -138,16 +138,16 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def is_compiling() -> bool:
-    """Whether ``torch.compile`` reads what runs."""
+    """Return whether ``torch.compile`` is compiling the code that runs."""
     return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
 
 
 class RotaryEmbedding(PositionEncoding):
     """Rotates queries and keys by their positions; holds the tables, and no parameters.
 
-    The tables are plain attributes, not buffers: ``.half()`` and ``.bfloat16()`` leave them float32,
-    and the state dict, which fairseq's averaging compares, does not know them. They are renewed when
-    a longer sequence or another device asks for it.
+    The tables are plain attributes, not buffers. So ``.half()`` and ``.bfloat16()`` leave them in float32,
+    and the state dict, which fairseq's averaging compares, does not contain them. They are computed again
+    for a longer sequence or another device.
 
     Args:
         head_dim: D, the dimension of one attention head
@@ -156,7 +156,7 @@ class RotaryEmbedding(PositionEncoding):
         fraction: the fraction of the head that rotates; the rest passes through unchanged
 
     Raises:
-        ValueError: *layout*, *base* or *fraction* is not one of the allowed values.
+        ValueError: *layout*, *base* or *fraction* has a value that is not allowed
     """
 
     options = {
@@ -197,21 +197,21 @@ class RotaryEmbedding(PositionEncoding):
         return rotary_tables(size, self.dim, self.base, device)
 
     def tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-        """cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2)."""
+        """Return cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2)."""
         cos, sin = self._tables
-        # TorchScript knows == between devices, not !=.
+        # TorchScript compares devices with ==, but not with !=.
         if cos.size(0) < offset + length or not cos.device == device:
             if torch.jit.is_scripting():
                 cos, sin = self._longer_tables(offset + length, device)
             else:
-                # Tables made under inference_mode could not be used in a later training step.
+                # A later training step could not use tables that are made under inference_mode.
                 with torch.inference_mode(False):
                     cos, sin = self._longer_tables(offset + length, device)
             self._tables = (cos, sin)
         return cos[offset : offset + length], sin[offset : offset + length]
 
     def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the first d_r dimensions of *x* (..., T, D) by *cos* and *sin* (T, d_r / 2)."""
+        """Return *x* (..., T, D) with its first d_r dimensions rotated by *cos* and *sin* (T, d_r / 2)."""
         turning = x if self.dim == self.head_dim else x[..., : self.dim]
         if torch.jit.is_scripting():
             turned = rotate(turning, cos, sin, self.interleaved)
@@ -222,7 +222,7 @@ class RotaryEmbedding(PositionEncoding):
         return torch.cat([turned, x[..., self.dim :]], dim=-1)
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
-        """Rotate *x* (..., T, D), queries or keys, as positions *offset*, *offset* + 1, ….
+        """Return *x* (..., T, D), queries or keys, rotated as positions *offset*, *offset* + 1, ….
 
         In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
         the shape and type of *x*.
@@ -236,9 +236,10 @@ class RotaryEmbedding(PositionEncoding):
         return self.forward(q, offset), self.forward(k, offset)
 
     def numbers(self, position: int, device: torch.device) -> Tensor:
-        """Return the complex numbers (1, 1, D / 2) by which pairs of neighbours turn at *position*.
+        """Return the complex numbers (1, 1, D / 2) that rotate pairs of neighbours at *position*.
 
-        The first dimension is for queries and keys, the second for heads. Past the fraction, the numbers are 1.
+        The first dimension is for queries and keys, the second for heads. For dimensions that do not rotate, the
+        numbers are 1.
         """
         cos, sin = self.tables(position, 1, device)
         rest = (self.head_dim - self.dim) // 2

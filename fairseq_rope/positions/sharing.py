@@ -1,4 +1,4 @@
-"""What the layers of one side compute only once in a forward pass."""
+"""Results that the layers of one side share in a forward pass."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,13 +8,13 @@ import torch
 
 from .rotary import is_compiling
 
-# What the layers of one side share in one forward pass, by what it was computed from. Each thread has its own value.
+# The results that the layers of one side share in one forward pass, by their inputs. Each thread has its own value.
 _forward_pass: ContextVar[Optional[Dict[Any, Any]]] = ContextVar("fairseq_rope_forward_pass", default=None)
 
 
 @contextmanager
 def forward_pass() -> Iterator[None]:
-    """Let the layers that are called inside compute only once what they share."""
+    """Let the layers that are called in this context share the results of :func:`once_per_forward_pass`."""
     token = _forward_pass.set({})
     try:
         yield

@@ -28,7 +28,7 @@ class Shaw(PositionEncoding):
         ValueError: k is smaller than 1
     """
 
-    options = {"max_relative_positions": Option(16, "the largest distance that has vectors; larger ones use its")}
+    options = {"max_relative_positions": Option(16, "largest distance with its own vectors; larger ones use the same")}
     shared = False
     explicit_weights = True
 

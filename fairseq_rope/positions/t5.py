@@ -44,7 +44,7 @@ class T5Bias(PositionEncoding):
         embed_dim: C; the bias starts normal with standard deviation C^-0.5
         bidirectional: whether keys after the query have buckets of their own (encoder)
         relative_attention_num_buckets: all buckets of a head
-        relative_attention_max_distance: the distance from which on all are in the last bucket
+        relative_attention_max_distance: the distance from which all are in the last bucket
 
     Raises:
         ValueError: the numbers allow no such buckets
@@ -52,7 +52,7 @@ class T5Bias(PositionEncoding):
 
     options = {
         "relative_attention_num_buckets": Option(32, "buckets of distances, in the encoder for both directions"),
-        "relative_attention_max_distance": Option(128, "the distance from which on all are in the last bucket"),
+        "relative_attention_max_distance": Option(128, "the distance from which all are in the last bucket"),
     }
 
     def __init__(

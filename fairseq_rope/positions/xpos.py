@@ -39,7 +39,7 @@ class XPos(RotaryEmbedding):
 
     options = {
         **RotaryEmbedding.options,
-        "xpos_scale_base": Option(SCALE_BASE, "positions over which xPos scales a pair of dimensions once"),
+        "xpos_scale_base": Option(SCALE_BASE, "number of positions over which xPos scales a pair of dimensions once"),
     }
     sides = ("decoder",)
 

@@ -1,4 +1,4 @@
-"""The cache of a beam search: keys and values that stay where they were written.
+"""The cache of a beam search, in which keys and values are not moved after each step.
 
 After each step of a search, every hypothesis continues from one hypothesis of the same sentence. fairseq's
 attention then copies all keys and values of all layers into the new order, and copies them again to append
@@ -24,7 +24,7 @@ from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from .equal_rows import whole_sentences
 
-FIRST_CAPACITY = 32  # steps; doubled whenever it is used up, so that a step costs the same on average
+FIRST_CAPACITY = 32  # steps; doubled when it is full, so that the mean cost of a step is constant
 
 
 class Beams:
@@ -40,7 +40,7 @@ class Beams:
         like (argument only): a tensor with the type and device of keys and values
         position (attribute only): the position of the token of this step
         mask (attribute only): (N, 1, K, n * K), added to the scores of self-attention
-        rows (attribute only): (N * K), the cache's row of each of the caller's; None while both orders are the same
+        rows (attribute only): (N * K), the cache's row for each row of the caller; None while both orders are the same
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Beams:
         self.rows: Optional[Tensor] = None
         self._slots = list(range(sentences))  # the place of each of the caller's sentences
         self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
-        self._of_step: Dict[Any, Tensor] = {}  # what the layers share in this step
+        self._of_step: Dict[Any, Tensor] = {}  # results that the layers share in this step
         self._scores = like.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
 
     def begin_step(self, is_pad: Tensor) -> None:
-        """Make room for one more token of each hypothesis. *is_pad* (N * K): whether it is padding."""
+        """Add a place for one more token of each hypothesis. *is_pad* (N * K): whether the token is padding."""
         self.position += 1
         self._of_step.clear()
         begin, end = self.position * self.beam, (self.position + 1) * self.beam
@@ -75,19 +75,19 @@ class Beams:
         self.mask = scores[:, None, :, :end]
 
     def arranged(self, x: Tensor) -> Tensor:
-        """*x* (N * K, …) with its rows reordered from the caller's order to the cache's."""
+        """Return *x* (N * K, …) with its rows reordered from the caller's order to the cache's."""
         return x if self.rows is None else torch.empty_like(x).index_copy_(0, self.rows, x)
 
     def numbers(self, rotary: RotaryEmbedding, device: torch.device) -> Tensor:
-        """``rotary.numbers`` for the position of this step, shared by layers with the same encoding."""
+        """Return ``rotary.numbers`` for the position of this step; layers with the same encoding share them."""
         if rotary not in self._of_step:
             self._of_step[rotary] = rotary.numbers(self.position, device)
         return self._of_step[rotary]
 
     def mask_with_bias(self, position: PositionEncoding, q: Tensor) -> Tensor:
-        """Return ``mask`` and the bias of *position* for queries *q* (N, H, K, D): (N, H, K, n * K) or ``mask``.
+        """Return the sum of ``mask`` and the bias of *position* for queries *q* (N, H, K, D): (N, H, K, n * K).
 
-        It is shared by layers if they share the encoding.
+        Without a bias it is ``mask``. Layers that share the encoding share the result.
         """
         if position in self._of_step:
             return self._of_step[position]
@@ -101,13 +101,13 @@ class Beams:
         return mask
 
     def turned(self, position: PositionEncoding, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
-        """Return what *position* makes of queries and keys, each (N, H, K, D), of this step."""
+        """Return queries and keys of this step, each (N, H, K, D), as *position* changes them."""
         turned_q, turned_k = position.queries_and_keys(self.rows_of(q), self.rows_of(k), self.position)
         return self._by_sentence(turned_q), self._by_sentence(turned_k)
 
     @staticmethod
     def rows_of(x: Tensor) -> Tensor:
-        """*x* (N, H, K, D) with a row for each hypothesis, and one position: (N * K, H, 1, D)."""
+        """Return *x* (N, H, K, D) with a row for each hypothesis and one position: (N * K, H, 1, D)."""
         return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
     def _by_sentence(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Beams:
     def reorder(self, new_order: Tensor) -> bool:
         """Let row i continue from row new_order[i] of the last step, both in the caller's order.
 
-        Returns whether it was done. With K > 1 the rows must be K adjacent rows of each of some sentences.
+        Returns whether this was possible. With K > 1, *new_order* must keep the K rows of a sentence together.
         """
         if self.beam == 1:
             self._copy(new_order)
@@ -146,7 +146,7 @@ class Beams:
         return True
 
     def of_rows(self, attention: Any) -> Dict[str, Optional[Tensor]]:
-        """The entries of fairseq's incremental state for the self-*attention* of one layer."""
+        """Return the entries of fairseq's incremental state for the self-*attention* of one layer."""
         rows = torch.arange(self._scores.size(0), device=self._scores.device) if self.rows is None else self.rows
         steps = self.position + 1
         scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
@@ -163,7 +163,7 @@ class Beams:
         }
 
     def __deepcopy__(self, _: Any) -> "Beams":
-        """A copy that can continue differently. The layers and their weights are not copied."""
+        """Return a copy that can continue differently. The layers and their weights are not copied."""
         other = copy.copy(self)
         other._scores, other._slots = self._scores.clone(), list(self._slots)
         other._cache = {layer: buffer.clone() for layer, buffer in self._cache.items()}
@@ -209,5 +209,5 @@ class Beams:
 
 
 def _doubled(buffer: Tensor, dim: int, filler: float = 0.0) -> Tensor:
-    """*buffer* with twice the length in dimension *dim*."""
+    """Return *buffer* with twice the length in dimension *dim*."""
     return torch.cat([buffer, torch.full_like(buffer, filler)], dim=dim)

@@ -1,20 +1,19 @@
-"""Which rows of an encoder's output are equal, because a beam search has repeated them."""
+"""Records which rows of an encoder's output are equal because a beam search has repeated them."""
 
 from typing import Any, Dict, List, Optional
 
 from torch import Tensor
 
-# The largest beam to share a cache: each hypothesis attends past the tokens of all others, which costs more
-# than it saves when they are many.
+# The largest beam that shares a cache. Each hypothesis also computes scores for the tokens of all others, so a shared
+# cache is slower for larger beams.
 LARGEST = 32
 
 
 class EqualRows(List[Tensor]):
-    """An entry of an encoder's output that says: the *beam* adjacent rows of each sentence are equal.
+    """An entry of an encoder's output. It states that the *beam* adjacent rows of each sentence are equal.
 
-    It holds for the tensors that are in *encoder_out* when the entry is made. It is void as soon as one of
-    them is replaced or written to. The entry is an empty list, so that code which iterates over the tensors
-    of all entries still works.
+    It is valid for the tensors that are in *encoder_out* when the entry is made, until one of them is replaced or
+    written to. The entry is an empty list, so that code that iterates over the tensors of all entries still works.
     """
 
     NAME = "fairseq_rope.equal_rows"
@@ -26,7 +25,7 @@ class EqualRows(List[Tensor]):
 
     @classmethod
     def of(cls, encoder_out: Dict[str, List[Tensor]]) -> int:
-        """The number of rows of each sentence that are equal; 1 without a valid entry in *encoder_out*."""
+        """Return the number of equal rows of each sentence; 1 without a valid entry in *encoder_out*."""
         entry = encoder_out.get(cls.NAME)
         if not isinstance(entry, cls):
             return 1
@@ -38,12 +37,12 @@ class EqualRows(List[Tensor]):
 
 
 def _contents(encoder_out: Dict[str, List[Tensor]]) -> List[Any]:
-    """The tensors of all entries of *encoder_out*."""
+    """Return the tensors of all entries of *encoder_out*."""
     return [x for value in encoder_out.values() for x in (value if isinstance(value, list) else [value])]
 
 
 def whole_sentences(new_order: Tensor, beam: int) -> Optional[List[int]]:
-    """The sentences whose *beam* adjacent rows make up *new_order*; None if it has another form."""
+    """Return the sentences whose *beam* adjacent rows make up *new_order*; None if it has another form."""
     sentences = [row // beam for row in new_order.tolist()]
     first_rows = sentences[::beam]
     repeated = [sentence for sentence in first_rows for _ in range(beam)]

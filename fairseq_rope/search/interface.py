@@ -1,4 +1,4 @@
-"""What the encoder and the decoder call: begin a search, take a step, reorder its rows.
+"""The functions that the encoder and the decoder call: begin a search, compute a step, reorder its rows.
 
 Shapes: N sentences, K hypotheses of each (the beam), B = N * K rows, S source positions, C the width.
 """
@@ -26,10 +26,10 @@ EncoderOut = Dict[str, List[Tensor]]
 
 
 def is_on(device: torch.device) -> bool:
-    """Whether searches on *device* are to be fast.
+    """Return whether the fast search is on for *device*.
 
     Raises:
-        ValueError: the environment variable FAIRSEQ_ROPE_FAST_SEARCH is neither 0 nor 1.
+        ValueError: the environment variable FAIRSEQ_ROPE_FAST_SEARCH is neither 0 nor 1
     """
     choice = os.environ.get(SWITCH, "")
     if choice not in ("", "0", "1"):
@@ -79,7 +79,7 @@ def begin(
 
 
 def _is_known(embed_positions: Any) -> bool:
-    """Whether a step can call *embed_positions*: nothing, or one of fairseq's embeddings of positions."""
+    """Return whether a step can call *embed_positions*: it is None or one of fairseq's embeddings of positions."""
     return embed_positions is None or type(embed_positions) in (
         SinusoidalPositionalEmbedding,
         LearnedPositionalEmbedding,
@@ -87,7 +87,7 @@ def _is_known(embed_positions: Any) -> bool:
 
 
 def _are_equal(states: Tensor, is_pad: Optional[Tensor], beam: int) -> bool:
-    """Whether the *beam* rows of each sentence are equal in *states* (S, B, C) and *is_pad* (B, S)."""
+    """Return whether the *beam* rows of each sentence are equal in *states* (S, B, C) and *is_pad* (B, S)."""
     rows = states.unflatten(1, (-1, beam))
     if not torch.equal(rows[:, :, 1:], rows[:, :, :1].expand_as(rows[:, :, 1:])):
         return False
@@ -101,9 +101,9 @@ def beams_of(incremental_state: Dict[str, Any]) -> Beams:
 
 
 def step(decoder: Any, prev_output_tokens: Tensor, beams: Beams) -> Tuple[Tensor, Dict[str, List[Optional[Tensor]]]]:
-    """What the decoder's ``extract_features`` returns for the last of *prev_output_tokens*: (B, 1, C).
+    """Return the result of the decoder's ``extract_features`` for the last of *prev_output_tokens*: (B, 1, C).
 
-    Everything but the layers is called as fairseq's ``extract_features_scriptable`` calls it.
+    All modules except the layers are called as in fairseq's ``extract_features_scriptable``.
     """
     tokens = prev_output_tokens[:, -1:].contiguous()
     x = decoder.embed_scale * decoder.embed_tokens(tokens)
@@ -133,7 +133,7 @@ def step(decoder: Any, prev_output_tokens: Tensor, beams: Beams) -> Tuple[Tensor
 
 
 def project(features: Tensor, beams: Beams) -> Optional[Tensor]:
-    """*features* (B, 1, C) projected onto the vocabulary; None if the decoder's own module has to do it."""
+    """Return *features* (B, 1, C) projected onto the vocabulary; None if the decoder's own module must do it."""
     if beams.packed is None or features.dtype != torch.float32:
         return None
     return project_packed(features, beams.packed)
@@ -142,8 +142,8 @@ def project(features: Tensor, beams: Beams) -> Optional[Tensor]:
 def reorder(layers: Any, incremental_state: Dict[str, Any], new_order: Tensor) -> None:
     """Reorder the search in *incremental_state*: row i continues from row new_order[i] of the last step.
 
-    If the rows cannot be reordered within the shared cache, the state becomes what fairseq's would be, for
-    the *layers* to reorder.
+    If the rows cannot be reordered within the shared cache, the state is replaced by fairseq's, which the *layers* can
+    reorder.
     """
     beams = beams_of(incremental_state)
     if not beams.reorder(new_order):
@@ -155,10 +155,10 @@ def reorder(layers: Any, incremental_state: Dict[str, Any], new_order: Tensor) -
 def reorder_encoder_out(
     fairseq_reorder: Callable[[EncoderOut, Tensor], EncoderOut], encoder_out: EncoderOut, new_order: Tensor
 ) -> EncoderOut:
-    """What *fairseq_reorder* returns for *encoder_out* and *new_order*, without copies where rows are equal.
+    """Return the result of *fairseq_reorder* for *encoder_out* and *new_order*, without copies where rows are equal.
 
-    In a beam search the rows of a sentence are equal. :class:`EqualRows` among the entries tells the decoder
-    so, and the next call, which returns *encoder_out* itself if each sentence keeps its place.
+    In a beam search the rows of a sentence are equal. The entry :class:`EqualRows` records this for the decoder and
+    for the next call, which returns *encoder_out* itself if each sentence keeps its place.
     """
     if torch.is_grad_enabled() or not encoder_out["encoder_out"] or not is_on(new_order.device):
         return fairseq_reorder(encoder_out, new_order)

@@ -11,21 +11,21 @@ from ..overrides import is_plain_linear
 class PackedProjection:
     """The weight of a projection onto the vocabulary, packed for oneDNN, as torch's compiler packs it.
 
-    With few rows, the time of the projection is that of reading its weight; packed, it is about half (37,000
-    words, 4 rows). Packing takes as long as five steps save, so the packed weight is reused by later
-    searches. Copies and pickles of the model leave it out.
+    With few rows, the projection takes the time to read its weight. The packed weight takes about half of it (37,000
+    words, 4 rows). Packing takes the time that five steps save, so later searches use the packed weight again. Copies
+    and pickles of the model do not contain it.
     """
 
     def __init__(self) -> None:
-        # Products that identify the weight, and the packed weight: one tuple, for threads that share a model.
+        # Products that identify the weight, and the packed weight. One tuple, so that threads can share a model.
         self._cached: Optional[Tuple[Tensor, Tensor]] = None
 
     def of(self, module: Any) -> Optional[Tensor]:
-        """The packed weight of *module*; None if it cannot be packed and *module* must be called.
+        """Return the packed weight of *module*; None if it cannot be packed and *module* must be called.
 
-        torch does not count writes to ``.data``, which optimizers make. So each row of the weight is
-        multiplied by the same random vector, and the weight is packed again if a product has changed. A
-        change that is too small to alter the product is within the rounding error of scores.
+        Optimisers write to ``.data``, and torch does not count these writes. So each row of the weight is multiplied by
+        the same random vector, and the weight is packed again if a product has changed. A change that is too small to
+        change the product is within the rounding error of scores.
         """
         if not (
             is_plain_linear(module)
@@ -58,5 +58,5 @@ def _packed(weight: Tensor) -> Optional[Tensor]:
 
 
 def project_packed(x: Tensor, packed: Tensor) -> Tensor:
-    """*x* (…, C) projected by the *packed* weight: (…, V)."""
+    """Return *x* (…, C) projected by the *packed* weight: (…, V)."""
     return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")

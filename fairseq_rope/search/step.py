@@ -1,10 +1,10 @@
 """One step of the decoder in a search: the operations of its layers, bound to their weights.
 
-With few rows, calling a module takes longer than its smaller operations. A bound step computes what
-``fairseq/modules/transformer_layer.py`` computes for one token of each hypothesis, without gradients, dropout
-and attention weights. A decoder that needs more is called as fairseq calls it: for example one with
-quantisation noise, ``--retain-dropout``, ``--print-alignment``, or with overridden methods or hooks. Steps
-are bound at the start of each search, so that a search uses the current weights.
+With few rows, calling a module takes longer than its smaller operations. A bound step computes the result of
+``fairseq/modules/transformer_layer.py`` for one token of each hypothesis, without gradients, dropout and attention
+weights. A decoder that needs more is called as fairseq calls it: for example with quantisation noise,
+``--retain-dropout``, ``--print-alignment``, overridden methods or hooks. Steps are bound at the start of each search,
+so that a search uses the current weights.
 
 Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
 """
@@ -26,7 +26,7 @@ from .cache import Beams
 
 Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 
-# The methods whose work a step does.
+# The methods that a step replaces.
 LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
     *(*CALL, "_attend", "_score_mask", "_shared_mask", "_split_heads", "reorder_incremental_state"),
@@ -43,7 +43,7 @@ PARTS = {
 
 
 def bind(layer: Any) -> Optional[Step]:
-    """The step of a decoder *layer*; None if the layer does more than a step computes."""
+    """Return the step of a decoder *layer*; None if the layer does more than a step computes."""
     if not has_methods(layer, LAYER) or hooked(layer):
         return None  # a wrapper (FSDP), overridden methods, or a hook
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
@@ -111,7 +111,7 @@ def bind(layer: Any) -> Optional[Step]:
 
 
 def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
-    """The steps of all *layers*; None unless all of them can be bound."""
+    """Return the steps of all *layers*; None unless all of them can be bound."""
     if autocasts():
         return None
     steps = []
@@ -124,7 +124,7 @@ def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
 
 
 def _can_step(position: Any) -> bool:
-    """Whether a step can do what *position* does in attention."""
+    """Return whether a step can compute *position*."""
     if isinstance(position, RotaryEmbedding):  # the step turns pairs of neighbours, which must lie within a head
         return any(_is_part(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
     return isinstance(position, PositionEncoding) and not position.explicit_weights and not hooked(position)
@@ -154,7 +154,7 @@ def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
 
 
 def autocasts() -> bool:
-    """Whether torch chooses the types of operations (``--amp``)."""
+    """Return whether torch chooses the types of operations (``--amp``)."""
     try:
         return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
     except TypeError:  # torch < 2.4 has one function for each

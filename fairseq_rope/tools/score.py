@@ -562,7 +562,7 @@ def build_parser() -> argparse.ArgumentParser:
             "translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone",
         ),
         ("--ref", {**files, **REQUIRED}, "the reference or references, as detokenised text"),
-        ("--target-lang", {**REQUIRED, "metavar": "LANG"}, "the language of both, as in de"),
+        ("--target-lang", {**REQUIRED, "metavar": "LANG"}, "the language of the translations, as in de"),
         (
             *("--tokenize", {"choices": TOKENIZERS}),
             "sacreBLEU's tokeniser; default: one for the target language, usually 13a; sacrebleu downloads flores101 "

@@ -1,7 +1,7 @@
-"""The model ``transformer_rope_align``: translation with supervised alignments, positions rotary.
+"""The model ``transformer_rope_align``: translation with supervised alignments and our position encodings.
 
 Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models", as in
-``fairseq/models/transformer_align.py``, whose build_model names fairseq's own transformer.
+``fairseq/models/transformer_align.py``, whose ``build_model`` would build fairseq's own transformer.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -16,7 +16,7 @@ from .models import TransformerRopeModel
 
 @register_model("transformer_rope_align")
 class TransformerRopeAlignModel(TransformerAlignModel):
-    """fairseq's TransformerAlignModel around a rotary encoder and decoder."""
+    """fairseq's TransformerAlignModel with our encoder and decoder."""
 
     position_options = staticmethod(position_options)
 
@@ -24,10 +24,10 @@ class TransformerRopeAlignModel(TransformerAlignModel):
     def add_args(parser: ArgumentParser) -> None:
         """Add the flags of transformer_rope and of fairseq's transformer_align."""
         TransformerAlignModel.add_args(parser)
-        TransformerRopeModel.add_args(parser)  # leaves alone what is there
+        TransformerRopeModel.add_args(parser)  # does not add existing flags again
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> "TransformerRopeAlignModel":
-        """Build the model that *args* describes; raises what TransformerRopeModel raises."""
+        """Build the model that *args* describes. Raises the errors of TransformerRopeModel."""
         rotary = TransformerRopeModel.build_model(args, task)
         return cls(rotary.encoder, rotary.decoder, args)

@@ -38,10 +38,10 @@ ENCODINGS_OF = {
 def _twin(fairseq_arch: str, encodings: Dict[str, str]) -> Callable[[Union[Namespace, DictConfig]], None]:
     """Return the architecture function of a twin of *fairseq_arch*, for flags and for fairseq-hydra-train.
 
-    An architecture asks ``getattr(args, option, default)``. The DictConfig of OmegaConf 2.0, which fairseq's
-    git main needs, answers None there for every option that is left open, and no model could be built. So
-    a Namespace is asked in its place, and ``base_layers``, which fairseq's trainer asks for in that way,
-    is filled in. Can go when no fairseq needs OmegaConf < 2.1.
+    An architecture calls ``getattr(args, option, default)``. fairseq's git main needs OmegaConf 2.0, whose DictConfig
+    returns None there for every option that is not set, so that no model could be built. This function therefore
+    passes a Namespace, and sets ``base_layers``, which fairseq's trainer reads in the same way. This can go when no
+    fairseq needs OmegaConf < 2.1.
     """
     fairseq_architecture = ARCH_CONFIG_REGISTRY[fairseq_arch]
 

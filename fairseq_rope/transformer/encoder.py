@@ -40,7 +40,7 @@ class Encoder(TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Optional[Tensor] = None,
     ) -> Dict[str, List[Tensor]]:
-        """Return fairseq's output; the layers share what they add to the scores."""
+        """Return fairseq's output. The layers share the masks and biases of the scores."""
         if not torch.jit.is_scripting():
             with forward_pass():
                 return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
@@ -48,7 +48,7 @@ class Encoder(TransformerEncoderBase):
 
     @torch.jit.export
     def reorder_encoder_out(self, encoder_out: Dict[str, List[Tensor]], new_order: Tensor) -> Dict[str, List[Tensor]]:
-        """*encoder_out* with row new_order[i] in the place of row i, as fairseq's returns it."""
+        """Return *encoder_out* with row new_order[i] in the place of row i, as fairseq's encoder does."""
         if not torch.jit.is_scripting():
             return search.reorder_encoder_out(super().reorder_encoder_out, encoder_out, new_order)
         return {

@@ -17,7 +17,7 @@ from ..positions.absolute import NoPositions
 
 
 def build_self_attention(cfg: TransformerConfig, side: Any) -> SelfAttention:
-    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), still without positions."""
+    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), without positions yet."""
     return SelfAttention(
         side.embed_dim,
         side.attention_heads,
@@ -68,7 +68,7 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
 
 
 def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
-    """*module* with its dropout replaced by :class:`~fairseq_rope.dropout.Dropout`.
+    """Return *module* with its dropout replaced by :class:`~fairseq_rope.dropout.Dropout`.
 
     *fairseq_name* is the name of fairseq's class, by which ``--retain-dropout-modules`` selects modules.
     """

@@ -1,8 +1,7 @@
 """The model ``transformer_rope``: fairseq's transformer with a choice of position encodings, rotary by default.
 
-Everything but self-attention is fairseq's own code
-(``fairseq/models/transformer``, ``fairseq/modules/transformer_layer.py``), reached by subclassing, so
-that flags, parameter names and checkpoints are the same.
+The classes are subclasses of fairseq's (``fairseq/models/transformer``, ``fairseq/modules/transformer_layer.py``).
+So flags, parameter names and checkpoints are the same.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -29,11 +28,11 @@ class TransformerRopeModel(TransformerModel):
     another encoding (``fairseq_rope.positions``).
     """
 
-    position_options = staticmethod(position_options)  # by which a checkpoint is compared before it is loaded
+    position_options = staticmethod(position_options)  # compared with those of a checkpoint before it is loaded
 
     @classmethod
     def hub_models(cls) -> Dict[str, Any]:
-        """None yet: fairseq's published models are sinusoidal."""
+        """Return no models, because fairseq's published models are sinusoidal."""
         return {}
 
     @classmethod
@@ -46,8 +45,8 @@ class TransformerRopeModel(TransformerModel):
         """Build the model that *args* describes for the dictionaries of *task*.
 
         Raises:
-            ValueError: our self-attention does not support what *args* asks for, or an option of a position encoding
-                has a value that is not allowed (see ``fairseq_rope.positions``).
+            ValueError: our self-attention does not support an option in *args*, or an option of a position encoding
+                has a value that is not allowed (see ``fairseq_rope.positions``)
         """
         args = as_namespace(args)
         set_defaults(args)  # fills in what checkpoints of older versions lack

@@ -1,4 +1,4 @@
-"""The model ``multilingual_transformer_rope``: one rotary encoder and decoder a language, or shared ones.
+"""The model ``multilingual_transformer_rope``: our encoder and decoder for each language, or shared ones.
 
 As ``fairseq/models/multilingual_transformer.py``, for ``--task multilingual_translation``.
 """
@@ -17,17 +17,17 @@ from .models import TransformerRopeModel
 
 @register_model("multilingual_transformer_rope")
 class MultilingualTransformerRopeModel(MultilingualTransformerModel):
-    """fairseq's MultilingualTransformerModel of rotary encoders and decoders."""
+    """fairseq's MultilingualTransformerModel with our encoders and decoders."""
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
         """Add the flags of transformer_rope and of fairseq's multilingual_transformer."""
         MultilingualTransformerModel.add_args(parser)
-        TransformerRopeModel.add_args(parser)  # leaves alone what is there
+        TransformerRopeModel.add_args(parser)  # does not add existing flags again
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> FairseqMultiModel:
-        """Build the model that *args* describes; raises what TransformerRopeModel raises."""
+        """Build the model that *args* describes. Raises the errors of TransformerRopeModel."""
         args = as_namespace(args)
         set_defaults(args)
         refuse_what_cannot_work(args)

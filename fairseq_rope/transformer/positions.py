@@ -23,7 +23,7 @@ SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 def own_random_numbers() -> Iterator[None]:
     """Draw random numbers from a generator that other parameters do not use.
 
-    All other parameters of a model then start with the same numbers whatever its position encoding.
+    All other parameters of a model then start with the same numbers, with any position encoding.
     """
     # on the CPU also if the model is built on another device, such as "meta"
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_copy_of_default_generator()))
@@ -87,10 +87,10 @@ class SidePositions:
 
 
 def fit_positions(module: nn.Module, positions: SidePositions, state_dict: Dict[str, Tensor], name: str) -> None:
-    """Make the parameters of positions in *state_dict*, a checkpoint's, those of *module*; change it in place.
+    """Change the parameters of positions in *state_dict*, from a checkpoint, in place so that *module* can load them.
 
     Parameters of another encoding are dropped. If a training starts from a checkpoint without parameters of its
-    encoding, they keep the values with which they started. Both are logged as warnings. Layers that *module* does not
+    encoding, these keep their initial values. Both are logged as warnings. Layers that *module* does not
     have are kept: ``--encoder-layers-to-keep`` renumbers them later.
 
     Args:

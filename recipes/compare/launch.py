@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     where = "slurm: one job of SLURM for each run, by submitit; default: this machine"
     add("--launcher", choices=("local", "slurm"), default="local", help=where)
     add("--slurm-partition", metavar="NAME", help="SLURM's partition")
-    further = "a further parameter of submitit's SlurmExecutor, for example time=600 or mem=16GB"
+    further = "a parameter of submitit's SlurmExecutor: gpus_per_node=1, mem=16GB, or time=600 (minutes; default: 5)"
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=further)
 
 

@@ -63,13 +63,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--archs",
         nargs="+",
         metavar="ARCH",
-        help="systems without further flags; default: transformer transformer_rope",
+        help="systems without further flags; default: transformer transformer_rope, without --systems and --system",
     )
     add("--systems", type=Path, metavar="FILE", help="a YAML file with a line NAME: FLAGS for each system")
-    add("--system", action="append", default=[], metavar="NAME=FLAGS", help="one more system: 'half=--arch … --rope-…'")
+    add("--system", action="append", default=[], metavar="NAME=FLAGS", help="a system: 'half=--arch … --rope-…'")
     add("--baseline", metavar="NAME", help="the system that others are compared with; default: the first")
     add(
-        "--only", nargs="+", metavar="NAME", help="train only these; the report also contains what is trained of others"
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="train only these; the report also contains the finished runs of others",
     )
 
 

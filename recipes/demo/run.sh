@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo: from an empty folder to a BLEU score in minutes, on a laptop. Flags: see recipes/README.md.
+# The demo: from an empty folder to a BLEU score in minutes, on a laptop. Flags: see docs/recipes.md.
 here=$(cd "$(dirname "$0")" && pwd)
 clone=${FAIRSEQ_ROPE:-$here/../..} # a copy of this folder elsewhere needs FAIRSEQ_ROPE
 if [ ! -f "$clone/recipes/pipeline/run.sh" ]; then

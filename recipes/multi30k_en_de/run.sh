@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k English-German: captions, from raw files to BLEU on two CPU cores. Flags: see recipes/README.md.
+# Multi30k English-German: captions, from raw files to BLEU on two CPU cores. Flags: see docs/recipes.md.
 here=$(cd "$(dirname "$0")" && pwd)
 clone=${FAIRSEQ_ROPE:-$here/../..} # a copy of this folder elsewhere needs FAIRSEQ_ROPE
 if [ ! -f "$clone/recipes/pipeline/run.sh" ]; then

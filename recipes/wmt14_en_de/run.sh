@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WMT14 English-German: from raw files to the BLEU of RoFormer, section 4.1. Flags: see recipes/README.md.
+# WMT14 English-German: from raw files to the BLEU of RoFormer, section 4.1. Flags: see docs/recipes.md.
 here=$(cd "$(dirname "$0")" && pwd)
 clone=${FAIRSEQ_ROPE:-$here/../..} # a copy of this folder elsewhere needs FAIRSEQ_ROPE
 if [ ! -f "$clone/recipes/pipeline/run.sh" ]; then
