@@ -75,11 +75,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiments = {system.name: experiment_of(system) for system in compared}
     baseline = experiments[compared[0].name]
     program = f"python -m recipes.compare {shlex.join(arguments)}"
-    with at_work(baseline, args.recipe, program) as runner_of:
+    here = baseline if args.launcher == "local" else dataclasses.replace(baseline, gpus=0)  # jobs have the GPUs
+    with at_work(here, args.recipe, program) as runner_of:
         announce(baseline)
         if not baseline.dry_run:
             check_tokenize(baseline)
-            check_flags([experiments[system.name] for system in trained], systems.flag(args))
+            checked = [dataclasses.replace(experiments[system.name], gpus=here.gpus) for system in trained]
+            check_flags(checked, systems.flag(args))
         report_runner = runner_of(baseline)
         for stage in OF_DATA:
             report_runner.ensure(stage)

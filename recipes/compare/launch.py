@@ -56,6 +56,8 @@ def check(args: argparse.Namespace) -> None:
     for given in args.slurm:
         if "=" not in given:
             raise SettingsError(f"--slurm {given}: must have the form KEY=VALUE")
+    if args.launcher == "slurm" and not any(given.startswith("time=") for given in args.slurm):
+        raise SettingsError("--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes")
 
 
 def train(experiment: Experiment, program: str, on_signal: bool = False) -> str:

@@ -86,6 +86,7 @@ def test_wrong_systems_are_refused_by_name(tmp_path, text, flags, message):
         (["--slurm-partition", "gpu"], "--slurm-partition gpu: needs --launcher slurm"),
         (["--slurm", "time=60"], "--slurm time=60: needs --launcher slurm"),
         (["--launcher", "slurm", "--slurm", "time"], "--slurm time: must have the form KEY=VALUE"),
+        (["--launcher", "slurm"], "--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes"),
     ],
 )
 def test_wrong_flags_of_the_launcher_are_refused_by_name(flags, message):
