@@ -12,7 +12,7 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor
 
 from .overrides import CALL, is_plain, methods_of
-from .positions.rotary import is_compiling
+from .positions.sharing import is_compiling
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
 MOST = 1 - 1 / _STEPS  # 16 bits cannot represent this probability and larger ones

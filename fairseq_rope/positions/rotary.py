@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .interface import Option, PositionEncoding
+from .sharing import is_compiling
 
 # The defaults are the paper's.
 BASE = 10000.0
@@ -135,11 +136,6 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     else:
         turned = _rotate_at_once(wide, cos, sin, interleaved)
     return turned if wide is x else turned.to(x.dtype)
-
-
-def is_compiling() -> bool:
-    """Return whether ``torch.compile`` is compiling the code that runs."""
-    return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
 
 
 class RotaryEmbedding(PositionEncoding):

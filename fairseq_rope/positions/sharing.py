@@ -6,8 +6,6 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 
-from .rotary import is_compiling
-
 # The results that the layers of one side share in one forward pass, by their inputs. Each thread has its own value.
 _forward_pass: ContextVar[Optional[Dict[Any, Any]]] = ContextVar("fairseq_rope_forward_pass", default=None)
 
@@ -35,3 +33,8 @@ def once_per_forward_pass(key: Tuple[Any, ...], compute: Callable[..., Any], *ar
     if key not in shared:
         shared[key] = compute(*args)
     return shared[key]
+
+
+def is_compiling() -> bool:
+    """Return whether ``torch.compile`` is compiling the code that runs."""
+    return hasattr(torch, "compiler") and getattr(torch.compiler, "is_compiling", bool)()
