@@ -124,7 +124,8 @@ def _report(
             verb = "has no finished run" if baseline not in finished else "has a finished run"
             raise StageError(f"no report is written, because {lacking} {verb}: {'; '.join(failed) or 'none failed'}")
         return
-    print("== report", flush=True)
+    trained = (f"{name} from seeds {', '.join(str(run.seed) for run in runs)}" for name, runs in finished.items())
+    print(f"== report: {'; '.join(trained)}", flush=True)
     report = Report(finished, args.recipe, failed)
     runner.ensure(report)
     print(report.summary(runner.experiment), flush=True)

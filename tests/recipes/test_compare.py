@@ -81,7 +81,8 @@ def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
 
     before = (report / "report.html").stat().st_mtime_ns
     again = compare(tmp_path, "--seeds", "1")  # fewer seeds than are trained
-    assert "== seeds 1 to 2" in again and "$" not in again and results() == second
+    assert "== report: transformer from seeds 1, 2; transformer_rope from seeds 1, 2" in again
+    assert "$" not in again and results() == second
     assert (report / "report.html").stat().st_mtime_ns == before
     (tmp_path / "stamps" / "23.json").unlink()
     compare(tmp_path, "--seeds", "1")
