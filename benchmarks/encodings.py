@@ -18,12 +18,12 @@ YARDSTICK = "transformer"
 
 def systems() -> dict[str, Candidate]:
     """Return what is compared: fairseq's transformer, and transformer_rope with each encoding."""
-    found = {YARDSTICK: Candidate(YARDSTICK)}
+    candidates = {YARDSTICK: Candidate(YARDSTICK)}
     for name, encoding in ENCODINGS.items():
         sides = [""] if len(encoding.sides) == 2 else [f"{side}_" for side in encoding.sides]
         options = {f"{side}position_encoding": name for side in sides}
-        found[name] = Candidate("transformer_rope", options=options)
-    return found
+        candidates[name] = Candidate("transformer_rope", options=options)
+    return candidates
 
 
 def main() -> None:

@@ -64,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SettingsError as error:
         parser.error(str(error))
 
-    def experiment_of(system: System, seed: int = 1) -> Experiment:
-        describe_experiment(parser, args, system.arch, seed, shlex.join(shlex.split(f"{train_flags} {system.flags}")))
-        experiment = describe_experiment(parser, args, system.arch, seed, train_flags)
+    def experiment_of(system: System) -> Experiment:
+        describe_experiment(
+            parser, args, system.arch, 1, f"{train_flags} {system.flags}"
+        )  # refuses flags of the recipe
+        experiment = describe_experiment(parser, args, system.arch, 1, train_flags)
         flags = f"{experiment.settings.fairseq_train_flags} {system.flags}".strip()
         settings = dataclasses.replace(experiment.settings, fairseq_train_flags=flags)
         # Flags of the system are part of its name, so they do not change the label of the folder.
@@ -115,7 +117,7 @@ def _report(
 
     Raises a StageError if there is none, but *must_be* one.
     """
-    finished = {name: list(_finished(experiment, args.seeds)) for name, experiment in experiments.items()}
+    finished = {name: _finished(experiment, args.seeds) for name, experiment in experiments.items()}
     finished = {name: runs for name, runs in finished.items() if runs}
     baseline = next(iter(experiments))
     if baseline not in finished or len(finished) < 2:

@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     where = "slurm: one job of SLURM for each run, by submitit; default: this machine"
     add("--launcher", choices=("local", "slurm"), default="local", help=where)
     add("--slurm-partition", metavar="NAME", help="SLURM's partition")
-    further = "a parameter of submitit's SlurmExecutor: gpus_per_node=1, mem=16GB, or time=600 (minutes; default: 5)"
+    further = "a parameter of submitit's SlurmExecutor: gpus_per_node=1, mem=16GB, or time=600 (in minutes; required)"
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=further)
 
 
@@ -97,23 +97,24 @@ def outcomes(runs: Sequence[Experiment], program: str, args: argparse.Namespace)
 def _executors(args: argparse.Namespace, folder: Path, experiment: Experiment) -> Callable[[int], submitit.Executor]:
     """A function that returns submitit's executor for a place, one of 0 … jobs - 1.
 
-    Raises a SettingsError if submitit does not know a parameter of SLURM.
+    Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
     """
     # Jobs import the recipes, wherever they run.
     os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    gpus = _gpus(experiment)
     if args.launcher == "slurm":
         parameters: dict[str, Any] = dict(given.split("=", 1) for given in args.slurm)
-        executor = submitit.SlurmExecutor(folder=folder)
         if args.slurm_partition:
             parameters["partition"] = args.slurm_partition
         if experiment.gpus:
             parameters.setdefault("gpus_per_node", experiment.gpus)
         try:
+            executor = submitit.SlurmExecutor(folder=folder)
             executor.update_parameters(**{key: int(v) if v.isdigit() else v for key, v in parameters.items()})
-        except (ValueError, TypeError, NameError) as error:
-            raise SettingsError(f"--slurm {' '.join(args.slurm)}: {' '.join(str(error).split())}") from None
+        except (ValueError, TypeError, NameError, RuntimeError) as error:
+            given = f"--launcher slurm --slurm {' '.join(args.slurm)}"
+            raise StageError(f"{given}: {' '.join(str(error).split())}") from None
         return lambda place: executor
+    gpus = _gpus(experiment)
     os.environ["OMP_NUM_THREADS"] = "1"
 
     def local(place: int) -> submitit.Executor:

@@ -15,6 +15,7 @@ import pytest
 from recipes.compare import launch, systems
 from recipes.compare.__main__ import build_parser
 from recipes.compare.systems import System
+from recipes.pipeline.experiment import StageError
 from recipes.pipeline.settings import SettingsError
 from tests.commands import ENVIRONMENT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
@@ -152,8 +153,15 @@ def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, monkeypatch):
     text = executor._make_submission_file_text("python", "1")
     for line in ("--partition=gpu", "--time=600", "--mem=16GB"):
         assert f"#SBATCH {line}" in text
-    with pytest.raises(SettingsError, match="--slurm tme=600: "):
+    with pytest.raises(StageError, match="--slurm tme=600: "):
         launch._executors(arguments(launcher="slurm", slurm=["tme=600"]), tmp_path, runs(tmp_path, "one")[0])
+
+
+def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: None)
+    with pytest.raises(StageError, match="^--launcher slurm --slurm time=60: .*srun"):
+        launch._executors(arguments(launcher="slurm", slurm=["time=60"]), tmp_path, runs(tmp_path, "one")[0])
 
 
 HOLD = """
