@@ -166,10 +166,6 @@ def _submitted(
 
 def _failure(job: submitit.Job) -> str:
     """Why the ended *job* failed, or ""."""
-    error = job.exception()
-    if error is None:
+    if job.exception() is None:
         return str(job.result())
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return (
-        f"its process ended without a result ({lines[-1] if lines else type(error).__name__}; log: {job.paths.stdout})"
-    )
+    return f"its process ended without a result (log: {job.paths.stdout})"
