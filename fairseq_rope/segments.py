@@ -1,0 +1,63 @@
+"""Segments: consecutive sentences of one document in one line, with a separator between them.
+
+A line with several sentences gives a model context. The recipes train on such lines, and ``fairseq-rope translate
+--documents`` translates them. A sentence here is a line of the text, which can also be a paragraph.
+"""
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+SEPARATOR = "<sep>"  # a token of its own, between two sentences
+# In a data folder: an object with "tokens", the number of tokens in the longest segments, and "separator".
+FILE = "segments.json"
+
+
+def segments(lengths: Sequence[int], limit: Callable[[], int]) -> List[range]:
+    """Return the sentences of each segment of a document, as ranges of their indices.
+
+    A segment contains as many sentences as fit. A sentence that does not fit is a segment of its own.
+
+    Args:
+        lengths: the number of tokens of each sentence of the document
+        limit: returns the number of tokens that the next segment may have, with its separators
+    """
+    found: List[range] = []
+    begin = 0
+    while begin < len(lengths):
+        end, tokens, most = begin + 1, lengths[begin], limit()
+        while end < len(lengths) and tokens + 1 + lengths[end] <= most:
+            tokens += 1 + lengths[end]
+            end += 1
+        found.append(range(begin, end))
+        begin = end
+    return found
+
+
+def joined(sentences: Sequence[Sequence[str]], separator: str = SEPARATOR) -> List[str]:
+    """Return the tokens of a segment: those of its *sentences*, with *separator* between two."""
+    tokens = list(sentences[0])
+    for sentence in sentences[1:]:
+        tokens += [separator, *sentence]
+    return tokens
+
+
+def divided(tokens: Sequence[str], count: int, separator: str = SEPARATOR) -> Tuple[List[List[str]], bool]:
+    """Return the sentences of a translated segment, and whether it has one for each sentence of the source.
+
+    Args:
+        tokens: the translation
+        count: the number of sentences in the source
+
+    Returns:
+        *count* sentences. If the translation has fewer, the last ones are empty. If it has more, the last one contains
+        the rest, without separators.
+    """
+    sentences: List[List[Any]] = [[]]
+    for token in tokens:
+        if token == separator:
+            sentences.append([])
+        else:
+            sentences[-1].append(token)
+    same = len(sentences) == count
+    rest = [token for sentence in sentences[count - 1 :] for token in sentence]
+    sentences = [*sentences[: count - 1], rest]
+    return sentences + [[] for _ in range(count - len(sentences))], same
