@@ -13,7 +13,7 @@ from recipes.text import fetch
 
 # What stages write into the work folder, besides the models' folders.
 WRITTEN = (
-    *("downloads", "raw", "tokenised", "clean", "bpe", "data-bin", "joined", "compare", "jobs", "locks"),
+    *("downloads", "raw", "tokenised", "clean", "bpe", "segments", "data-bin", "joined", "compare", "jobs", "locks"),
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
 )
 # Flags of fairseq-train that the recipe sets itself, because they name folders. -a is short for --arch.
