@@ -191,7 +191,7 @@ def _copy_columns(stream: BinaryIO, path: Path, columns: Sequence[Side]) -> None
     blank, numbers = columns[0].blank, count(1)
     for text in read_chunks(stream, str(path), CHUNK):
         rows = []
-        for number, line in zip(numbers, split(text), strict=False):
+        for line, number in zip(split(text), numbers, strict=False):
             row = line.removesuffix("\r").split("\t") if line.strip() else [""] * len(columns)
             if len(row) != len(columns):
                 raise InputError(f"{path}, line {number}: has {len(row)} columns, and must have {len(columns)}")

@@ -1,0 +1,293 @@
+"""Texts with documents: segments in training, and the way back to sentences and documents."""
+
+import gzip
+import json
+import re
+import shutil
+
+import pytest
+import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_rope.errors import InputError
+from recipes.compare import __main__ as compare
+from recipes.pipeline import __main__ as pipeline
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.pipeline.stages import STAGES
+from recipes.text import segments as module
+from tests.commands import ROOT
+from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus, usage_error
+from tests.recipes.test_tokenise import read, write
+
+TOKENS = 120
+SETTINGS = [
+    *(f"segment_tokens={TOKENS}", "segment_share=0.5", "vocab_size=250", "width=32", "ffn_width=32", "max_epochs=2"),
+    *("average_checkpoints=2", "max_len_b=5", "fairseq_generate_flags=--max-len-a=0"),
+]
+
+
+def documents_of(lines):
+    """The documents of a text with blank lines between them."""
+    return [block.strip("\n").split("\n") for block in re.split(r"\n(?:\s*\n)+", "\n".join(lines).strip("\n"))]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The small demo's corpus in documents of 1 to 6 pairs, with odd boundaries."""
+    folder = tmp_path_factory.mktemp("documents")
+    for path in small_corpus(train=200, heldout=30).iterdir():
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        out, size = [""], 1
+        while lines:
+            out += [*lines[:size], *([""] if size % 2 else ["", " \u200b"])]
+            lines, size = lines[size:], size % 6 + 1
+        (folder / path.name).write_bytes(gzip.compress("\n".join(out).encode(), mtime=0))
+    return folder
+
+
+def words(corpus, work, *flags):
+    return [
+        "demo",
+        "--data-dir",
+        str(corpus),
+        "--work-dir",
+        str(work),
+        "--gpus",
+        "0",
+        *setting_flags(*SETTINGS),
+        *flags,
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """The work folder in which the recipe has run, the model's folder, and the output. Tests must not write to them."""
+    work = tmp_path_factory.mktemp("work")
+    printed = run_here(words(corpus, work, "--name", "m"))
+    return work, work / "transformer_rope.seed1.m", printed
+
+
+# -- all stages --------------------------------------------------------------------------------------
+
+
+def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
+    work, _, _ = finished
+    for name in ("valid", "test"):
+        sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
+        segments = [read(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
+        expected = []
+        for document in zip(*sides, strict=True):
+            line = None
+            for pair in zip(*document, strict=True):
+                # Greedily, and without the tool's own functions. A sentence counts with its longer side.
+                size = max(len(side.split()) for side in pair)
+                if line is None or line[2] + 1 + size > TOKENS:
+                    line = [*pair, size]
+                    expected.append(line)
+                else:
+                    line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
+        assert [list(pair) for pair in zip(*segments, strict=True)] == [line[:2] for line in expected]
+        assert len(segments[0]) < sum(map(len, sides[0])), "some segments have several sentences"
+
+
+def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
+    work, _, printed = finished
+    sides = [documents_of(read(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
+    for side, lang in zip(sides, ("en", "de"), strict=True):
+        lines = read(work / "segments" / f"train.{lang}")
+        assert [part for line in lines for part in line.split(" <sep> ")] == sum(side, [])  # in their order
+        joined = [len(line.split()) for line in lines if " <sep> " in line]
+        assert joined and max(joined) <= TOKENS and min(joined) < TOKENS / 2
+    counts = [[line.count(" <sep> ") for line in read(work / "segments" / f"train.{lang}")] for lang in ("en", "de")]
+    assert counts[0] == counts[1]
+    assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments", printed)
+
+
+def test_the_data_folder_knows_the_separator(finished):
+    work, _, _ = finished
+    assert json.loads((work / "data-bin" / "segments.json").read_text()) == {"tokens": TOKENS, "separator": "<sep>"}
+    separators = sum((work / "segments" / f"train.{lang}").read_text().count("<sep>") for lang in ("en", "de"))
+    for lang in ("en", "de"):
+        entries = dict(line.split() for line in read(work / "data-bin" / f"dict.{lang}.txt"))
+        assert int(entries["<sep>"]) == separators
+
+
+def test_translated_segments_become_one_line_for_each_sentence(finished):
+    work, model, printed = finished
+    sources, hypotheses = read(work / "raw" / "test.sentences.en"), read(model / "hypotheses.de")
+    assert sources == [line for line in read(work / "raw" / "test.en") if line]
+    assert len(sources) == len(hypotheses) == 30
+    generated = (model / "generate.txt").read_text()
+    translations = {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
+    detokenised = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
+    differ, alone = 0, 0
+    lines = iter(hypotheses)
+    for number, segment in enumerate(read(work / "segments" / "test.en")):
+        count = segment.split().count("<sep>")
+        differ += translations[number].split().count("<sep>") != count
+        sentences = [next(lines) for _ in range(count + 1)]
+        if count == 0 and "<sep>" not in translations[number]:
+            alone += 1
+            assert sentences == [detokenised[number]], "as fairseq writes it"
+    assert alone > 0
+    recorded = {"segments": len(translations), "with_other_separators": differ}
+    assert json.loads((model / "separators.json").read_text()) == recorded
+    sentence = (
+        f"{differ} of {len(translations)} translated segments have another number of separators than their source"
+    )
+    assert printed.count(sentence) == 2, "by stages 9 and 10"
+
+
+def test_documents_are_scored_beside_sentences(finished):
+    work, model, printed = finished
+    hypotheses, references = read(model / "hypotheses.de"), documents_of(read(work / "raw" / "test.de"))
+    assert sum(references, []) == read(work / "raw" / "test.sentences.de")
+    lines = iter(hypotheses)
+    joined = [" ".join(filter(None, (next(lines) for _ in document))) for document in references]
+    assert read(model / "documents.de") == joined
+    of_documents = sacrebleu.corpus_bleu(joined, [[" ".join(document) for document in references]]).score
+    of_sentences = sacrebleu.corpus_bleu(hypotheses, [sum(references, [])]).score
+    assert re.search(rf"^document BLEU: +{of_documents:.2f}$", printed, re.MULTILINE)
+    assert printed.splitlines()[-1] == f"sacreBLEU {of_sentences:.2f}"
+    for path, score in ((model / "score.documents.json", of_documents), (model / "score.json", of_sentences)):
+        assert json.loads(path.read_text())["systems"][0]["metrics"][0]["score"] == pytest.approx(score)
+
+
+@pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
+def test_other_segments_change_only_the_stages_that_depend_on_them(finished, corpus, tokens, done):
+    experiment = describe(*words(corpus, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
+    stamps = Runner(experiment).stamps
+    assert [stage.number for stage in STAGES if stamps.is_done(stage)][:done] == [*range(1, done + 1)]
+    assert not stamps.is_done(STAGES[done])
+
+
+def test_without_documents_no_command_makes_segments(capsys):
+    pipeline.main(["demo", "--dry-run", "--stage", "2"])
+    assert not re.search(r"\$ .*(segments|documents)", capsys.readouterr().out)
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, number", [("valid", 2), ("test", 3)])
+def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(corpus, tmp_path, name, number):
+    copy = shutil.copytree(corpus, tmp_path / "data")
+    path = copy / f"{name}.de.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().split("\n")
+    text = number - 1 if lines[number - 1].strip() else number
+    lines[text] = "\u200b "
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    with pytest.raises(SystemExit) as refused:
+        run_here(words(copy, tmp_path / "work", "--stop-stage", "2"))
+    work = tmp_path / "work" / "raw"
+    message = f"stage 2 (extract and check): {work}/{name}.de, line {text + 1}: is blank, and the same line of {work}/"
+    assert f"{message}{name}.en is not; a blank line separates documents" in refused.value.code
+
+
+def test_settings_and_comparisons_that_documents_do_not_support_are_refused(capsys):
+    demo = ROOT / "recipes" / "demo" / "settings.yaml"
+    with pytest.raises(SettingsError, match="segment_share=0 segment_tokens=9: a model without segments in training"):
+        check_values(read_settings(demo, ["segment_tokens=9", "segment_share=0"]))
+    check_values(read_settings(demo, ["segment_tokens=1", "segment_share=0"]))
+    refused = usage_error(capsys, compare.main, ["demo", "--set", "segment_tokens=9"])
+    assert "--set segment_tokens=9: must be 0; comparisons do not support texts with documents" in refused
+
+
+@pytest.mark.parametrize(
+    "source, target, message",
+    [
+        (["a", "<sep> b"], ["A", "B"], "in.en, line 2: contains <sep> as a token"),
+        (["a", "b"], ["A", "B <sep>"], "in.de, line 2: contains <sep> as a token"),
+        (["a", ""], ["A", "B"], "in.en, line 2: is blank on this side only"),
+        (["a", "b"], [" ", "B"], "in.de, line 1: is blank on this side only"),
+        (["", " "], ["", ""], "in.en and .*in.de: all lines are blank"),
+        (["a"], ["A", "B"], "in.en has 1 lines and .*in.de has 2: both must have the same number"),
+    ],
+)
+def test_lines_that_cannot_be_joined_are_refused_by_file_and_line(tmp_path, source, target, message):
+    with pytest.raises(SystemExit, match=f"^recipes.text.segments: .*{message}"):
+        join(tmp_path, source, target, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
+
+
+def join(folder, source, target, tokens, share=None):
+    """The lines that the tool makes of *source* and *target*, as pairs."""
+    write(folder / "in.en", source)
+    write(folder / "in.de", target)
+    flags = [] if share is None else ["--share", share]
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    main_words = [*languages, "--input", folder / "in", "--output", folder / "out", "--tokens", tokens, *flags]
+    module.main(["join", *map(str, main_words)])
+    return list(zip(read(folder / "out.en"), read(folder / "out.de"), strict=True))
+
+
+# -- the tool ----------------------------------------------------------------------------------------
+
+
+def test_a_segment_fits_on_both_sides_and_ends_with_its_document(tmp_path):
+    source, target = (
+        ["a a", "b", "c c c", "", "d", "", "", "e e", "f"],
+        ["A", "B B", "C C C", "", "D", "", "", "E", "F"],
+    )
+    assert join(tmp_path, source, target, 5) == [("a a <sep> b", "A <sep> B B"), ("c c c", "C C C"), ("d", "D")] + [
+        ("e e <sep> f", "E <sep> F")
+    ]
+    assert join(tmp_path, source, target, 1) == [(s, t) for s, t in zip(source, target, strict=True) if s]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40), st.sampled_from([0, 0.2, 0.5, 0.8, 1]), st.integers(5, 60)
+)  # fmt: skip
+def test_the_share_of_sentences_in_segments_is_met_up_to_half_a_document(sizes, share, tokens):
+    mixture = module.Mixture(tokens, share)
+    for size in sizes:
+        document = [(["a"], ["b"])] * size
+        divisions = mixture(document)
+        assert [n for segment in divisions for n in segment] == list(range(size))
+        assert all(2 * len(segment) - 1 <= tokens for segment in divisions)
+        assert abs(mixture.in_segments - share * mixture.sentences) <= max(sizes) / 2 + 1e-9
+    assert share < 1 or mixture.in_segments == sum(sizes)
+
+
+def test_segments_of_training_have_all_lengths_equally_often():
+    """Of one-token sentences, a segment with the limit 2n - 1 or 2n contains n."""
+    mixture = module.Mixture(20, 1)
+    lengths = [len(segment) for _ in range(200) for segment in mixture([(["a"], ["b"])] * 100)[:-1]]
+    assert set(lengths) == set(range(1, 11))
+    assert all(abs(lengths.count(n) / len(lengths) - 0.1) < 0.02 for n in range(1, 11))
+
+
+def test_a_translation_that_lacks_separators_keeps_the_number_of_lines(tmp_path):
+    write(tmp_path / "test.en", ["a <sep> b <sep> c", "d", "e <sep> f"])
+    hypotheses = {2: "e@@ ins &amp; <sep> f", 0: "ein Haus . <sep> b c", 1: "d <sep> mehr"}
+    lines = ["log", *(f"H-{n}\t-0.5\t{text}" for n, text in hypotheses.items()), "H-1\t-0.9\tsecond of an n-best list"]
+    write(tmp_path / "generated", lines)
+    (tmp_path / "bpecodes").write_text("#version: 0.2\na b\n")
+    flags = ["--segments", "test.en", "--generated", "generated", "--output", "out", "--counts", "counts.json"]
+    flags = [word if word.startswith("--") else str(tmp_path / word) for word in flags]
+    module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes"), "--moses", "en", "de"])
+    assert read(tmp_path / "out") == ["ein Haus.", "b c", "", "d mehr", "eins &", "f"]
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"segments": 3, "with_other_separators": 2}
+    write(tmp_path / "generated", lines[:2])
+    with pytest.raises(SystemExit, match="generated: has 1 translations, and must have 3, numbered from 0"):
+        module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes")])
+
+
+def test_a_document_is_one_line(tmp_path):
+    write(tmp_path / "like", ["", "a", "b", "", "\u00a0", "c", ""])
+    write(tmp_path / "in", ["A", "", "C"])
+    assert module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out"))) == 2
+    assert read(tmp_path / "out") == ["A", "C"]
+    write(tmp_path / "in", ["A", "B"])
+    with pytest.raises(InputError, match="in: has 2 lines, and .*like has 3 that are not blank"):
+        module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out")))
+
+
+@pytest.mark.slow
+def test_the_recipe_divides_segments_of_sentencepiece(corpus, tmp_path):
+    run_here(words(corpus, tmp_path, "--bpe", "sentencepiece", "--name", "m"))
+    hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
+    assert len(hypotheses) == 30 and not any("▁" in line or "<sep>" in line for line in hypotheses)
