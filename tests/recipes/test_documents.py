@@ -1,9 +1,9 @@
 """Texts with documents: segments in training, and the way back to sentences and documents."""
 
 import gzip
+import hashlib
 import json
 import re
-import shutil
 
 import pytest
 import sacrebleu
@@ -19,13 +19,18 @@ from recipes.pipeline.stages import STAGES
 from recipes.text import segments as module
 from tests.commands import ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus, usage_error
+from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.test_tokenise import read, write
+from tests.recipes.wmt14_lookalike import sgm, tarball
 
 TOKENS = 120
+# A model that trains in seconds. All other settings are the recipe's own.
 SETTINGS = [
-    *(f"segment_tokens={TOKENS}", "segment_share=0.5", "vocab_size=250", "width=32", "ffn_width=32", "max_epochs=2"),
-    *("average_checkpoints=2", "max_len_b=5", "fairseq_generate_flags=--max-len-a=0"),
+    *(f"segment_tokens={TOKENS}", "vocab_size=250", "layers=1", "width=32", "ffn_width=32", "heads=2", "dropout=0.1"),
+    *("max_updates=6", "save_every_updates=3", "average_checkpoints=2", "tokens_per_update=1000", "disk_gb=0.1"),
+    *("max_len_b=5", "fairseq_generate_flags=--max-len-a=0"),
 ]
+MANIFEST = ROOT / "recipes" / "documents_en_de" / "manifest.tsv"
 
 
 def documents_of(lines):
@@ -33,43 +38,80 @@ def documents_of(lines):
     return [block.strip("\n").split("\n") for block in re.split(r"\n(?:\s*\n)+", "\n".join(lines).strip("\n"))]
 
 
+def in_documents(pairs):
+    """*pairs* in documents of 1 to 6 pairs."""
+    documents, size = [], 1
+    while pairs:
+        documents.append(pairs[:size])
+        pairs, size = pairs[size:], size % 6 + 1
+    return documents
+
+
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """The small demo's corpus in documents of 1 to 6 pairs, with odd boundaries."""
-    folder = tmp_path_factory.mktemp("documents")
-    for path in small_corpus(train=200, heldout=30).iterdir():
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        out, size = [""], 1
-        while lines:
-            out += [*lines[:size], *([""] if size % 2 else ["", " \u200b"])]
-            lines, size = lines[size:], size % 6 + 1
-        (folder / path.name).write_bytes(gzip.compress("\n".join(out).encode(), mtime=0))
-    return folder
+def published(tmp_path_factory):
+    """The manifest of the recipe, with the addresses of a local server that has small files of the same names.
 
-
-def words(corpus, work, *flags):
-    return [
-        "demo",
-        "--data-dir",
-        str(corpus),
-        "--work-dir",
-        str(work),
-        "--gpus",
-        "0",
-        *setting_flags(*SETTINGS),
-        *flags,
+    Yields the path of the manifest, and the server.
+    """
+    corpus = small_corpus(train=200, heldout=30)
+    documents = {}
+    for name in ("train", "valid", "test"):
+        sides = [gzip.decompress((corpus / f"{name}.{lang}.gz").read_bytes()).decode() for lang in ("en", "de")]
+        documents[name] = in_documents(list(zip(*(side.splitlines() for side in sides), strict=True)))
+    # German is the first column. Some boundaries have one line, some have two.
+    rows = [
+        "\t",
+        *("\n".join(f"{de}\t{en}" for en, de in one) + "\n\t\n" * (len(one) % 2) for one in documents["train"]),
     ]
+    files = {"news-commentary-v18.de-en.tsv.gz": gzip.compress("\n\u200b\t \n".join(rows).encode())}
+    for archive, name, start in (
+        ("dev.tgz", "valid", "dev/newstest2013-"),
+        ("test-full.tgz", "test", "test-full/newstest2014-deen-"),
+    ):
+        sides = [("src", "en"), ("ref", "de")]
+        members = {f"{start}{s}.{lang}.sgm": sgm(documents[name], n, lang) for n, (s, lang) in enumerate(sides)}
+        files[archive] = tarball(members)
+    path = tmp_path_factory.mktemp("published") / "manifest.tsv"
+    with Site() as site, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "*")
+        header, *lines = MANIFEST.read_text().splitlines()
+        entries = [line.split("\t") for line in lines]
+        assert [entry[0] for entry in entries] == list(files)
+        for entry in entries:
+            content = files[entry[0]]
+            known = "-" if entry[2] == "-" else f"sha256:{hashlib.sha256(content).hexdigest()}"
+            entry[1:] = [entry[1], known, site.put(entry[0], Reply(content))]
+        path.write_text("\n".join([header, *("\t".join(entry) for entry in entries), ""]))
+        yield path, site
+
+
+def words(published, work, *flags):
+    where = ["--manifest", str(published[0]), "--work-dir", str(work), "--gpus", "0"]
+    return ["documents_en_de", *where, *setting_flags(*SETTINGS), *flags]
 
 
 @pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
+def finished(published, tmp_path_factory):
     """The work folder in which the recipe has run, the model's folder, and the output. Tests must not write to them."""
     work = tmp_path_factory.mktemp("work")
-    printed = run_here(words(corpus, work, "--name", "m"))
+    printed = run_here(words(published, work, "--name", "m"))
     return work, work / "transformer_rope.seed1.m", printed
 
 
 # -- all stages --------------------------------------------------------------------------------------
+
+
+def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, published):
+    work, _, printed = finished
+    assert {name: len(requests) for name, requests in published[1].seen.items()} == {
+        **{"news-commentary-v18.de-en.tsv.gz": 1, "dev.tgz": 1, "test-full.tgz": 1}
+    }
+    content = (work / "downloads" / "news-commentary-v18.de-en.tsv.gz").read_bytes()
+    assert f"it has {len(content)} bytes, sha256:{hashlib.sha256(content).hexdigest()}\n" in printed
+    own = [line.split("\t") for line in MANIFEST.read_text().splitlines()]
+    wmt14 = (MANIFEST.parent.parent / "wmt14_en_de" / "manifest.tsv").read_text().splitlines()
+    assert {"\t".join(entry) for entry in own[2:]} <= set(wmt14)
+    assert own[1][1:3] == ["-", "-"] and own[1][3].endswith("/v18.1/training/news-commentary-v18.de-en.tsv.gz")
 
 
 def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
@@ -156,8 +198,8 @@ def test_documents_are_scored_beside_sentences(finished):
 
 
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
-def test_other_segments_change_only_the_stages_that_depend_on_them(finished, corpus, tokens, done):
-    experiment = describe(*words(corpus, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
+def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
+    experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
     stamps = Runner(experiment).stamps
     assert [stage.number for stage in STAGES if stamps.is_done(stage)][:done] == [*range(1, done + 1)]
     assert not stamps.is_done(STAGES[done])
@@ -171,19 +213,21 @@ def test_without_documents_no_command_makes_segments(capsys):
 # -- what is refused ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, number", [("valid", 2), ("test", 3)])
-def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(corpus, tmp_path, name, number):
-    copy = shutil.copytree(corpus, tmp_path / "data")
-    path = copy / f"{name}.de.gz"
-    lines = gzip.decompress(path.read_bytes()).decode().split("\n")
-    text = number - 1 if lines[number - 1].strip() else number
-    lines[text] = "\u200b "
-    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+@pytest.mark.parametrize("name", ["valid", "test"])
+def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(tmp_path, name):
+    files = setting_flags("segment_tokens=9", *(f"{name}_files={name}.{{lang}}" for name in ("train", "valid", "test")))
+    for text in ("train", "valid", "test"):
+        write(tmp_path / f"{text}.en", ["one", "", "two", "three"])
+        write(tmp_path / f"{text}.de", ["eins", "", "zwei", "\u200b " if text in ("train", name) else "drei"])
     with pytest.raises(SystemExit) as refused:
-        run_here(words(copy, tmp_path / "work", "--stop-stage", "2"))
-    work = tmp_path / "work" / "raw"
-    message = f"stage 2 (extract and check): {work}/{name}.de, line {text + 1}: is blank, and the same line of {work}/"
-    assert f"{message}{name}.en is not; a blank line separates documents" in refused.value.code
+        run_here(
+            ["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), *files, "--stop-stage", "2"]
+        )
+    raw = f"{tmp_path}/work/raw/{name}"
+    message = (
+        f"stage 2 (extract and check): {raw}.de, line 4: is blank, and the same line of {raw}.en is not; a blank line"
+    )
+    assert message in refused.value.code
 
 
 def test_settings_and_comparisons_that_documents_do_not_support_are_refused(capsys):
@@ -287,7 +331,7 @@ def test_a_document_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recipe_divides_segments_of_sentencepiece(corpus, tmp_path):
-    run_here(words(corpus, tmp_path, "--bpe", "sentencepiece", "--name", "m"))
+def test_the_recipe_divides_segments_of_sentencepiece(published, tmp_path):
+    run_here(words(published, tmp_path, "--bpe", "sentencepiece", "--name", "m"))
     hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
     assert len(hypotheses) == 30 and not any("▁" in line or "<sep>" in line for line in hypotheses)
