@@ -97,10 +97,9 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     _refuse_to_write_over_data(experiment)
     _refuse_missing_start(experiment)
     if settings.segment_tokens >= LONGEST and not has_room(experiment):
-        raise SettingsError(
-            f"--set segment_tokens={settings.segment_tokens}: must be below the {LONGEST} tokens that fairseq takes, or "
-            "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
-        )
+        flags = "--max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
+        allowed = f"must be below the {LONGEST} tokens that fairseq takes, or set {flags}"
+        raise SettingsError(f"--set segment_tokens={settings.segment_tokens}: {allowed}")
     if args.manifest is None and _fits(folder / "manifest.tsv", experiment):
         experiment.manifest = folder / "manifest.tsv"
     return experiment
