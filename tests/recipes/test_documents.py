@@ -197,8 +197,7 @@ def test_documents_are_scored_beside_sentences(finished):
     of_sentences = sacrebleu.corpus_bleu(hypotheses, [sum(references, [])]).score
     assert re.search(rf"^document BLEU: +{of_documents:.2f}$", printed, re.MULTILINE)
     assert printed.splitlines()[-1] == f"sacreBLEU {of_sentences:.2f}"
-    for path, score in ((model / "score.documents.json", of_documents), (model / "score.json", of_sentences)):
-        assert json.loads(path.read_text())["systems"][0]["metrics"][0]["score"] == pytest.approx(score)
+    assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
 
 
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
@@ -330,9 +329,9 @@ def test_a_translation_that_lacks_separators_keeps_the_number_of_lines(tmp_path)
 
 def test_a_document_is_one_line(tmp_path):
     write(tmp_path / "like", ["", "a", "b", "", "\u00a0", "c", ""])
-    write(tmp_path / "in", ["A", "", "C"])
+    write(tmp_path / "in", ["A\rA", "", "C"])
     assert module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out"))) == 2
-    assert read(tmp_path / "out") == ["A", "C"]
+    assert read(tmp_path / "out") == ["A A", "C"]
     write(tmp_path / "in", ["A", "B"])
     with pytest.raises(InputError, match="in: has 2 lines, and .*like has 3 that are not blank"):
         module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out")))
