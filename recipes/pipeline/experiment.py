@@ -1,5 +1,6 @@
 """One experiment: its settings, and the paths of all files that its stages read and write."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -7,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope import segments
 from recipes.pipeline.settings import Settings
+from recipes.pipeline.start import Start, StartError, read_start
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = ("train", "valid", "test")
@@ -56,6 +59,18 @@ class Experiment:
     source = property(lambda self: self.settings.source_lang)
     target = property(lambda self: self.settings.target_lang)
 
+    @functools.cached_property
+    def start(self) -> Start | None:
+        """The old model from whose weights the training starts. Raises a StageError if the settings do not fit it."""
+        if not self.settings.start_checkpoint:
+            return None
+        try:
+            return read_start(self.settings, self.start_dictionaries)
+        except StartError as error:
+            raise StageError(str(error)) from None
+
+    documents = property(lambda self: self.settings.segment_tokens > 0)  # whether blank lines separate documents
+
     # -- texts and binary data ---------------------------------------------------------------------
 
     def files(self) -> list[str]:
@@ -78,7 +93,7 @@ class Experiment:
         return self.work / "downloads" / file
 
     def text(self, folder: str, name: str, lang: str) -> Path:
-        """The path of the set *name* in ``work/FOLDER``; *folder* is raw, tokenised, clean or bpe."""
+        """The path of the set *name* in ``work/FOLDER``; *folder* is raw, tokenised, clean, bpe or segments."""
         return self.work / folder / f"{name}.{lang}"
 
     def texts(self, folder: str, sets: Iterable[str] = SETS) -> list[Path]:
@@ -90,8 +105,13 @@ class Experiment:
         """The sets that have files. Without valid_files, stage 4 takes the validation set from the training set."""
         return [name for name in SETS if self.settings.templates(name)]
 
-    test_source = property(lambda self: self.text("raw", "test", self.source))
-    test_reference = property(lambda self: self.text("raw", "test", self.target))
+    # The test set with one sentence a line. The files "test" of a text with documents also have blank lines.
+    test_name = property(lambda self: "test.sentences" if self.documents else "test")
+    test_source = property(lambda self: self.text("raw", self.test_name, self.source))
+    test_reference = property(lambda self: self.text("raw", self.test_name, self.target))
+    reference_documents = property(lambda self: self.text("raw", "test.documents", self.target))  # one a line
+    # The folder of the text that fairseq reads.
+    in_subwords = property(lambda self: "segments" if self.documents else "bpe")
     data_bin = property(lambda self: self.work / "data-bin")
 
     @property
@@ -101,11 +121,22 @@ class Experiment:
 
     @property
     def binary_data(self) -> list[Path]:
-        """The files in ``data-bin``: sets, dictionaries and subword model."""
+        """The files in ``data-bin``: sets, dictionaries, subword model, and the description of segments."""
         languages = (self.source, self.target)
         pair = "-".join(languages)
         names = [f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in languages for end in ("bin", "idx")]
-        return [self.data_bin / name for name in (*names, *(f"dict.{n}.txt" for n in languages), self.subwords)]
+        names += [*(f"dict.{n}.txt" for n in languages), self.subwords, *([segments.FILE] if self.documents else [])]
+        return [self.data_bin / name for name in names]
+
+    @property
+    def start_data(self) -> Path | None:
+        """The folder with the dictionaries and the subword model of the old model, if the training starts from one."""
+        return Path(self.settings.start_data) if self.settings.start_data else None
+
+    @property
+    def start_dictionaries(self) -> list[Path]:
+        """The dictionaries of the old model: source, target. Empty if there is none."""
+        return [self.start_data / f"dict.{n}.txt" for n in (self.source, self.target)] if self.start_data else []
 
     # -- the model ---------------------------------------------------------------------------------
 
@@ -119,6 +150,7 @@ class Experiment:
     # The name of the model's folder for the recipe's own settings.
     unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
     model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
+    start_copy = property(lambda self: self.model / "start.pt")  # the checkpoint from which the training starts
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
     # fairseq's JSON lines about whole epochs. A line about the training process (commit, versions, hardware, batches,
@@ -128,4 +160,9 @@ class Experiment:
     generated = property(lambda self: self.model / "generate.txt")  # the output of fairseq-generate
     hypotheses = property(lambda self: self.model / f"hypotheses.{self.target}")  # plain text, in the test set's order
     score = property(lambda self: self.model / "score.json")
+    # Of a text with documents: how many translated segments have other separators than their source, the translated
+    # documents, one a line, and their score.
+    separators = property(lambda self: self.model / "separators.json")
+    document_hypotheses = property(lambda self: self.model / f"documents.{self.target}")
+    document_score = property(lambda self: self.model / "score.documents.json")
     exported = property(lambda self: self.model / "ctranslate2")  # a folder

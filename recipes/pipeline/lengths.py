@@ -12,12 +12,12 @@ def has_room(experiment: Experiment) -> bool:
 
 
 def check_lengths(experiment: Experiment, max_tokens: int) -> None:
-    """Raise a StageError for a sentence that is too long for a batch of *max_tokens*, the model or the search.
+    """Raise a StageError for a line that is too long for a batch of *max_tokens*, the model or the search.
 
-    Training sentences over LONGEST are allowed: fairseq skips and reports them.
+    Training lines over LONGEST are allowed: fairseq skips and reports them.
     """
     room_to_train = "-positions" in experiment.settings.fairseq_train_flags
-    for path in experiment.texts("bpe"):
+    for path in experiment.texts(experiment.in_subwords):
         if not path.exists():  # the user removed it after stage 6 to save space
             continue
         roomy = has_room(experiment) if path.stem == "test" else room_to_train

@@ -49,8 +49,19 @@ class Settings:
     normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("remove training pairs with a longer side, in words", 1, names_model=True)
     max_length_ratio: float = _setting("remove pairs with a greater ratio of lengths", 1, names_model=True)
-    holdout_every: int = _setting("n: use every n-th training pair for validation instead of valid_files", 0)
+    holdout_every: int = _setting("n: use every n-th pair or document to validate, instead of valid_files", 0)
     vocab_size: int = _setting("size of the subword vocabulary of both languages together", 1, names_model=True)
+    segment_tokens: int = _setting(
+        "n: blank lines divide the text into documents, whose consecutive sentences are joined to segments of up to n "
+        "subwords; 0: the text has no documents",
+        0,
+        names_model=True,
+    )
+    segment_share: float = _setting(
+        "share of the training sentences in segments; the others have a line each", 0, 1, names_model=True
+    )
+    start_checkpoint: str = _setting("checkpoint with whose weights the training starts, or empty", names_model=True)
+    start_data: str = _setting("folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
     layers: int = _learnt("number of encoder layers, and of decoder layers", 1)
     width: int = _learnt("size of embeddings and layers", 1)
@@ -192,6 +203,16 @@ def check_values(settings: Settings) -> None:
         raise SettingsError(f"--set target_lang={settings.target_lang}: must differ from source_lang")
     if settings.holdout_every == 1:
         raise SettingsError("--set holdout_every=1: must be 0 or above 1; nothing would be left to train on")
+    if settings.segment_tokens > 1 and not settings.segment_share:
+        raise SettingsError(
+            f"--set segment_share=0 segment_tokens={settings.segment_tokens}: a model without segments in training "
+            "does not know the separator; set segment_tokens=1 for single sentences of documents"
+        )
+    if bool(settings.start_checkpoint) != bool(settings.start_data):
+        raise SettingsError(
+            f"--set start_checkpoint={settings.start_checkpoint} start_data={settings.start_data}: "
+            "both must be empty, or none"
+        )
     for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
         text = getattr(settings, name)
         try:

@@ -18,6 +18,7 @@ class Stage(ABC):
         number, title: what a run prints
         settings: the names of the settings that change its outputs
         depends_on_bpe: whether its outputs depend on --bpe
+        depends_on_documents: whether its outputs depend on the text having documents
         per_model: whether its outputs depend on architecture and seed, and are in the model's folder
     """
 
@@ -25,6 +26,7 @@ class Stage(ABC):
     title: str
     settings: tuple[str, ...]
     depends_on_bpe = False
+    depends_on_documents = False
     per_model = False
 
     @abstractmethod

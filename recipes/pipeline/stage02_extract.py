@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.lines import lines_of
 from fairseq_rope.tools.score import check_plain, read_lines
 from recipes.pipeline.commands import Shell, named, quoted
 from recipes.pipeline.experiment import Experiment
@@ -13,12 +14,14 @@ class Extract(Stage):
     number = 2
     title = "extract and check"
     settings = ("train_files", "valid_files", "test_files", "source_lang", "target_lang")
+    depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.fetched(file) for file in experiment.files()]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("raw", experiment.raw_sets)
+        of_documents = [experiment.test_source, experiment.test_reference, experiment.reference_documents]
+        return [*experiment.texts("raw", experiment.raw_sets), *(of_documents if experiment.documents else [])]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         for name in experiment.raw_sets:
@@ -29,12 +32,39 @@ class Extract(Stage):
                 where.append(f"{named(folder / file)}{colon}{member}")
             shell.tool(
                 f"python -m recipes.text.extract --source-lang {experiment.source} "
-                f"--target-lang {experiment.target} "
+                f"--target-lang {experiment.target} {'--documents ' if experiment.documents else ''}"
                 f"--output {quoted(experiment.work / 'raw' / name, *where)}",
                 makes=experiment.texts("raw", [name]),
             )
+        if experiment.documents:
+            self._write_sentences_and_documents(experiment, shell)
         if not experiment.dry_run:
             self.check_test_set(experiment)
+
+    def _write_sentences_and_documents(self, experiment: Experiment, shell: Shell) -> None:
+        """Write the test set without blank lines, and the documents of the reference, one a line."""
+        if not experiment.dry_run:
+            self.check_documents(experiment)
+        raw = experiment.texts("raw", ["test"])
+        for path, sentences in zip(raw, (experiment.test_source, experiment.test_reference), strict=True):
+            part = sentences.with_name(sentences.name + ".tmp")
+            shell.command(f"sed '/^$/d' {quoted(path)} > {quoted(part)} && mv {quoted(part, sentences)}")
+        shell.tool(
+            f"python -m recipes.text.segments documents --boundaries {quoted(raw[1])} "
+            f"--input {quoted(experiment.test_reference)} --output {quoted(experiment.reference_documents)}"
+        )
+
+    def check_documents(self, experiment: Experiment) -> None:
+        """Raise a StageError if a line of the validation or test set is blank on one side only."""
+        for name in (name for name in experiment.raw_sets if name != "train"):
+            paths = experiment.texts("raw", [name])
+            for number, pair in enumerate(zip(*map(lines_of, map(str, paths)), strict=True), 1):
+                if any(pair) and not all(pair):
+                    blank, other = paths if pair[1] else reversed(paths)
+                    raise self.error(
+                        f"{blank}, line {number}: is blank, and the same line of {other} is not; "
+                        "a blank line separates documents, and must be blank on both sides"
+                    )
 
     def check_test_set(self, experiment: Experiment) -> None:
         """Raise a StageError for a test set that stage 10 would refuse after the training."""

@@ -12,6 +12,7 @@ class Clean(Stage):
     title = "clean and split"
     settings = ("max_words", "max_length_ratio", "holdout_every", "valid_files", "source_lang", "target_lang")
     depends_on_bpe = True
+    depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         return experiment.texts("tokenised", experiment.raw_sets)
@@ -31,6 +32,7 @@ class Clean(Stage):
             f"--target-lang {experiment.target} "
             f"--input {quoted(tokenised / 'train')} --output {quoted(clean / 'train')} "
             f"--max-words {settings.max_words} --max-ratio {settings.max_length_ratio}{held_out}"
+            f"{' --documents' if experiment.documents else ''}"
         )
         # Validation and test sets keep every line.
         for path in self.inputs(experiment)[2:]:

@@ -1,4 +1,8 @@
-"""Stage 9: translate the test set (fairseq-generate), and write the translations in order as plain text."""
+"""Stage 9: translate the test set (fairseq-generate), and write the translations in order as plain text.
+
+If the text has documents, its lines are segments, whose translations are divided into sentences
+(``recipes.text.segments``).
+"""
 
 import shlex
 from pathlib import Path
@@ -20,13 +24,15 @@ class Translate(Stage):
     settings = SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.averaged, *experiment.binary_data, experiment.test_source]
+        segments = [experiment.text("segments", "test", experiment.source)] if experiment.documents else []
+        return [experiment.averaged, *experiment.binary_data, experiment.test_source, *segments]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.generated, experiment.hypotheses]
+        separators = [experiment.separators] if experiment.documents else []
+        return [experiment.generated, experiment.hypotheses, *separators]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        source, outputs = experiment.test_source, self.outputs(experiment)
+        source, outputs = experiment.test_source, (experiment.generated, experiment.hypotheses)
         translate(experiment, shell, experiment.data_bin, "test", source, *outputs)
 
 
@@ -56,25 +62,34 @@ def translate(
 
     Args:
         data, subset: the folder that fairseq-preprocess wrote, and the name of the set in it
-        source: the text of the set, one sentence a line
+        source: the text of the set, one sentence a line; the lines of the set are segments if the text has documents
         generated: the file for the output of fairseq-generate
         hypotheses: the file for the translations, plain text in the order of *source*
     """
     dry_run = experiment.dry_run
     part = generated.with_name(generated.name + ".tmp")
-    sentences = 0 if dry_run else count_lines(str(source))
+    in_subwords = experiment.text("segments", subset, experiment.source) if experiment.documents else source
+    unit, lines = "segments" if experiment.documents else "sentences", 0 if dry_run else count_lines(str(in_subwords))
     generate = command(experiment, data, subset)
-    with tqdm(total=sentences, unit=" sentences", desc="  translated", delay=0.1, disable=dry_run) as bar:
+    with tqdm(total=lines, unit=f" {unit}", desc="  translated", delay=0.1, disable=dry_run) as bar:
         shell.command(
             f"{generate} | tee {quoted(part)} && mv {quoted(part, generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,
         )
-    # fairseq-generate sorts by length. Its lines are D-<number> <tab> score <tab> detokenised text.
-    part = hypotheses.with_name(hypotheses.name + ".tmp")
-    shell.command(
-        f"grep '^D-' {quoted(generated)} | LC_ALL=C sort -t- -k2,2n | cut -f3- > {quoted(part)} "
-        f"&& mv {quoted(part, hypotheses)}"
-    )
-    written = sentences if dry_run else count_lines(str(hypotheses))
+    if experiment.documents:
+        moses = "" if experiment.bpe == "sentencepiece" else f" --moses {experiment.source} {experiment.target}"
+        shell.tool(
+            f"python -m recipes.text.segments divide --segments {quoted(in_subwords)} --generated {quoted(generated)} "
+            f"--output {quoted(hypotheses)} --counts {quoted(experiment.separators)} "
+            f"--subwords {quoted(experiment.data_bin / experiment.subwords)}{moses}"
+        )
+    else:
+        # fairseq-generate sorts by length. Its lines are D-<number> <tab> score <tab> detokenised text.
+        part = hypotheses.with_name(hypotheses.name + ".tmp")
+        shell.command(
+            f"grep '^D-' {quoted(generated)} | LC_ALL=C sort -t- -k2,2n | cut -f3- > {quoted(part)} "
+            f"&& mv {quoted(part, hypotheses)}"
+        )
+    written, sentences = (0, 0) if dry_run else (count_lines(str(hypotheses)), count_lines(str(source)))
     if written != sentences:
         raise StageError(f"{hypotheses} has {written} lines, and {source} {sentences}")

@@ -1,4 +1,7 @@
-"""Stage 10: score the translations (``fairseq-rope score``) with sacreBLEU and other metrics."""
+"""Stage 10: score the translations (``fairseq-rope score``) with sacreBLEU and other metrics.
+
+If the text has documents, it also scores them with sacreBLEU: one document a line, its sentences joined by blanks.
+"""
 
 import json
 from pathlib import Path
@@ -7,6 +10,7 @@ from fairseq_rope.tools.score import language
 from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.stage import Stage
+from recipes.text.segments import Divided
 
 
 class Score(Stage):
@@ -16,10 +20,13 @@ class Score(Stage):
     settings = ("source_lang", "target_lang")
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.hypotheses, experiment.test_source, experiment.test_reference]
+        own = [experiment.hypotheses, experiment.test_source, experiment.test_reference]
+        raw = experiment.text("raw", "test", experiment.target)
+        return [*own, *([raw, experiment.reference_documents] if experiment.documents else [])]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.score]
+        of_documents = [experiment.document_hypotheses, experiment.document_score]
+        return [experiment.score, *(of_documents if experiment.documents else [])]
 
     def also(self, experiment: Experiment) -> dict[str, str]:
         return {"--tokenize": experiment.tokenize}
@@ -31,6 +38,23 @@ class Score(Stage):
             f"--ref {quoted(experiment.test_reference)} --src {quoted(experiment.test_source)} "
             f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json "
             f"> {quoted(part)} && mv {quoted(part, experiment.score)}"
+        )
+        if experiment.documents:
+            self._score_documents(experiment, shell)
+
+    def _score_documents(self, experiment: Experiment, shell: Shell) -> None:
+        """Write the document BLEU. sacrebleu's TER, among the other metrics, takes minutes for a document."""
+        boundaries = experiment.text("raw", "test", experiment.target)
+        shell.tool(
+            f"python -m recipes.text.segments documents --boundaries {quoted(boundaries)} "
+            f"--input {quoted(experiment.hypotheses)} --output {quoted(experiment.document_hypotheses)}"
+        )
+        part = experiment.document_score.with_name(experiment.document_score.name + ".tmp")
+        shell.command(
+            f"python -m sacrebleu {quoted(experiment.reference_documents)} "
+            f"--input {quoted(experiment.document_hypotheses)} "
+            f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6 "
+            f"> {quoted(part)} && mv {quoted(part, experiment.document_score)}"
         )
 
 
@@ -60,5 +84,8 @@ def report(experiment: Experiment) -> None:
     print(f"model:             {experiment.averaged}")
     for metric in metrics[1:]:
         print(f"{metric['name'] + ':':32} {metric['score']:.2f}")
+    if experiment.documents:
+        print(f"{'document BLEU:':32} {json.loads(experiment.document_score.read_text())['score']:.2f}")
+        print(Divided(**json.loads(experiment.separators.read_text())))
     print(f"signature:         {metrics[0]['signature']}")
     print(f"sacreBLEU {metrics[0]['score']:.2f}", flush=True)

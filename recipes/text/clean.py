@@ -51,12 +51,16 @@ def clean(
     max_ratio: float,
     holdout_every: int,
     unspaced: Sequence[bool] = (False, False),
+    documents: bool = False,
 ) -> Counter[str]:
     """Write the pairs of the two files *sources* that :func:`why_not` accepts to *outputs*.
 
     Words are separated by any Unicode white space, as in Perl, and written with one blank between them. Every
     *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that were "read", "kept" and
     "held out", and the number that were removed for each reason.
+
+    With *documents*, pairs that are blank on both sides separate documents. One blank line is written between two
+    documents, and every *holdout_every*-th document with an accepted pair goes to *heldout*.
 
     Raises:
         InputError: a file is empty or not UTF-8, the files have different numbers of lines, or no pair would be left
@@ -67,23 +71,30 @@ def clean(
         counted = f"{sources[0]} has {lengths[0]} lines and {sources[1]} has {lengths[1]}"
         raise InputError(f"{counted}: both must have the same number")
     counts: Counter[str] = Counter()
+    units, begins = 0, True  # pairs, or documents, with an accepted pair; whether the next accepted pair begins one
     with written_whole(*outputs, *heldout) as files:
         pairs = zip_longest(*(map(str.split, lines_of(path)) for path in sources), fillvalue=[])
         for pair in progress(pairs, lengths[0], f"clean {sources[0]}", " pairs"):
+            if documents and not any(pair):
+                begins = True
+                continue
             counts["read"] += 1
             reason = why_not(pair, max_words, max_ratio, unspaced)
             if reason is None:
-                number = counts["kept"] + counts["held out"] + 1
-                hold_out = holdout_every > 0 and number % holdout_every == 0
-                counts["held out" if hold_out else "kept"] += 1
+                units += begins
+                hold_out = holdout_every > 0 and units % holdout_every == 0
+                where = "held out" if hold_out else "kept"
+                boundary = b"\n" if documents and begins and counts[where] else b""
                 for words, file in zip(pair, files[2:] if hold_out else files[:2], strict=True):
-                    file.write(" ".join(words).encode("utf-8") + b"\n")
+                    file.write(boundary + " ".join(words).encode("utf-8") + b"\n")
+                counts[where] += 1
+                begins = not documents
             else:
                 counts[reason] += 1
         if not counts["kept"]:
             raise InputError(f"{' and '.join(sources)}: none of the {counts['read']} pairs is left")
         if heldout and not counts["held out"]:
-            most = f"must be at most {counts['kept']}, the number of pairs that are left"
+            most = f"must be at most {units}, the number of {'documents' if documents else 'pairs'} that are left"
             raise InputError(f"--holdout-every {holdout_every}: {most}")
     return counts
 
@@ -110,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="R",
         help="of the longer side to the shorter; 0: no limit (default: 9)",
     )
-    flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair that is kept")
+    flag("--documents", action="store_true", help="pairs that are blank on both sides separate documents")
+    flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair or document")
     flag("--heldout", metavar="PREFIX", help="write the held-out pairs to PREFIX.LANG of both")
     args = parser.parse_args(argv)
     langs = (args.source_lang, args.target_lang)
@@ -122,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             refuse_output(path, "--heldout" if path in heldout else "--output")
         start = time.perf_counter()
         unspaced = [language(lang) in UNSPACED for lang in langs]
-        counts = clean(sources, outputs, heldout, args.max_words, args.max_ratio, args.holdout_every, unspaced)
+        limits = args.max_words, args.max_ratio, args.holdout_every
+        counts = clean(sources, outputs, heldout, *limits, unspaced, args.documents)
         seconds = time.perf_counter() - start
     for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
         print(f"{counts[name]:>10} pairs {name}")

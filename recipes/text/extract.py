@@ -3,7 +3,11 @@
     python -m recipes.text.extract --source-lang en --target-lang de --output raw/train TEMPLATE …
 
 writes ``raw/train.en`` and ``raw/train.de``, one raw sentence a line, from all corpora in order. A template is ``PATH``
-or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``.
+or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` for ``src`` or ``ref``. A file named
+``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
+
+With ``--documents``, blank lines separate documents. A blank line is also written between two files and between two
+``<doc>`` of SGM. A line without a printing character counts as blank.
 
 Only "\\n" ends a line. Lines of News Commentary v9 contain CR, NEL and U+2028. If these ended lines, all following
 sentences would be paired with the wrong translation. Archives are not unpacked to the disk, so the names and links in
@@ -25,6 +29,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,11 +37,13 @@ from tqdm import tqdm
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
-from fairseq_rope.lines import read_chunks
+from fairseq_rope.lines import read_chunks, split
+from recipes.text.lines import NOT_PRINTING
 
 CHUNK = 2**20
 ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
-SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>", re.DOTALL | re.IGNORECASE)
+# A segment with its text in group 1, or the start of a document.
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>|<doc[\s>]", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 KINDS = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symbolic link", tarfile.LNKTYPE: "hard link"}
@@ -55,13 +62,30 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Side:
-    """The output of one language: *word* replaces ``{side}``, *lines* is the number of lines written."""
+    """The output of one language.
+
+    Attributes:
+        word: replaces ``{side}``
+        documents: whether blank lines separate documents
+        lines, blank: the number of lines written, and the number of blank ones if there are documents
+    """
 
     lang: str
     word: str
     path: Path
+    documents: bool = False
     file: BinaryIO | None = None
     lines: int = 0
+    blank: int = 0
+
+    def write(self, text: str) -> None:
+        """Write *text*, which consists of complete lines."""
+        if self.documents:
+            lines = [line if NOT_PRINTING.sub("", line).strip() else "" for line in split(text)]
+            self.blank += lines.count("")
+            text = "".join(line + "\n" for line in lines)
+        self.file.write(text.encode("utf-8"))
+        self.lines += text.count("\n")
 
     def place(self, template: str) -> Place:
         """The place of this language in *template*."""
@@ -105,17 +129,23 @@ def _naming_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path} is damaged, or is not what its name says: {error}") from None
 
 
-def _segments(texts: Iterable[str], place: Place) -> Iterator[str]:
-    """The text of each ``<seg>`` as a line, with entities resolved."""
+def _segments(texts: Iterable[str], place: Place, documents: bool) -> Iterator[str]:
+    """The text of each ``<seg>`` as a line, with entities resolved. *documents*: a blank line between documents."""
     rest, number = "", 0
     for text in texts:
         rest += text
         end = 0
         for match in SEGMENT.finditer(rest):
+            is_segment = match.group(1) is not None
+            opened = OPENED.search(match.group(1)) if is_segment else OPENED.search(rest, end, match.start())
+            if opened:
+                raise InputError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
             end = match.end()
+            if not is_segment:
+                if documents and number:
+                    yield "\n"
+                continue
             number += 1
-            if OPENED.search(match.group(1)):
-                raise InputError(f"{place}: <seg> number {number} is not closed by </seg>")
             yield html.unescape(match.group(1)).strip().replace("\n", " ") + "\n"
         rest = rest[end:]
         if not OPENED.search(rest):
@@ -132,12 +162,44 @@ def _copy(stream: BinaryIO, place: Place, side: Side) -> int:
         stream = OPENERS[name.suffix](stream, "rb")
         name = name.with_suffix("")
     chunks = read_chunks(stream, str(place), CHUNK)
-    for text in _segments(chunks, place) if name.suffix in (".sgm", ".sgml") else chunks:
-        side.file.write(text.encode("utf-8"))
-        side.lines += text.count("\n")
+    is_sgm, blank = name.suffix in (".sgm", ".sgml"), side.blank
+    for text in _segments(chunks, place, side.documents) if is_sgm else chunks:
+        side.write(text)
     if side.lines == before:
         raise InputError(f"{place} has no <seg>")
+    if not is_sgm:
+        _refuse_no_documents(side, blank, str(place))
     return side.lines - before
+
+
+def _refuse_no_documents(side: Side, blank: int, name: str) -> None:
+    """Raise an InputError if *side* has only *blank* blank lines after the file *name*, as before it."""
+    if side.documents and side.blank == blank:
+        raise InputError(
+            f"{name}: has no blank line; a blank line separates two documents, and segment_tokens=0 is for texts "
+            "without documents"
+        )
+
+
+def _copy_columns(stream: BinaryIO, path: Path, columns: Sequence[Side]) -> None:
+    """Write the columns of a TSV file to their sides.
+
+    Lines that are empty in all columns separate documents. Without documents they are left out.
+    """
+    if path.suffix in OPENERS:
+        stream = OPENERS[path.suffix](stream, "rb")
+    blank, numbers = columns[0].blank, count(1)
+    for text in read_chunks(stream, str(path), CHUNK):
+        rows = []
+        for line, number in zip(split(text), numbers, strict=False):
+            row = line.removesuffix("\r").split("\t") if line.strip() else [""] * len(columns)
+            if len(row) != len(columns):
+                raise InputError(f"{path}, line {number}: has {len(row)} columns, and must have {len(columns)}")
+            if columns[0].documents or any(row):
+                rows.append(row)
+        for side, cells in zip(columns, zip(*rows, strict=True), strict=False):
+            side.write("".join(f"{cell}\n" for cell in cells))
+    _refuse_no_documents(columns[0], blank, str(path))
 
 
 def _read_archive(path: Path, file: BinaryIO, wanted: dict[Place, Side]) -> dict[Side, int]:
@@ -181,8 +243,12 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
     """The place of each side in *template*. Raises an InputError if they are the same, or if a file is missing."""
     places = {side.place(template): side for side in sides}
-    if len(places) < len(sides):
-        raise InputError(f"{template}: must contain {{lang}} or {{side}} to distinguish the sides")
+    if len(places) < len(sides) and not _columns(template, sides):
+        tsv = "-".join(side.lang for side in sides)
+        raise InputError(
+            f"{template}: must contain {{lang}} or {{side}} to distinguish the sides, or have them as columns and a "
+            f"name that ends in .{tsv}.tsv"
+        )
     for path, _ in places:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a file")
@@ -197,40 +263,58 @@ def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
     return places
 
 
-def extract(templates: Sequence[str], source: str, target: str, prefix: Path) -> int:
+def _columns(template: str, sides: Sequence[Side]) -> list[Side]:
+    """The side of each column of a TSV file, by the languages in its name; [] if *template* names none."""
+    for columns in (list(sides), list(reversed(sides))):
+        languages = "-".join(re.escape(side.lang) for side in columns)
+        if re.search(rf"\.{languages}\.tsv(\.gz|\.bz2|\.xz)?$", template) and not ARCHIVE.fullmatch(template):
+            return columns
+    return []
+
+
+def extract(templates: Sequence[str], source: str, target: str, prefix: Path, documents: bool = False) -> int:
     """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
     Both files get their names when both are complete.
+
+    Args:
+        documents: whether blank lines separate documents
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     words = {source: "src", target: "ref"}
-    sides = [Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}")) for lang, word in words.items()]
+    sides = [Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}"), documents) for lang, word in words.items()]
     corpora = [(template, _places(template, sides)) for template in templates]
     size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
     with written_whole(*(str(side.path) for side in sides)) as (sides[0].file, sides[1].file):
         with tqdm(total=size, desc="  read", unit="B", unit_scale=True, mininterval=0.5) as bar:
             for template, places in corpora:
-                pairs = _read(template, places, bar)
+                before, blank = sides[0].lines, sides[0].blank
+                for side in sides if documents and before else []:
+                    side.write("\n")
+                _read(template, places, sides, bar)
+                pairs = sides[0].lines - before - (sides[0].blank - blank)
                 bar.write(f"{template}: {pairs:,} pairs", file=sys.stdout)
                 sys.stdout.flush()
-    return sides[0].lines
+    return sides[0].lines - sides[0].blank
 
 
-def _read(template: str, places: dict[Place, Side], bar: tqdm) -> int:
-    """Write both sides of one template. Returns the number of pairs."""
+def _read(template: str, places: dict[Place, Side], sides: Sequence[Side], bar: tqdm) -> None:
+    """Write both sides of one template."""
+    columns = _columns(template, sides)
     counts: dict[Side, int] = {}
     for path in dict.fromkeys(place.path for place in places):
         here = {place: side for place, side in places.items() if place.path == path}
         place, side = next(iter(here.items()))
         with io.BufferedReader(_Counted(path, bar), CHUNK) as file, _naming_damage(path):
-            if place.member is None:
+            if columns:
+                _copy_columns(file, path, columns)
+            elif place.member is None:
                 counts[side] = _copy(file, place, side)
             else:
                 counts.update(_read_archive(path, file, here))
     if len(set(counts.values())) > 1:
         both = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
         raise InputError(f"{template}: {both}, and both must have the same number")
-    return next(iter(counts.values()))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -241,6 +325,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--source-lang", required=True, metavar="LANG")
     parser.add_argument("--target-lang", required=True, metavar="LANG")
     parser.add_argument("--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.LANG of both")
+    parser.add_argument("--documents", action="store_true", help="blank lines separate documents")
     form = "PATH or ARCHIVE:MEMBER with {lang} for the language and {side} for src or ref in it; .gz, .bz2 and .xz are"
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE", help=f"{form} decompressed, .sgm gives its <seg>s")
     args = parser.parse_args(argv)
@@ -251,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for flag, lang in languages.items():
             if not re.fullmatch(r"\w[\w-]*", lang):
                 raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
-        pairs = extract(args.templates, *languages.values(), args.output)
+        pairs = extract(args.templates, *languages.values(), args.output, args.documents)
     print(f"{args.output}: {pairs:,} pairs")
 
 

@@ -2,7 +2,8 @@
 
     python -m recipes.text.fetch --manifest FILE.tsv|none --output DIR [--data-dir DIR] FILE …
 
-The manifest has the names, sizes, checksums and URLs. Files in ``--data-dir`` are checked and never written to. All
+The manifest has the names, sizes, checksums and URLs. A size or checksum that is not known is ``-``, and the size and
+SHA-256 of the file are printed. Files in ``--data-dir`` are checked and never written to. All
 other files are downloaded into ``--output`` as ``NAME.part``. The next attempt or the next run continues a part. The
 file gets its name when size and checksum are right.
 """
@@ -27,7 +28,10 @@ from recipes.text.lines import progress
 COLUMNS = {  # of a manifest: the pattern of a value, and its description in messages
     "file": (r"(?!\.\.?$)[^/\\]+", "a file's name without a folder"),
     "bytes": ("-|[1-9][0-9]*", "a number greater than 0, or - where it is unknown"),
-    "checksum": ("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", "sha256: and 64 hexadecimal digits, or md5: and 32"),
+    "checksum": (
+        "-|sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}",
+        "sha256: and 64 hexadecimal digits, md5: and 32, or - where it is unknown",
+    ),
     "url": (" *https?://[!-~]+( +https?://[!-~]+)* *", "addresses, http:// or https://, separated by blanks"),
 }
 CURL = (  # needs curl 7.63 (2018) or later
@@ -44,11 +48,11 @@ class FetchError(InputError):
 
 
 class Entry(NamedTuple):
-    """A line of a manifest. *size* is None for ``-``; *checksum* is ``sha256:…`` or ``md5:…``."""
+    """A line of a manifest. *size* and *checksum* are None for ``-``; *checksum* is ``sha256:…`` or ``md5:…``."""
 
     name: str
     size: int | None
-    checksum: str
+    checksum: str | None
     addresses: tuple[str, ...]  # in the order in which they are tried
 
 
@@ -73,7 +77,8 @@ def read_manifest(path: Path) -> dict[str, Entry]:
         name, size, checksum, url = row
         if name in entries:
             raise FetchError(f"{where}{name} is listed twice")
-        entries[name] = Entry(name, None if size == "-" else int(size), checksum.lower(), tuple(url.split()))
+        known = None if size == "-" else int(size), None if checksum == "-" else checksum.lower()
+        entries[name] = Entry(name, *known, tuple(url.split()))
     return entries
 
 
@@ -88,13 +93,27 @@ def what_is_wrong(path: Path, entry: Entry) -> str:
     size = path.stat().st_size
     if entry.size is not None and size != entry.size:
         return f"has {size} bytes, and must have {entry.size}"
-    kind = entry.checksum.partition(":")[0]
+    if entry.checksum is None:
+        return ""
+    checksum = checksum_of(path, entry.checksum.partition(":")[0])
+    return "" if checksum == entry.checksum else f"has the checksum {checksum}, and must have {entry.checksum}"
+
+
+def checksum_of(path: Path, kind: str) -> str:
+    """The checksum of a file as a manifest has it; *kind* is sha256 or md5."""
     digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(2**20):
             digest.update(chunk)
-    checksum = f"{kind}:{digest.hexdigest()}"
-    return "" if checksum == entry.checksum else f"has the checksum {checksum}, and must have {entry.checksum}"
+    return f"{kind}:{digest.hexdigest()}"
+
+
+def described(path: Path, entry: Entry) -> str:
+    """What was checked of a right *path*. Without a checksum in the manifest, the size and checksum of the file."""
+    if entry.checksum is not None:
+        return "size and checksum are right"
+    has = f"{path.stat().st_size} bytes, {checksum_of(path, 'sha256')}"
+    return f"not compared with a checksum, which the manifest lacks; it has {has}"
 
 
 def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
@@ -201,7 +220,7 @@ def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
         print(f"{path.name}: {path} is broken and will be downloaded again: it {problem}", flush=True)
         path.unlink()
         return False
-    checked = "size and checksum are right" if entry else "not checked (--manifest none)"
+    checked = described(path, entry) if entry else "not checked (--manifest none)"
     print(f"{path.name}: in {path.parent}, {checked}", flush=True)
     return True
 
@@ -238,7 +257,8 @@ def ensure(
         )
     for entry in wanted:
         address = download(entry, output, retries, wait)
-        print(f"{entry.name}: downloaded from {address}, size and checksum are right", flush=True)
+        checked = described(output / entry.name, entry)
+        print(f"{entry.name}: downloaded from {address}, {checked}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

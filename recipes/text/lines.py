@@ -12,6 +12,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
+import regex
 from tqdm import tqdm
 
 from fairseq_rope.errors import InputError
@@ -19,6 +20,8 @@ from fairseq_rope.files import written_whole
 from fairseq_rope.lines import chunks_of, count_lines, split
 
 Convert = Callable[[list[str]], list[str]]  # takes and returns lines without their ends, in equal number
+# The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
+NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
 
 
 def progress(items: Iterable | None, total: int | None, title: str, unit: str = " lines", **more: Any) -> tqdm:

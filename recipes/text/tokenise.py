@@ -8,14 +8,10 @@ import os
 from collections.abc import Sequence
 from functools import partial
 
-import regex
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
-from recipes.text.lines import Convert, convert_file
-
-# The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
-_NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
+from recipes.text.lines import NOT_PRINTING, Convert, convert_file
 
 
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
@@ -31,7 +27,7 @@ def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
         if normalise:
             # Moses' scripts see the newline, and so they change a German ." at the end of a line to ".
             line = normaliser.normalize(line + "\n")
-        line = _NOT_PRINTING.sub(" ", line)
+        line = NOT_PRINTING.sub(" ", line)
         return tokeniser.tokenize(line, return_str=True) if tokenise else line
 
     return lambda lines: [convert(line) for line in lines]

@@ -5,15 +5,21 @@ import contextlib
 import functools
 import gzip
 import io
+import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from recipes.pipeline import check_flags
+from recipes.pipeline import __main__ as pipeline
+from recipes.pipeline import check_flags, commands
 from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
 from tests.commands import ROOT
@@ -26,11 +32,11 @@ def small_corpus(train=200, heldout=12):
     """A folder with the first pairs of the demo's corpus: *train* to train, *heldout* each to validate and to test."""
     folder = Path(tempfile.mkdtemp(prefix="small_demo"))
     atexit.register(shutil.rmtree, folder)
-    for name, count in (("train", train), ("valid", heldout), ("test", heldout)):
+    for name, pairs in (("train", train), ("valid", heldout), ("test", heldout)):
         for lang in ("en", "de"):
             file = f"{name}.{lang}.gz"
             whole = gzip.decompress((ROOT / "recipes" / "demo" / "corpus" / file).read_bytes())
-            few = b"".join(whole.splitlines(keepends=True)[:count])
+            few = b"".join(whole.splitlines(keepends=True)[:pairs])
             (folder / file).write_bytes(gzip.compress(few, mtime=0))
     return folder
 
@@ -40,6 +46,33 @@ def describe(recipe, *flags):
     parser = build_parser()
     args, train_flags = parse(parser, [recipe, *map(str, flags)])
     return describe_experiment(parser, args, args.arch, args.seed, train_flags)
+
+
+def run_here(words, stop_before=None):
+    """Run a recipe and its text tools in this process. Returns its output. (test_pipeline.py runs run.sh.)
+
+    Ctrl-C interrupts the tool with the number *stop_before*.
+    """
+    run_logged = commands.run_logged
+    tools = count(1)
+
+    def in_this_process(stage, command, on_line, *more):
+        tool = re.fullmatch(r"python -m (recipes\.text\.\w+) (.*)", command)
+        if tool is None:
+            return run_logged(stage, command, on_line, *more)
+        if next(tools) == stop_before:
+            raise KeyboardInterrupt
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            import_module(tool[1]).main(shlex.split(tool[2]))
+        for line in output.getvalue().splitlines():
+            on_line(line)
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "run_logged", in_this_process)
+        patch.setattr(os, "cpu_count", lambda: 1)
+        patch.setattr(pipeline, "check_flags", lambda _: None)
+        pipeline.main(words)
+    return printed.getvalue()
 
 
 def setting_flags(*settings):

@@ -127,6 +127,24 @@ def test_every_nth_kept_pair_is_held_out(tmp_path, capsys):
     assert (counts["pairs read"], counts["pairs kept"], counts["pairs held out"]) == (8, 5, 2)
 
 
+def test_documents_keep_their_boundaries_and_every_nth_document_is_held_out(tmp_path, capsys):
+    blank = ("", " \u00a0 ")
+    pairs = [
+        blank, ("a1", "A1"), ("", "removed"), ("a2", "A2"), blank, blank, ("removed", ""), blank, ("b1", "B1"), blank,
+        ("c1", "C1"), blank, ("removed", some(20)), ("d1", "D1"), ("d2", "D2"), blank,
+    ]  # fmt: skip
+    assert cleaned(tmp_path, pairs, "--documents") == [
+        *(("a1", "A1"), ("a2", "A2"), ("", ""), ("b1", "B1"), ("", ""), ("c1", "C1"), ("", "")),
+        *(("d1", "D1"), ("d2", "D2")),
+    ]
+    out = cleaned(tmp_path, pairs, "--documents", "--holdout-every", 2, "--heldout", "FOLDER/held")
+    assert out == [("a1", "A1"), ("a2", "A2"), ("", ""), ("c1", "C1")]
+    assert pairs_of(tmp_path, "held") == [("b1", "B1"), ("", ""), ("d1", "D1"), ("d2", "D2")]
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="--holdout-every 5: must be at most 4, the number of documents that are left"):
+        run(tmp_path, "--documents", "--holdout-every", 5, "--heldout", "FOLDER/held")
+
+
 def test_files_longer_than_a_chunk_stay_aligned(tmp_path):
     pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
     assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * CHUNK

@@ -31,9 +31,9 @@ def words(folder, *templates):
     return ["--source-lang", "en", "--target-lang", "de", *output, *(f"{folder}/{name}" for name in templates)]
 
 
-def extract(folder, *templates):
+def extract(folder, *templates, flags=()):
     """Run the tool, which must leave only its two outputs. Returns their bytes."""
-    module.main(words(folder, *templates))
+    module.main([*words(folder, *templates), *flags])
     assert sorted(os.listdir(folder / "raw")) == ["train.de", "train.en"]
     return tuple((folder / "raw" / f"train.{lang}").read_bytes() for lang in ("en", "de"))
 
@@ -132,6 +132,36 @@ def test_sgm_gives_the_text_of_its_segments(tmp_path, monkeypatch, suffix, chunk
     assert extract(tmp_path, f"c.{{lang}}{suffix}") == expected
 
 
+@pytest.mark.parametrize("chunk", [2**20, 1, 7])
+def test_documents_are_separated_by_blank_lines_between_files_and_between_docs_of_sgm(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    sgm = '<refset>\n<DOC id="1">\n<seg>{0}1</seg>\n</doc>\n<doc\nid="2"><p><seg>{0}2</seg><seg>{0}3</seg></p></doc>'
+    write(tmp_path, {f"c.{lang}.sgm": sgm.format(lang).encode() for lang in ("en", "de")})
+    write(tmp_path, {"d.en": "one\n\u200b \ttwo\n\u200b\n\u2028 \nthree".encode(), "d.de": b"1\n2\n\n\n3\n"})
+    expected = "{0}1\n\n{0}2\n{0}3\n\n{1}\n{2}\n\n\n{3}\n"
+    assert extract(tmp_path, "c.{lang}.sgm", "d.{lang}", flags=["--documents"]) == (
+        expected.format("en", "one", "\u200b \ttwo", "three").encode(),
+        expected.format("de", "1", "2", "3").encode(),
+    )
+    assert extract(tmp_path, "c.{lang}.sgm") == (b"en1\nen2\nen3\n", b"de1\nde2\nde3\n")
+
+
+ROWS = "Eins.\tOne.\r\nZwei \u2028ä.\tTwo.\n\t\n\nDrei.\t\n"
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("name, source, target", [("n.v1.de-en.tsv", 1, 0), ("n.en-de.tsv", 0, 1)])
+def test_the_columns_of_a_tsv_file_are_the_languages_in_its_name(tmp_path, capsys, suffix, name, source, target):
+    write(tmp_path, {name + suffix: COMPRESS[suffix](ROWS.encode())})
+    columns = ["Eins.\nZwei \u2028ä.\n{}Drei.\n".encode(), b"One.\nTwo.\n{}\n"]
+    for flags, boundary, pairs in ([], b"", 3), (["--documents"], b"\n\n", 3):
+        written = [column.replace(b"{}", boundary) for column in columns]
+        assert extract(tmp_path, name + suffix, flags=flags) == (written[source], written[target])
+        # A pair counts if its source has text.
+        text = pairs if source == 0 or not flags else pairs - 1
+        assert capsys.readouterr().out.splitlines()[-1].endswith(f": {text} pairs")
+
+
 def test_a_corpus_is_never_all_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 2**16)
     content = (b"word " * 99 + b"\n") * 20_000
@@ -202,6 +232,25 @@ def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, chunk, 
     monkeypatch.setattr(module, "CHUNK", chunk)
     write(tmp_path, files)
     assert message.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template)
+
+
+@pytest.mark.parametrize(
+    "files, template, message",
+    [
+        ({"c.en": EN + b"\n", "c.de": DE}, C, "FOLDER/c.de: has no blank line; a blank line separates two documents"),
+        ({"c.de-en.tsv": b"a\tb\n"}, "c.de-en.tsv", "FOLDER/c.de-en.tsv: has no blank line; a blank line separates"),
+        ({"c.de-en.tsv": b"a\tb\n\na\n"}, "c.de-en.tsv", "c.de-en.tsv, line 3: has 1 columns, and must have 2"),
+        ({"c.de-en.tsv": b"a\tb\n\na\tb\tc\n"}, "c.de-en.tsv", "tsv, line 3: has 3 columns, and must have 2"),
+        ({"c.de-fr.tsv": b"a\tb\n"}, "c.de-fr.tsv", "or have them as columns and a name that ends in .en-de.tsv"),
+        ({"c.en.sgm": b"<doc ><seg>1\n<doc ><seg>2</seg>"}, SGM_FILES, "c.en.sgm: <seg> number 1 is not closed"),
+        ({"c.en.sgm": b"<doc >\n<seg>1\n<doc >\n"}, SGM_FILES, "c.en.sgm: <seg> number 1 is not closed"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [2**20, 1])
+def test_texts_without_documents_and_broken_tables_are_refused(tmp_path, monkeypatch, chunk, files, template, message):
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    write(tmp_path, {"c.de.sgm": b"<seg>1</seg>", **files})
+    assert message.replace("FOLDER", str(tmp_path)) in refuse(tmp_path, template, flags=["--documents"])
 
 
 def test_lines_are_counted_for_each_corpus(tmp_path):

@@ -168,6 +168,19 @@ def test_a_file_is_downloaded_once_and_checked_at_the_next_run(site, tmp_path, c
     assert site.seen["f.tgz"] == [None]
 
 
+@pytest.mark.parametrize("size", ["-", SIZE])
+def test_a_file_without_a_known_checksum_is_downloaded_and_described(site, tmp_path, capsys, size):
+    address = site.put("f.tgz", CUT, Reply())
+    manifest(tmp_path, address, size, "-")
+    for where in (f"downloaded from {address}", f"in {tmp_path / 'out'}"):
+        fetch(tmp_path)
+        printed = capsys.readouterr().out
+        described = f"not compared with a checksum, which the manifest lacks; it has {SIZE} bytes, {SHA256}"
+        assert printed == f"f.tgz: {where}, {described}\n"
+    assert (tmp_path / "out" / "f.tgz").read_bytes() == GOOD
+    assert len(site.seen["f.tgz"]) == 2, "the second run downloads nothing"
+
+
 CUT = Reply(cut=100_000)
 
 
@@ -420,7 +433,7 @@ LINE = f"f.tgz\t1\t{SHA256}\thttp://h/f"
 BAD_VALUES = {
     "file": ["", ".", "..", "../f", "/etc/f", "a/f", "a\\f", "f\x00"],
     "bytes": ["", "0", "-1", "1e3", "1,000", "1.5", "much", "²", "٣"],
-    "checksum": ["", "-", "sha256", SHA256[:-1], SHA256 + "0", SHA256[7:], f"sha1:{0:040}", "md5:xyz", "x:"],
+    "checksum": ["", "--", "sha256", SHA256[:-1], SHA256 + "0", SHA256[7:], f"sha1:{0:040}", "md5:xyz", "x:"],
     "url": ["", "h/f", "file:///etc/passwd", "ftp://h/f", "http://ü/f", "http://h/f g"],
 }
 

@@ -3,25 +3,18 @@
 FAIRSEQ_ROPE_TEST_DATA=DIR uses the tarballs and the manifest.tsv in DIR instead.
 """
 
-import contextlib
-import io
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
-from importlib import import_module
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from recipes.pipeline import __main__ as program
-from recipes.pipeline import commands
 from recipes.pipeline.__main__ import main
 from tests.commands import ENVIRONMENT, ROOT, call, outputs
-from tests.recipes.small_demo import label
+from tests.recipes.small_demo import label, run_here
 from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.wmt14_lookalike import write_lookalike
 
@@ -57,30 +50,8 @@ def words(data, work, *flags):
 
 
 def recipe(data, work, *flags, stop_before=None):
-    """Run the recipe and its text tools in this process. Returns its output. (test_pipeline.py runs run.sh.)
-
-    Ctrl-C interrupts the tool with the number *stop_before*.
-    """
-    run_logged = commands.run_logged
-    tools = count(1)
-
-    def in_this_process(stage, command, on_line, *more):
-        tool = re.fullmatch(r"python -m (recipes\.text\.\w+) (.*)", command)
-        if tool is None:
-            return run_logged(stage, command, on_line, *more)
-        if next(tools) == stop_before:
-            raise KeyboardInterrupt
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            import_module(tool[1]).main(shlex.split(tool[2]))
-        for line in output.getvalue().splitlines():
-            on_line(line)
-
-    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "run_logged", in_this_process)
-        patch.setattr(os, "cpu_count", lambda: 1)
-        patch.setattr(program, "check_flags", lambda _: None)
-        main(words(data, work, *flags))
-    return printed.getvalue()
+    """Run the recipe in this process. Ctrl-C interrupts the text tool with the number *stop_before*."""
+    return run_here(words(data, work, *flags), stop_before)
 
 
 def refusal(words):

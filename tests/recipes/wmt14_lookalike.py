@@ -73,7 +73,7 @@ def write_lookalike(folder, pairs, seed=1):
     for archive, members in archives.items():
         content = tarball(
             {
-                member.format(lang=lang, side=side): _sgm(corpus, column, lang) if ".sgm" in member
+                member.format(lang=lang, side=side): sgm(_in_documents(corpus), column, lang) if ".sgm" in member
                 else "".join(pair[column] + "\n" for pair in corpus).encode()
                 for member, corpus in members.items()
                 for column, (lang, side) in enumerate(SIDES.items())
@@ -124,13 +124,17 @@ def _pair(rng, words):
     return tuple(sentences)
 
 
-def _sgm(corpus, column, lang):
-    """The SGM file of one side, with documents of a few sentences, as in newstest2014."""
+def _in_documents(corpus):
+    return [corpus[start : start + 7] for start in range(0, len(corpus), 7)]
+
+
+def sgm(documents, column, lang):
+    """The SGM file of one side of *documents*, which are lists of pairs, as in newstest2014."""
     name = "refset" if lang == "de" else "srcset"
     lines = [f'<{name} setid="newstest2014" srclang="any" trglang="{lang}">']
-    for start in range(0, len(corpus), 7):
-        lines += [f'<doc docid="{start}" genre="news" origlang="en">', "<p>"]
-        for number, pair in enumerate(corpus[start : start + 7], 1):
+    for name_of_document, document in enumerate(documents):
+        lines += [f'<doc docid="{name_of_document}" genre="news" origlang="en">', "<p>"]
+        for number, pair in enumerate(document, 1):
             lines.append(f'<seg id="{number}">{html.escape(pair[column], quote=False)}</seg>')
         lines += ["</p>", "</doc>"]
     return "\n".join([*lines, f"</{name}>", ""]).encode()

@@ -1,0 +1,240 @@
+"""Join consecutive sentences of documents to segments, divide translated segments, and join whole documents.
+
+    python -m recipes.text.segments join --source-lang en --target-lang de --input bpe/train --output segments/train …
+    python -m recipes.text.segments divide --segments segments/test.en --generated generate.txt --output test.de …
+    python -m recipes.text.segments documents --boundaries raw/test.de --input sentences.de --output documents.de
+
+The texts of ``join`` and ``--boundaries`` have one sentence a line, and blank lines between documents.
+"""
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
+from fairseq_rope.files import write_whole, written_whole
+from fairseq_rope.lines import count_lines, lines_of
+from fairseq_rope.segments import SEPARATOR, divided, joined, segments
+from fairseq_rope.tools.translate import SUBWORDS, Text
+
+SEED = 1  # of the lengths of training segments
+
+Pair = tuple[list[str], list[str]]  # the tokens of a sentence and of its translation
+
+
+# -- from documents to segments ----------------------------------------------------------------------
+
+
+def read_documents(paths: Sequence[str]) -> Iterator[list[Pair]]:
+    """Yield the documents of the two files *paths* that are not empty, as pairs of tokens.
+
+    Raises an InputError if a line is blank on one side only, has the separator as a token, or lacks its translation.
+    """
+    lengths = [count_lines(path) for path in paths]
+    if 0 not in lengths and lengths[0] != lengths[1]:
+        counted = f"{paths[0]} has {lengths[0]} lines and {paths[1]} has {lengths[1]}"
+        raise InputError(f"{counted}: both must have the same number")
+    document: list[Pair] = []
+    pairs = zip_longest(*(map(str.split, lines_of(path)) for path in paths), fillvalue=[])
+    for number, pair in enumerate(pairs, 1):
+        for path, tokens in zip(paths, pair, strict=True):
+            if not tokens and any(pair):
+                problem = "is blank on this side only; a blank line separates documents, and is blank on both sides"
+                raise InputError(f"{path}, line {number}: {problem}")
+            if SEPARATOR in tokens:
+                problem = f"contains {SEPARATOR} as a token, which separates the sentences of a segment"
+                raise InputError(f"{path}, line {number}: {problem}")
+        if any(pair):
+            document.append(pair)
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
+
+
+def longest_segments(document: Sequence[Pair], tokens: int) -> list[range]:
+    """The sentences of the segments with as many as fit into *tokens* on both sides."""
+    return segments([max(map(len, pair)) for pair in document], lambda: tokens)
+
+
+class Mixture:
+    """Divides training documents into segments of all lengths, or into single sentences.
+
+    Args:
+        tokens: the most that a segment can have on a side; the limit of each is drawn uniformly from 1 to *tokens*
+        share: the share of the sentences in segments. A document is divided into segments if that brings the share so
+            far closer to it. Else each of its sentences has a line.
+    """
+
+    def __init__(self, tokens: int, share: float) -> None:
+        self._tokens, self._share = tokens, share
+        self._draw = random.Random(SEED)
+        self.sentences = self.in_segments = 0
+
+    def __call__(self, document: Sequence[Pair]) -> list[range]:
+        size = len(document)
+        in_segments = self.in_segments + size / 2 <= self._share * (self.sentences + size)
+        self.sentences += size
+        if not in_segments:
+            return [range(n, n + 1) for n in range(size)]
+        self.in_segments += size
+        return segments([max(map(len, pair)) for pair in document], lambda: self._draw.randint(1, self._tokens))
+
+
+def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: float | None) -> str:
+    """Write the segments of two files, and return a sentence with their number.
+
+    Args:
+        share: for training, that of :class:`Mixture`; None: the segments are as long as fits
+    """
+    mixture = None if share is None else Mixture(tokens, share)
+    documents = sentences = lines = longest = 0
+    with written_whole(*outputs) as files:
+        for document in read_documents(sources):
+            divisions = longest_segments(document, tokens) if mixture is None else mixture(document)
+            for segment in divisions:
+                for side, file in enumerate(files):
+                    line = joined([document[n][side] for n in segment])
+                    longest = max(longest, len(line))
+                    file.write(" ".join(line).encode("utf-8") + b"\n")
+            documents, sentences, lines = documents + 1, sentences + len(document), lines + len(divisions)
+        if not documents:
+            raise InputError(f"{' and '.join(sources)}: all lines are blank")
+    what = f"{documents} documents, {sentences} sentences, {lines} lines of up to {longest} subwords"
+    return what if mixture is None else f"{what}, {mixture.in_segments / sentences:.1%} of the sentences in segments"
+
+
+# -- from segments back to sentences and documents ----------------------------------------------------
+
+
+class Divided(NamedTuple):
+    """The result of :func:`divide`: the number of segments, and of those with other separators than their source."""
+
+    segments: int
+    with_other_separators: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.with_other_separators} of {self.segments} translated segments have another number of separators "
+            "than their source"
+        )
+
+
+def read_hypotheses(path: str, count: int) -> list[list[str]]:
+    """The tokens of the best translations in the output of fairseq-generate, in the order of the test set.
+
+    Raises an InputError unless there is one for each of the *count* lines.
+    """
+    best: dict[int, list[str]] = {}
+    for line in lines_of(path):
+        match = re.match(r"H-(\d+)\t[^\t]*\t", line)
+        if match:
+            best.setdefault(int(match[1]), line[match.end() :].split())  # the first of an n-best list
+    if best.keys() != set(range(count)):
+        raise InputError(f"{path}: has {len(best)} translations, and must have {count}, numbered from 0")
+    return [best[number] for number in range(count)]
+
+
+def divide(path: str, generated: str, output: str, text: Text) -> Divided:
+    """Write one plain sentence for each sentence of the source, from the output of fairseq-generate.
+
+    Args:
+        path: the segments of the source, in subwords
+        generated: the output of fairseq-generate with H- lines, which are subwords
+        text: converts subwords to plain text
+    """
+    counts = [line.split(" ").count(SEPARATOR) + 1 for line in lines_of(path)]
+    differ = 0
+    with written_whole(output) as (file,):
+        for tokens, count in zip(read_hypotheses(generated, len(counts)), counts, strict=True):
+            sentences, same = divided(tokens, count)
+            differ += not same
+            for sentence in sentences:
+                file.write(text.plain(sentence).encode("utf-8") + b"\n")
+    return Divided(len(counts), differ)
+
+
+def join_documents(boundaries: str, sentences: str, output: str) -> int:
+    """Write each document as one line: its *sentences*, joined by blanks. Returns the number of documents.
+
+    Args:
+        boundaries: a text with blank lines between documents, and the same number of other lines as *sentences*
+    """
+    lines = list(lines_of(sentences))
+    runs = [
+        len(list(run)) for is_text, run in groupby(lines_of(boundaries), lambda line: bool(line.strip())) if is_text
+    ]
+    if sum(runs) != len(lines):
+        raise InputError(f"{sentences}: has {len(lines)} lines, and {boundaries} has {sum(runs)} that are not blank")
+    pending = iter(lines)
+    with written_whole(output) as (file,):
+        for size in runs:
+            document = " ".join(filter(None, islice(pending, size)))
+            file.write(document.replace("\r", " ").encode("utf-8") + b"\n")  # sacrebleu ends lines at CR too
+    return len(runs)
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="recipes.text.segments", description=__doc__.partition("\n")[0])
+    tools = parser.add_subparsers(dest="tool", required=True)
+
+    flag = tools.add_parser("join", help="join consecutive sentences of documents to segments").add_argument
+    flag("--source-lang", required=True, metavar="LANG")
+    flag("--target-lang", required=True, metavar="LANG")
+    flag("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both, in subwords")
+    flag("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
+    flag("--tokens", required=True, type=int, metavar="N", help="subwords of the longest segments, on either side")
+    share = "for training: share of the sentences in segments, which have all lengths; default: all, as long as fits"
+    flag("--share", type=float, metavar="P", help=share)
+
+    flag = tools.add_parser("divide", help="write the sentences of translated segments as plain text").add_argument
+    flag("--segments", required=True, metavar="FILE", help="the segments of the source, in subwords")
+    flag("--generated", required=True, metavar="FILE", help="the output of fairseq-generate")
+    flag("--output", required=True, metavar="FILE", help="one sentence a line, as many as in the source")
+    flag("--counts", required=True, metavar="FILE", help="writes the numbers of segments as JSON")
+    flag("--subwords", required=True, metavar="FILE", help="the subword model")
+    languages = "a tokeniser of Moses for these languages was used; default: none"
+    flag("--moses", nargs=2, metavar=("SOURCE", "TARGET"), help=languages)
+
+    flag = tools.add_parser("documents", help="join the sentences of each document to one line").add_argument
+    flag("--boundaries", required=True, metavar="FILE", help="a text with blank lines between documents")
+    flag("--input", required=True, metavar="FILE", help="a sentence for each line of it that is not blank")
+    flag("--output", required=True, metavar="FILE", help="one document a line")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    args = build_parser().parse_args(argv)
+    with ending_in_one_sentence("recipes.text.segments"):
+        if args.tool == "join":
+            sources, outputs = (
+                [f"{p}.{args.source_lang}", f"{p}.{args.target_lang}"] for p in (args.input, args.output)
+            )
+            for path in outputs:
+                refuse_output(path)
+            print(f"{args.output}: {join(sources, outputs, args.tokens, args.share)}")
+            return
+        refuse_output(args.output)
+        if args.tool == "documents":
+            print(f"{args.output}: {join_documents(args.boundaries, args.input, args.output)} documents")
+            return
+        kind = "sentencepiece" if args.subwords.endswith(SUBWORDS["sentencepiece"]) else "subword_nmt"
+        moses = args.moses and {"source": args.moses[0], "target": args.moses[1], "dash_splits": False}
+        text = Text("", {"moses": moses, "subwords": {"kind": kind, "file": args.subwords}})
+        counts = divide(args.segments, args.generated, args.output, text)
+        write_whole(Path(args.counts), json.dumps(counts._asdict()) + "\n")
+        print(f"{args.output}: {counts}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""Texts with documents: segments in training, the way back to sentences and documents, and old models made long."""
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_rope.errors import InputError
+from fairseq_rope.patches.loading import load_checkpoint
+from recipes.compare import __main__ as compare
+from recipes.pipeline import __main__ as pipeline
+from recipes.pipeline.runner import Runner
+from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.pipeline.stages import STAGES
+from recipes.text import segments as module
+from recipes.text.old_model import with_rows, with_separator
+from tests.commands import PLUGIN, ROOT, call
+from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus, usage_error
+from tests.recipes.test_fetch import Reply, Site
+from tests.recipes.test_tokenise import read, write
+from tests.recipes.wmt14_lookalike import sgm, tarball
+
+TOKENS = 120
+# A model that trains in seconds. All other settings are the recipe's own.
+SETTINGS = [
+    *(f"segment_tokens={TOKENS}", "vocab_size=250", "layers=1", "width=32", "ffn_width=32", "heads=2", "dropout=0.1"),
+    *("max_updates=6", "save_every_updates=3", "average_checkpoints=2", "tokens_per_update=1000", "disk_gb=0.1"),
+    *("max_len_b=5", "fairseq_generate_flags=--max-len-a=0"),
+]
+MANIFEST = ROOT / "recipes" / "documents_en_de" / "manifest.tsv"
+
+
+def documents_of(lines):
+    """The documents of a text with blank lines between them."""
+    return [block.strip("\n").split("\n") for block in re.split(r"\n(?:\s*\n)+", "\n".join(lines).strip("\n"))]
+
+
+def in_documents(pairs):
+    """*pairs* in documents of 1 to 6 pairs."""
+    documents, size = [], 1
+    while pairs:
+        documents.append(pairs[:size])
+        pairs, size = pairs[size:], size % 6 + 1
+    return documents
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The manifest of the recipe, with the addresses of a local server that has small files of the same names.
+
+    Yields the path of the manifest, and the server.
+    """
+    corpus = small_corpus(train=200, heldout=30)
+    documents = {}
+    for name in ("train", "valid", "test"):
+        sides = [gzip.decompress((corpus / f"{name}.{lang}.gz").read_bytes()).decode() for lang in ("en", "de")]
+        documents[name] = in_documents(list(zip(*(side.splitlines() for side in sides), strict=True)))
+    # German is the first column. Some boundaries have one line, some have two.
+    rows = [
+        "\t",
+        *("\n".join(f"{de}\t{en}" for en, de in one) + "\n\t\n" * (len(one) % 2) for one in documents["train"]),
+    ]
+    files = {"news-commentary-v18.de-en.tsv.gz": gzip.compress("\n\u200b\t \n".join(rows).encode())}
+    for archive, name, start in (
+        ("dev.tgz", "valid", "dev/newstest2013-"),
+        ("test-full.tgz", "test", "test-full/newstest2014-deen-"),
+    ):
+        sides = [("src", "en"), ("ref", "de")]
+        members = {f"{start}{s}.{lang}.sgm": sgm(documents[name], n, lang) for n, (s, lang) in enumerate(sides)}
+        files[archive] = tarball(members)
+    path = tmp_path_factory.mktemp("published") / "manifest.tsv"
+    with Site() as site, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "*")
+        header, *lines = MANIFEST.read_text().splitlines()
+        entries = [line.split("\t") for line in lines]
+        assert [entry[0] for entry in entries] == list(files)
+        for entry in entries:
+            content = files[entry[0]]
+            known = "-" if entry[2] == "-" else f"sha256:{hashlib.sha256(content).hexdigest()}"
+            entry[1:] = [entry[1], known, site.put(entry[0], Reply(content))]
+        path.write_text("\n".join([header, *("\t".join(entry) for entry in entries), ""]))
+        yield path, site
+
+
+def words(published, work, *flags):
+    where = ["--manifest", str(published[0]), "--work-dir", str(work), "--gpus", "0"]
+    return ["documents_en_de", *where, *setting_flags(*SETTINGS), *flags]
+
+
+@pytest.fixture(scope="module")
+def finished(published, tmp_path_factory):
+    """The work folder in which the recipe has run, the model's folder, and the output. Tests must not write to them."""
+    work = tmp_path_factory.mktemp("work")
+    printed = run_here(words(published, work, "--name", "m"))
+    return work, work / "transformer_rope.seed1.m", printed
+
+
+# -- all stages --------------------------------------------------------------------------------------
+
+
+def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, published):
+    work, _, printed = finished
+    assert {name: len(requests) for name, requests in published[1].seen.items()} == {
+        **{"news-commentary-v18.de-en.tsv.gz": 1, "dev.tgz": 1, "test-full.tgz": 1}
+    }
+    content = (work / "downloads" / "news-commentary-v18.de-en.tsv.gz").read_bytes()
+    assert f"it has {len(content)} bytes, sha256:{hashlib.sha256(content).hexdigest()}\n" in printed
+    own = [line.split("\t") for line in MANIFEST.read_text().splitlines()]
+    wmt14 = (MANIFEST.parent.parent / "wmt14_en_de" / "manifest.tsv").read_text().splitlines()
+    assert {"\t".join(entry) for entry in own[2:]} <= set(wmt14)
+    assert own[1][1:3] == ["-", "-"] and own[1][3].endswith("/v18.1/training/news-commentary-v18.de-en.tsv.gz")
+
+
+def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
+    work, _, _ = finished
+    for name in ("valid", "test"):
+        sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
+        segments = [read(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
+        expected = []
+        for document in zip(*sides, strict=True):
+            line = None
+            for pair in zip(*document, strict=True):
+                # Greedily, and without the tool's own functions. A sentence counts with its longer side.
+                size = max(len(side.split()) for side in pair)
+                if line is None or line[2] + 1 + size > TOKENS:
+                    line = [*pair, size]
+                    expected.append(line)
+                else:
+                    line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
+        assert [list(pair) for pair in zip(*segments, strict=True)] == [line[:2] for line in expected]
+        assert len(segments[0]) < sum(map(len, sides[0])), "some segments have several sentences"
+
+
+def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
+    work, _, printed = finished
+    sides = [documents_of(read(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
+    for side, lang in zip(sides, ("en", "de"), strict=True):
+        lines = read(work / "segments" / f"train.{lang}")
+        assert [part for line in lines for part in line.split(" <sep> ")] == sum(side, [])  # in their order
+        joined = [len(line.split()) for line in lines if " <sep> " in line]
+        assert joined and max(joined) <= TOKENS and min(joined) < TOKENS / 2
+    counts = [[line.count(" <sep> ") for line in read(work / "segments" / f"train.{lang}")] for lang in ("en", "de")]
+    assert counts[0] == counts[1]
+    assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments", printed)
+
+
+def test_the_data_folder_knows_the_separator(finished):
+    work, _, _ = finished
+    assert json.loads((work / "data-bin" / "segments.json").read_text()) == {"tokens": TOKENS, "separator": "<sep>"}
+    separators = sum((work / "segments" / f"train.{lang}").read_text().count("<sep>") for lang in ("en", "de"))
+    for lang in ("en", "de"):
+        entries = dict(line.split() for line in read(work / "data-bin" / f"dict.{lang}.txt"))
+        assert int(entries["<sep>"]) == separators
+
+
+def test_translated_segments_become_one_line_for_each_sentence(finished):
+    work, model, printed = finished
+    sources, hypotheses = read(work / "raw" / "test.sentences.en"), read(model / "hypotheses.de")
+    assert sources == [line for line in read(work / "raw" / "test.en") if line]
+    assert len(sources) == len(hypotheses) == 30
+    generated = (model / "generate.txt").read_text()
+    translations = {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
+    detokenised = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
+    differ, alone = 0, 0
+    lines = iter(hypotheses)
+    for number, segment in enumerate(read(work / "segments" / "test.en")):
+        count = segment.split().count("<sep>")
+        differ += translations[number].split().count("<sep>") != count
+        sentences = [next(lines) for _ in range(count + 1)]
+        if count == 0 and "<sep>" not in translations[number]:
+            alone += 1
+            assert sentences == [detokenised[number]], "as fairseq writes it"
+    assert alone > 0
+    recorded = {"segments": len(translations), "with_other_separators": differ}
+    assert json.loads((model / "separators.json").read_text()) == recorded
+    sentence = (
+        f"{differ} of {len(translations)} translated segments have another number of separators than their source"
+    )
+    assert printed.count(sentence) == 2, "by stages 9 and 10"
+
+
+def test_documents_are_scored_beside_sentences(finished):
+    work, model, printed = finished
+    hypotheses, references = read(model / "hypotheses.de"), documents_of(read(work / "raw" / "test.de"))
+    assert sum(references, []) == read(work / "raw" / "test.sentences.de")
+    lines = iter(hypotheses)
+    joined = [" ".join(filter(None, (next(lines) for _ in document))) for document in references]
+    assert read(model / "documents.de") == joined
+    of_documents = sacrebleu.corpus_bleu(joined, [[" ".join(document) for document in references]]).score
+    of_sentences = sacrebleu.corpus_bleu(hypotheses, [sum(references, [])]).score
+    assert re.search(rf"^document BLEU: +{of_documents:.2f}$", printed, re.MULTILINE)
+    assert printed.splitlines()[-1] == f"sacreBLEU {of_sentences:.2f}"
+    assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
+
+
+@pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
+def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
+    experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
+    stamps = Runner(experiment).stamps
+    assert [stage.number for stage in STAGES if stamps.is_done(stage)][:done] == [*range(1, done + 1)]
+    assert not stamps.is_done(STAGES[done])
+
+
+def test_without_documents_no_command_makes_segments(capsys):
+    pipeline.main(["demo", "--dry-run", "--stage", "2"])
+    assert not re.search(r"\$ .*(segments|documents)", capsys.readouterr().out)
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["valid", "test"])
+def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(tmp_path, name):
+    files = setting_flags("segment_tokens=9", *(f"{name}_files={name}.{{lang}}" for name in ("train", "valid", "test")))
+    for text in ("train", "valid", "test"):
+        write(tmp_path / f"{text}.en", ["one", "", "two", "three"])
+        write(tmp_path / f"{text}.de", ["eins", "", "zwei", "\u200b " if text in ("train", name) else "drei"])
+    with pytest.raises(SystemExit) as refused:
+        run_here(
+            ["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), *files, "--stop-stage", "2"]
+        )
+    raw = f"{tmp_path}/work/raw/{name}"
+    message = (
+        f"stage 2 (extract and check): {raw}.de, line 4: is blank, and the same line of {raw}.en is not; a blank line"
+    )
+    assert message in refused.value.code
+
+
+def test_settings_and_comparisons_that_documents_do_not_support_are_refused(capsys):
+    demo = ROOT / "recipes" / "demo" / "settings.yaml"
+    with pytest.raises(SettingsError, match="segment_share=0 segment_tokens=9: a model without segments in training"):
+        check_values(read_settings(demo, ["segment_tokens=9", "segment_share=0"]))
+    check_values(read_settings(demo, ["segment_tokens=1", "segment_share=0"]))
+    long = ["demo", *setting_flags("segment_tokens=1024")]
+    assert "segment_tokens=1024: must be below the 1024 tokens" in usage_error(capsys, pipeline.main, long)
+    positions = "--max-source-positions 2000 --max-target-positions 2000"
+    describe(*long, *setting_flags(f"fairseq_train_flags={positions}", f"fairseq_generate_flags={positions}"))
+    refused = usage_error(capsys, compare.main, ["demo", "--set", "segment_tokens=9"])
+    assert "--set segment_tokens=9: must be 0; comparisons do not support texts with documents" in refused
+
+
+@pytest.mark.parametrize(
+    "source, target, message",
+    [
+        (["a", "<sep> b"], ["A", "B"], "in.en, line 2: contains <sep> as a token"),
+        (["a", "b"], ["A", "B <sep>"], "in.de, line 2: contains <sep> as a token"),
+        (["a", ""], ["A", "B"], "in.en, line 2: is blank on this side only"),
+        (["a", "b"], [" ", "B"], "in.de, line 1: is blank on this side only"),
+        (["", " "], ["", ""], "in.en and .*in.de: all lines are blank"),
+        (["a"], ["A", "B"], "in.en has 1 lines and .*in.de has 2: both must have the same number"),
+    ],
+)
+def test_lines_that_cannot_be_joined_are_refused_by_file_and_line(tmp_path, source, target, message):
+    with pytest.raises(SystemExit, match=f"^recipes.text.segments: .*{message}"):
+        join(tmp_path, source, target, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
+
+
+def join(folder, source, target, tokens, share=None):
+    """The lines that the tool makes of *source* and *target*, as pairs."""
+    write(folder / "in.en", source)
+    write(folder / "in.de", target)
+    flags = [] if share is None else ["--share", share]
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    main_words = [*languages, "--input", folder / "in", "--output", folder / "out", "--tokens", tokens, *flags]
+    module.main(["join", *map(str, main_words)])
+    return list(zip(read(folder / "out.en"), read(folder / "out.de"), strict=True))
+
+
+# -- the tool ----------------------------------------------------------------------------------------
+
+
+def test_a_segment_fits_on_both_sides_and_ends_with_its_document(tmp_path):
+    source, target = (
+        ["a a", "b", "c c c", "", "d", "", "", "e e", "f"],
+        ["A", "B B", "C C C", "", "D", "", "", "E", "F"],
+    )
+    assert join(tmp_path, source, target, 5) == [("a a <sep> b", "A <sep> B B"), ("c c c", "C C C"), ("d", "D")] + [
+        ("e e <sep> f", "E <sep> F")
+    ]
+    assert join(tmp_path, source, target, 1) == [(s, t) for s, t in zip(source, target, strict=True) if s]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40), st.sampled_from([0, 0.2, 0.5, 0.8, 1]), st.integers(5, 60)
+)  # fmt: skip
+def test_the_share_of_sentences_in_segments_is_met_up_to_half_a_document(sizes, share, tokens):
+    mixture = module.Mixture(tokens, share)
+    for size in sizes:
+        document = [(["a"], ["b"])] * size
+        divisions = mixture(document)
+        assert [n for segment in divisions for n in segment] == list(range(size))
+        assert all(2 * len(segment) - 1 <= tokens for segment in divisions)
+        assert abs(mixture.in_segments - share * mixture.sentences) <= max(sizes) / 2 + 1e-9
+    assert share < 1 or mixture.in_segments == sum(sizes)
+
+
+def test_segments_of_training_have_all_lengths_equally_often():
+    """Of one-token sentences, a segment with the limit 2n - 1 or 2n contains n."""
+    mixture = module.Mixture(20, 1)
+    lengths = [len(segment) for _ in range(200) for segment in mixture([(["a"], ["b"])] * 100)[:-1]]
+    assert set(lengths) == set(range(1, 11))
+    assert all(abs(lengths.count(n) / len(lengths) - 0.1) < 0.02 for n in range(1, 11))
+
+
+def test_a_translation_that_lacks_separators_keeps_the_number_of_lines(tmp_path):
+    write(tmp_path / "test.en", ["a <sep> b <sep> c", "d", "e <sep> f"])
+    hypotheses = {2: "e@@ ins &amp; <sep> f", 0: "ein Haus . <sep> b c", 1: "d <sep> mehr"}
+    lines = ["log", *(f"H-{n}\t-0.5\t{text}" for n, text in hypotheses.items()), "H-1\t-0.9\tsecond of an n-best list"]
+    write(tmp_path / "generated", lines)
+    (tmp_path / "bpecodes").write_text("#version: 0.2\na b\n")
+    flags = ["--segments", "test.en", "--generated", "generated", "--output", "out", "--counts", "counts.json"]
+    flags = [word if word.startswith("--") else str(tmp_path / word) for word in flags]
+    module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes"), "--moses", "en", "de"])
+    assert read(tmp_path / "out") == ["ein Haus.", "b c", "", "d mehr", "eins &", "f"]
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"segments": 3, "with_other_separators": 2}
+    write(tmp_path / "generated", lines[:2])
+    with pytest.raises(SystemExit, match="generated: has 1 translations, and must have 3, numbered from 0"):
+        module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes")])
+
+
+def test_a_document_is_one_line(tmp_path):
+    write(tmp_path / "like", ["", "a", "b", "", "\u00a0", "c", ""])
+    write(tmp_path / "in", ["A\rA", "", "C"])
+    assert module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out"))) == 2
+    assert read(tmp_path / "out") == ["A A", "C"]
+    write(tmp_path / "in", ["A", "B"])
+    with pytest.raises(InputError, match="in: has 2 lines, and .*like has 3 that are not blank"):
+        module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out")))
+
+
+@pytest.mark.slow
+def test_the_recipe_divides_segments_of_sentencepiece(published, tmp_path):
+    run_here(words(published, tmp_path, "--bpe", "sentencepiece", "--name", "m"))
+    hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
+    assert len(hypotheses) == 30 and not any("▁" in line or "<sep>" in line for line in hypotheses)
+
+
+# -- from an old model -------------------------------------------------------------------------------
+
+
+SIZES = "--{0}-layers 1 --{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
+OLD = (
+    f"{SIZES.format('encoder')} {SIZES.format('decoder')} --optimizer adam --lr 0.01 --criterion cross_entropy "
+    "--max-tokens 1000 --max-update 3 --cpu --seed 3 --num-workers 0"
+).split()
+
+
+@pytest.fixture(scope="module")
+def old(finished, tmp_path_factory):
+    """old(kind): the checkpoint and the data folder of a sentence-level model with the subwords of :func:`finished`.
+
+    "fairseq" is fairseq's own transformer; its only dictionary has no madeupword. "ours" is a rotary model with two
+    dictionaries, which have some.
+    """
+    work, _, _ = finished
+
+    def old(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        for path in (work / "bpe").iterdir():
+            if path.name != "bpecodes":
+                write(folder / path.name, [line for line in read(path) if line])
+        sets = [word for n in ("train", "valid") for word in (f"--{n}pref", folder / n)]
+        joined = ["--joined-dictionary", "--padding-factor", 1] if kind == "fairseq" else ["--padding-factor", 64]
+        languages = ["--source-lang", "en", "--target-lang", "de"]
+        call("fairseq-preprocess", *languages, *sets, *joined, "--destdir", folder / "data", "--workers", 1)
+        shutil.copy(work / "bpe" / "bpecodes", folder / "data")
+        model = ["--arch", "transformer", "--share-all-embeddings"]
+        if kind == "ours":
+            model = ["--user-dir", PLUGIN, "--arch", "transformer_rope", "--share-decoder-input-output-embed"]
+        call("fairseq-train", folder / "data", *languages, *model, *OLD, "--save-dir", folder)
+        return folder / "checkpoint_last.pt", folder / "data"
+
+    return old
+
+
+def start_flags(checkpoint, data, *more):
+    return setting_flags(f"start_checkpoint={checkpoint}", f"start_data={data}", *more)
+
+
+@pytest.mark.parametrize("kind", ["fairseq", "ours"])
+def test_training_on_segments_starts_with_the_weights_of_an_old_model(finished, published, old, tmp_path, kind):
+    checkpoint, data = old(kind)
+    work = shutil.copytree(finished[0], tmp_path / "work", ignore=shutil.ignore_patterns("transformer*"))
+    flags = start_flags(checkpoint, data, "learning_rate=1e-9", "warmup_init_lr=1e-9")
+    printed = run_here(words(published, work, "--name", "m", *flags, "--stop-stage", "7"))
+    assert printed.count("done before, skipped") == 4 and "recipes.text.bpe learn" not in printed
+    weights = load_checkpoint(str(checkpoint))["model"]
+    trained = load_checkpoint(str(work / "transformer_rope.seed1.m" / "checkpoints" / "checkpoint_last.pt"))["model"]
+    for side, lang in (("encoder", "en"), ("decoder", "de")):
+        before, after = (read(folder / f"dict.{lang}.txt") for folder in (data, work / "data-bin"))
+        expected = weights[f"{side}.embed_tokens.weight"]
+        if kind == "fairseq":
+            assert after == [*before, "<sep> 1"]
+            expected = torch.cat([expected, expected.mean(dim=0, keepdim=True)])
+        else:
+            assert [line.replace("<sep> 1", "madeupword0000 0") for line in after] == before != after
+        assert torch.allclose(trained[f"{side}.embed_tokens.weight"], expected, atol=1e-5)
+    others = {name for name in weights if "embed" not in name and "output" not in name and "version" not in name}
+    assert len(others) > 30 and others <= trained.keys()
+    assert all(torch.allclose(trained[name], weights[name], atol=1e-5) for name in others)
+    assert not any("embed_positions" in name for name in trained)
+
+
+def test_the_separator_takes_the_place_of_a_madeupword_or_a_new_row():
+    assert with_separator(["a 3", "madeupword0000 0", "madeupword0001 0"]) == ["a 3", "<sep> 1", "madeupword0001 0"]
+    assert with_separator(["a 3", "b 1"]) == ["a 3", "b 1", "<sep> 1"]
+    assert with_separator(["a 3", "<sep> 7", "madeupword0000 0"]) == ["a 3", "<sep> 7", "madeupword0000 0"]
+    weights = {"encoder.embed_tokens.weight": torch.tensor([[1.0, 2.0], [3.0, 6.0]]).half(), "other": torch.zeros(2)}
+    changed = with_rows(weights, {"encoder.embed_tokens.weight": 3, "decoder.embed_out": 3})
+    assert changed["encoder.embed_tokens.weight"].tolist() == [[1, 2], [3, 6], [2, 4]]
+    assert changed["other"] is weights["other"] and len(changed) == 2
+
+
+def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_stage(published, old, tmp_path, capsys):
+    checkpoint, data = old("fairseq")
+    state = load_checkpoint(str(checkpoint))
+    state["cfg"]["model"].activation_fn = "gelu"
+    torch.save(state, tmp_path / "gelu.pt")
+    torch.save({"model": {}}, tmp_path / "none.pt")
+    other = shutil.copytree(data, tmp_path / "other")
+    write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
+    entries = len(read(data / "dict.de.txt")) + 4
+    cases = [
+        (checkpoint, data, ["width=64"], f"--set width=64: start_checkpoint={checkpoint} has 32 in its encoder"),
+        (checkpoint, data, ["heads=4"], f"--set heads=4: start_checkpoint={checkpoint} has 2 in its encoder"),
+        (tmp_path / "gelu.pt", data, [], "was trained with --activation-fn gelu; add it to fairseq_train_flags"),
+        (tmp_path / "none.pt", data, [], "none.pt: has no options of its model"),
+        (data / "bpecodes", data, [], f"--set start_checkpoint={data}/bpecodes: {data}/bpecodes was not loaded"),
+        (
+            checkpoint,
+            other,
+            [],
+            f"dict.de.txt has {entries + 1} entries with fairseq's own, and the checkpoint has {entries}",
+        ),
+    ]
+    for path, folder, more, message in cases:
+        with pytest.raises(SystemExit) as refused:
+            run_here(words(published, tmp_path / "work", *start_flags(path, folder, *more)))
+        assert message in refused.value.code
+        assert not (tmp_path / "work" / "raw").exists()
+    for path, folder, message in (
+        (tmp_path / "no.pt", data, f"--set start_checkpoint={tmp_path}/no.pt: must be a file that exists"),
+        (checkpoint, tmp_path, f"--set start_data={tmp_path}: must have a file dict.en.txt"),
+        (checkpoint, "", f"--set start_checkpoint={checkpoint} start_data=: both must be empty, or none"),
+    ):
+        run = words(published, tmp_path / "work", *start_flags(path, folder), "--dry-run")
+        assert message in usage_error(capsys, pipeline.main, run)
