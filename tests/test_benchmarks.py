@@ -56,6 +56,7 @@ def test_rows_are_medians_beside_fairseqs_and_say_which_model_needs_too_much(mon
     assert all(arch in printed for arch in ARCHS) and (failing is None or "more than 3 GiB are needed" in printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_encoder_reads_and_the_search_writes_the_stated_number_of_tokens(monkeypatch, arch):
     lengths = []
