@@ -1,15 +1,17 @@
 """Attention: self-attention with a position encoding, and fairseq's cross-attention, faster.
 
-Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
+Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D. Keys and values
+can have fewer heads, G. H / G heads of queries then share one head of keys and values (Ainslie et al. 2023, "GQA",
+arXiv:2305.13245; for G = 1, Shazeer 2019, arXiv:1911.02150).
 """
 
 import math
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from .positions.interface import PositionEncoding
 from .positions.rotary import RotaryEmbedding
@@ -18,6 +20,37 @@ from .positions.sharing import once_per_forward_pass
 # The score of a padded key. It is not minus infinity, so that a row with only padding (the first rows of a left-padded
 # target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
+
+
+def for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Return keys or values *x* (B, G, S, D), repeated for the *heads* that share them: (B, H, S, D)."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
+
+
+def matmul_by_group(x: Tensor, y: Tensor) -> Tensor:
+    """Return the product of *x* (B, H, T, N) and *y* (B, G, N, M), of which H / G heads share one: (B, H, T, M)."""
+    if x.size(1) == y.size(1):
+        return torch.matmul(x, y)
+    rows = x.size(1) // y.size(1) * x.size(2)
+    product = torch.matmul(x.reshape(x.size(0), y.size(1), rows, x.size(3)), y)
+    return product.view(x.size(0), x.size(1), x.size(2), y.size(3))
+
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 5):
+
+    def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
+        """Return the attention of *q* (B, H, T, D) to *k* and *v* (B, G, S, D): (B, H, T, D)."""
+        if q.size(1) != k.size(1) and q.device.type == "cpu":  # on GPUs, this excludes the kernel that takes a mask
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=True)
+        k, v = for_each_head(k, q.size(1)), for_each_head(v, q.size(1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+else:
+
+    def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], dropout: float) -> Tensor:
+        """Return the attention of *q* (B, H, T, D) to *k* and *v* (B, G, S, D): (B, H, T, D)."""
+        k, v = for_each_head(k, q.size(1)), for_each_head(v, q.size(1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
 class FusedAttention(MultiheadAttention):
@@ -34,8 +67,25 @@ class FusedAttention(MultiheadAttention):
     average_length = 0.0
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """Return a view of *x* (T, B, C) with the shape (B, H, T, D)."""
-        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
+        heads = x.size(2) // self.head_dim
+        return x.view(x.size(0), x.size(1), heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def keep_key_value_heads(self, heads: int) -> None:
+        """Keep the first *heads* heads of keys and values; each is then shared by as many heads of queries.
+
+        The rows that are kept start with the same numbers as without this.
+        """
+        rows = heads * self.head_dim
+        for projection in (self.k_proj, self.v_proj):
+            projection.out_features = rows
+            for name, parameter in list(projection.named_parameters()):
+                setattr(projection, name, nn.Parameter(parameter.detach()[:rows].clone()))
+
+    def _adaptive_prune_heads(self, reserve_head_index: List[Tuple[int, int]]) -> None:
+        if self.k_proj.out_features != self.q_proj.out_features:
+            raise ValueError("heads that share keys and values cannot be pruned")
+        super()._adaptive_prune_heads(reserve_head_index)
 
     def _attend(
         self,
@@ -48,22 +98,22 @@ class FusedAttention(MultiheadAttention):
         need_head_weights: bool,
         explicit: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, H, S, D).
+        """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, G, S, D).
 
         *mask* is added to the scores, and broadcasts to (B, H, T, S). With *explicit*, weights are computed even if
         the caller does not need them.
         """
         weights: Optional[Tensor] = None
         if need_weights or need_head_weights or before_softmax or explicit:
-            scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
+            scores = matmul_by_group(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
             if mask is not None:
                 scores = scores + mask
             if before_softmax:
-                return scores.flatten(0, 1), v.flatten(0, 1)
+                return scores.flatten(0, 1), for_each_head(v, self.num_heads).flatten(0, 1)
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
             weights = torch.softmax(scores, dim=-1, dtype=wide)
             dropped = self.dropout_module(weights.to(q.dtype))
-            attn = torch.matmul(dropped, v)
+            attn = matmul_by_group(dropped, v)
             of_positions = self._position_values(dropped)
             if of_positions is not None:
                 attn = attn + of_positions
@@ -71,7 +121,7 @@ class FusedAttention(MultiheadAttention):
             dropout = 0.0
             if self.training or self.dropout_module.apply_during_inference:
                 dropout = float(self.dropout_module.p)
-            attn = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+            attn = fused_attention(q, k, v, mask, dropout)
 
         # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
         attn = attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim)
@@ -158,6 +208,9 @@ class SelfAttention(FusedAttention):
         dropout: probability of dropping an attention weight
         q_noise, qn_block_size: quantisation noise of the projections, as fairseq's
 
+    Attributes:
+        q_norm, k_norm: norms of each head's queries and keys, before the position encoding (``--qk-norm``), or None
+
     Raises:
         ValueError: *position* rotates heads of another dimension
     """
@@ -182,6 +235,8 @@ class SelfAttention(FusedAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.position = position
+        self.q_norm: Optional[nn.Module] = None
+        self.k_norm: Optional[nn.Module] = None
 
     def forward(
         self,
@@ -213,8 +268,10 @@ class SelfAttention(FusedAttention):
         """
         assert not static_kv, "self-attention has no static keys"
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
-        k = self._split_heads(self.k_proj(query))
+        k = self._split_heads(self.k_proj(query))  # (B, G, T, D)
         v = self._split_heads(self.v_proj(query))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
 
         saved_state: Dict[str, Optional[Tensor]] = {}
         if incremental_state is not None:
@@ -236,7 +293,7 @@ class SelfAttention(FusedAttention):
             if prev_key is not None:
                 prev_value = saved_state["prev_value"]
                 assert prev_value is not None
-                k = torch.cat([prev_key, k], dim=2)  # (B, H, S, D)
+                k = torch.cat([prev_key, k], dim=2)  # (B, G, S, D)
                 v = torch.cat([prev_value, v], dim=2)
             saved_state["prev_key"] = k
             saved_state["prev_value"] = v
@@ -269,23 +326,29 @@ class SelfAttention(FusedAttention):
     def _position_values(self, weights: Tensor) -> Optional[Tensor]:
         return self.position.values(weights)
 
-    def joined_projections(self) -> Tuple[Tensor, Tensor]:
-        """Return the joined weight (3 * C, C) and bias (3 * C) of the projections to queries, keys and values.
+    def joined_projections(self) -> Tuple[Tensor, Optional[Tensor]]:
+        """Return the joined weight (C + 2 * G * D, C) and bias of the projections to queries, keys and values.
 
         They are copies without gradient. With both layouts, pairs that rotate together are neighbours in queries and
         keys. This changes no score, because the dimensions of queries and keys have the same order.
         """
         q, k, v = self.q_proj, self.k_proj, self.v_proj
-        weight = torch.cat([self._neighbours(q.weight), self._neighbours(k.weight), v.weight])
-        bias = torch.cat([self._neighbours(q.bias), self._neighbours(k.bias), v.bias])
-        return weight.detach(), bias.detach()
+        weight = torch.cat([self._neighbours(q.weight), self._neighbours(k.weight), v.weight]).detach()
+        if q.bias is None:
+            return weight, None
+        return weight, torch.cat([self._neighbours(q.bias), self._neighbours(k.bias), v.bias]).detach()
+
+    def norm_weights(self) -> List[Tensor]:
+        """Return the weights of ``q_norm`` and ``k_norm``, if any, in the order of :meth:`joined_projections`."""
+        norms = (self.q_norm, self.k_norm)
+        return [self._neighbours(norm.weight).detach() for norm in norms if norm is not None]
 
     def _neighbours(self, x: Tensor) -> Tensor:
-        """Return *x* (C, …) with the rows of each head ordered so that pairs that rotate together are neighbours."""
+        """Return *x* (H * D, …) with the rows of each head ordered so that pairs that rotate are neighbours."""
         position = self.position
         if not isinstance(position, RotaryEmbedding) or position.interleaved:
             return x
-        heads = x.unflatten(0, (self.num_heads, self.head_dim))
+        heads = x.unflatten(0, (-1, self.head_dim))
         turning, rest = heads.split([position.dim, self.head_dim - position.dim], dim=1)
         pairs = turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
         return torch.cat([pairs, rest], dim=1).flatten(0, 1)
@@ -347,7 +410,7 @@ class CrossAttention(FusedAttention):
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
 
     def keys_and_values(self, encoder_out: Tensor) -> Tuple[Tensor, Tensor]:
-        """Return the keys and values of *encoder_out* (S, B, C): each (B, H, S, D), contiguous."""
+        """Return the keys and values of *encoder_out* (S, B, C): each (B, G, S, D), contiguous."""
         k, v = self.k_proj(encoder_out), self.v_proj(encoder_out)
         return self._split_heads(k).contiguous(), self._split_heads(v).contiguous()
 

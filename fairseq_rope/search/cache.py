@@ -10,7 +10,7 @@ When a sentence ends, the last sentence moves to its place, so that the remainin
 memory. From then on the rows of the cache and those of the caller are in different orders.
 
 Shapes: N sentences, K hypotheses of each (the beam), N * K rows, H heads, D head dimension, n tokens so far,
-S source positions.
+S source positions. Keys and values have G heads, which can be fewer than H.
 """
 
 import copy
@@ -34,7 +34,7 @@ class Beams:
         sentences: N, as an attribute the number of those that have not ended
         beam: K
         steps: one function for each decoder layer (:func:`~fairseq_rope.search.step.bind`)
-        source: keys and values of cross-attention by layer, each (N, H, S, D)
+        source: keys and values of cross-attention by layer, each (N, G, S, D)
         source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
         packed: the packed weight of the projection onto the vocabulary; None if the module must be called
         states (argument only): the output of the encoder (S, N, C)
@@ -59,7 +59,7 @@ class Beams:
         self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
         self.rows: Optional[Tensor] = None
         self._slots = list(range(sentences))  # the place of each of the caller's sentences
-        self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
+        self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, G, capacity * K, D)
         self._of_step: Dict[Any, Tensor] = {}  # results that the layers share in this step
         self._scores = states.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
 
@@ -102,6 +102,18 @@ class Beams:
             self._of_step[position] = mask
         return mask
 
+    def mask_of_groups(self, mask: Tensor, group: int) -> Tensor:
+        """Return *mask* (N, 1 or H, K, n * K) for *group* heads that share keys: (N, 1 or G, H / G * K, n * K)."""
+        if group == 1:
+            return mask
+        key = (mask, group)
+        if key not in self._of_step:
+            if mask.size(1) == 1:
+                self._of_step[key] = mask.repeat(1, 1, group, 1)
+            else:
+                self._of_step[key] = mask.unflatten(1, (-1, group)).flatten(2, 3)
+        return self._of_step[key]
+
     def turned(self, position: PositionEncoding, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
         """Return queries and keys of this step, each (N, H, K, D), as *position* changes them."""
         turned_q, turned_k = position.queries_and_keys(self.rows_of(q), self.rows_of(k), self.position)
@@ -116,9 +128,9 @@ class Beams:
         return x.squeeze(2).unflatten(0, (-1, self.beam)).transpose(1, 2)
 
     def append(self, layer: Any, new: Tensor) -> Tuple[Tensor, ...]:
-        """Write the keys and values of this step, *new* (2, N, H, K, D), into the cache of *layer*.
+        """Write the keys and values of this step, *new* (2, N, G, K, D), into the cache of *layer*.
 
-        Returns keys and values of all steps so far, each (N, H, n * K, D).
+        Returns keys and values of all steps so far, each (N, G, n * K, D).
         """
         if layer not in self._cache:
             two, sentences, heads, _, dim = new.shape

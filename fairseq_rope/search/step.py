@@ -6,7 +6,7 @@ weights. A decoder that needs more is called as fairseq calls it: for example wi
 ``--retain-dropout``, ``--print-alignment``, overridden methods or hooks. Steps are bound at the start of each search,
 so that a search uses the current weights.
 
-Shapes: B rows (N sentences of K hypotheses), H heads, D head dimension, C = H * D.
+Shapes: B rows (N sentences of K hypotheses), H heads, G heads of keys and values, D head dimension, C = H * D.
 """
 
 from typing import Any, Callable, List, Optional
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ..attention import CrossAttention, SelfAttention
 from ..dropout import DROPOUT, Dropout, ResidualInPlace
+from ..feed_forward import GatedLinear
+from ..norms import RMSNorm, rms_norm
 from ..overrides import CALL, has_methods, hooked, is_plain, is_plain_linear, methods_of
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
@@ -46,6 +48,8 @@ PARTS = {
     RotaryEmbedding: methods_of(RotaryEmbedding, *CALL, "queries_and_keys"),
     XPos: methods_of(XPos, *CALL, "queries_and_keys"),
     nn.LayerNorm: methods_of(nn.LayerNorm, *CALL),
+    RMSNorm: methods_of(RMSNorm, *CALL),
+    GatedLinear: methods_of(GatedLinear, *CALL),
     Dropout: DROPOUT,
 }
 
@@ -57,11 +61,16 @@ def bind(layer: Any) -> Optional[Step]:
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
     if not (_is_part(self_attn, SelfAttention) and _is_part(cross_attn, CrossAttention)):
         return None
-    linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc1, layer.fc2]
+    linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc2]
+    linear_layers += [layer.fc1.gate, layer.fc1.up] if _is_part(layer.fc1, GatedLinear) else [layer.fc1]
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
+    head_norms = [norm for norm in (self_attn.q_norm, self_attn.k_norm) if norm is not None]
     if not (
-        all(is_plain_linear(module) and module.bias is not None for module in linear_layers)
-        and all(_is_part(norm, nn.LayerNorm) for norm in norms)
+        all(is_plain_linear(module) for module in linear_layers)
+        and len({projection.bias is None for projection in _projections(self_attn)[:3]}) == 1
+        and all(_is_part(norm, nn.LayerNorm) or _is_part(norm, RMSNorm) for norm in norms)
+        and len(head_norms) in (0, 2)
+        and all(_is_part(norm, RMSNorm) for norm in head_norms)
         and _is_part(layer.dropout_module, Dropout)
         and _is_part(layer.activation_dropout_module, Dropout)
         and _can_step(self_attn.position)
@@ -73,50 +82,89 @@ def bind(layer: Any) -> Optional[Step]:
         return None
 
     heads, dim, position = self_attn.num_heads, self_attn.head_dim, self_attn.position
+    kv_heads = self_attn.k_proj.weight.size(0) // dim
     rotates = isinstance(position, RotaryEmbedding)
     changes = not rotates and _overrides(position, "queries_and_keys")
     biases = _overrides(position, "bias")
     cross_heads, cross_dim = cross_attn.num_heads, cross_attn.head_dim
     qkv_weight, qkv_bias = self_attn.joined_projections()
-    out, cross_q, cross_out, fc1, fc2 = (
-        (m.weight, m.bias) for m in (self_attn.out_proj, cross_attn.q_proj, cross_attn.out_proj, layer.fc1, layer.fc2)
+    head_norm_weights = self_attn.norm_weights()
+    out, cross_q, cross_out, fc2 = (
+        (m.weight, m.bias) for m in (self_attn.out_proj, cross_attn.q_proj, cross_attn.out_proj, layer.fc2)
     )
-    self_norm, cross_norm, final_norm = ((n.normalized_shape, n.weight, n.bias, n.eps) for n in norms)
-    activation, pre_norm = layer.activation_fn, layer.normalize_before
-    linear, layer_norm, attend = F.linear, torch.layer_norm, F.scaled_dot_product_attention
+    self_norm, cross_norm, final_norm = map(_norm, norms)
+    hidden, activation, pre_norm = _first_linear(layer.fc1), layer.activation_fn, layer.normalize_before
+    linear = F.linear
 
     def step(x: Tensor, beams: Beams) -> Tensor:
         rows, sentences, beam = x.size(0), beams.sentences, beams.beam
 
-        y = layer_norm(x, *self_norm) if pre_norm else x
-        qkv = linear(y, qkv_weight, qkv_bias)  # (B, 3 * C)
+        y = self_norm(x) if pre_norm else x
+        qkv = linear(y, qkv_weight, qkv_bias)  # (B, C + 2 * G * D)
+        if head_norm_weights:
+            by_head = qkv.unflatten(1, (-1, dim))
+            for part, weight in zip((by_head[:, :heads], by_head[:, heads : heads + kv_heads]), head_norm_weights):
+                part.copy_(rms_norm(part, weight, head_norms[0].eps))
         if rotates:
-            turn_in_place(qkv.narrow(1, 0, 2 * heads * dim), beams.numbers(position, x.device))
-        qkv = qkv.view(sentences, beam, 3, heads, dim).permute(2, 0, 3, 1, 4)
-        q, new = qkv[0], qkv[1:]  # (N, H, K, D), (2, N, H, K, D)
+            turn_in_place(qkv.narrow(1, 0, (heads + kv_heads) * dim), beams.numbers(position, x.device), heads)
+        q = qkv.narrow(1, 0, heads * dim).view(sentences, beam, heads, dim).transpose(1, 2)  # (N, H, K, D)
+        new = qkv.narrow(1, heads * dim, 2 * kv_heads * dim)
+        new = new.view(sentences, beam, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # (2, N, G, K, D)
         mask = beams.mask_with_bias(position, q) if biases else beams.mask
         if changes:
             q, k = beams.turned(position, q, new[0])
             new = torch.stack([k, new[1]])
-        k, v = beams.append(self_attn, new)  # each (N, H, n * K, D)
-        y = attend(q, k, v, attn_mask=mask)  # (N, H, K, D)
+        k, v = beams.append(self_attn, new)  # each (N, G, n * K, D)
+        y = attend(q, k, v, beams.mask_of_groups(mask, heads // kv_heads))  # (N, H, K, D)
         x = linear(y.transpose(1, 2).reshape(rows, heads * dim), *out).add_(x)
         if not pre_norm:
-            x = layer_norm(x, *self_norm)
+            x = self_norm(x)
 
-        y = layer_norm(x, *cross_norm) if pre_norm else x
+        y = cross_norm(x) if pre_norm else x
         q = linear(y, *cross_q).view(sentences, beam, cross_heads, cross_dim).transpose(1, 2)
-        k, v = beams.source[cross_attn]  # each (N, H, S, D)
-        y = attend(q, k, v, attn_mask=beams.source_mask)
+        k, v = beams.source[cross_attn]  # each (N, G, S, D)
+        y = attend(q, k, v, beams.source_mask)
         x = linear(y.transpose(1, 2).reshape(rows, cross_heads * cross_dim), *cross_out).add_(x)
         if not pre_norm:
-            x = layer_norm(x, *cross_norm)
+            x = cross_norm(x)
 
-        y = layer_norm(x, *final_norm) if pre_norm else x
-        x = linear(activation(linear(y, *fc1)), *fc2).add_(x)
-        return x if pre_norm else layer_norm(x, *final_norm)
+        y = final_norm(x) if pre_norm else x
+        x = linear(activation(hidden(y)), *fc2).add_(x)
+        return x if pre_norm else final_norm(x)
 
     return step
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor]) -> Tensor:
+    """Return the attention of *q* (N, H, K, D) to *k* and *v* (N, G, S, D): (N, H, K, D).
+
+    Heads that share keys and values are further queries of one head, so that no key is copied. *mask* broadcasts to
+    (N, G, H / G * K, S).
+    """
+    if q.size(1) == k.size(1):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    beam, grouped = q.size(2), q.unflatten(1, (k.size(1), -1)).flatten(2, 3)
+    attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
+    return attended.unflatten(2, (-1, beam)).flatten(1, 2)
+
+
+def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes *norm*, a LayerNorm or RMSNorm."""
+    weight, eps = norm.weight, norm.eps
+    if isinstance(norm, RMSNorm):
+        return lambda x: rms_norm(x, weight, eps)
+    shape, bias, layer_norm = norm.normalized_shape, norm.bias, torch.layer_norm
+    return lambda x: layer_norm(x, shape, weight, bias, eps)
+
+
+def _first_linear(fc1: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes *fc1*, a linear or gated layer."""
+    linear = F.linear
+    if not isinstance(fc1, GatedLinear):
+        weight, bias = fc1.weight, fc1.bias
+        return lambda x: linear(x, weight, bias)
+    gate, up, activation = (fc1.gate.weight, fc1.gate.bias), (fc1.up.weight, fc1.up.bias), fc1.activation_fn
+    return lambda x: activation(linear(x, *gate)).mul_(linear(x, *up))
 
 
 def bind_all(layers: nn.ModuleList) -> Optional[List[Step]]:
@@ -152,9 +200,17 @@ def _projections(attention: Any) -> List[nn.Module]:
     return [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
 
 
-def turn_in_place(qk: Tensor, numbers: Tensor) -> None:
-    """Rotate queries and keys *qk* (B, 2 * C), in which pairs are neighbours, by *numbers* (1 or 2, 1, D / 2)."""
-    pairs = qk.unflatten(1, (2, -1, numbers.size(-1), 2))  # (B, 2, H, D / 2, 2)
+def turn_in_place(qk: Tensor, numbers: Tensor, heads: int) -> None:
+    """Rotate queries and keys *qk* (B, (H + G) * D), in which pairs are neighbours, by *numbers* (1 or 2, 1, D / 2).
+
+    *heads* is H.
+    """
+    pairs = qk.unflatten(1, (-1, numbers.size(-1), 2))  # (B, H + G, D / 2, 2)
+    if numbers.size(0) == 2:  # those of queries and those of keys
+        kv_heads = pairs.size(1) - heads
+        numbers = torch.cat([numbers[0].expand(heads, -1), numbers[1].expand(kv_heads, -1)])
+    else:
+        numbers = numbers[0]
     if qk.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(numbers)
     else:

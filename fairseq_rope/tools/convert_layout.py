@@ -53,7 +53,7 @@ def row_order(head_dim: int, dim: int, layout: str) -> List[int]:
 def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     """Return the checkpoint *state* in *layout*; *state* itself does not change.
 
-    The rows of ``self_attn.q_proj`` and ``self_attn.k_proj`` are permuted: weights and biases, in encoder and
+    The rows of ``self_attn.q_proj`` and ``self_attn.k_proj``, and of their norms, are permuted: weights and biases, in encoder and
     decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout`` in the options
     is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if the positions of
     these rows in it are unknown.
@@ -169,19 +169,23 @@ def _rotates(options: Namespace, side: str) -> bool:
 def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Tensor":
     """Return *rows*, the parameter *name* or a moment of it, of shape (C, ...), in *layout*.
 
-    Only query and key projections of self-attention change. For other parameters, *rows* itself is returned.
+    Only query and key projections of self-attention and their norms change. For other parameters, *rows* itself is
+    returned.
     """
     from ..positions.rotary import rotary_dim
 
     module, _, parameter = name.rpartition(".self_attn.")
-    if not parameter.startswith(("q_proj.", "k_proj.")):
+    part = parameter.split(".")[0]
+    if part not in ("q_proj", "k_proj", "q_norm", "k_norm"):
         return rows
     if parameter.split(".")[1:] not in (["weight"], ["bias"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
     side = "encoder" if "encoder" in module.split(".") else "decoder"
     if not _rotates(options, side):
         return rows
-    heads = getattr(options, f"{side}_attention_heads")
+    heads = getattr(options, f"{side}_attention_heads") if part.endswith("proj") else 1  # heads share the norms
+    if part == "k_proj":
+        heads = getattr(options, f"{side}_kv_heads") or heads
     if rows.size(0) == 0 or rows.size(0) % heads:
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of its {heads} heads")
     head_dim = rows.size(0) // heads

@@ -103,6 +103,13 @@ def name_of(position: Any) -> str:
     return next(names, type(position).__name__)
 
 
+def linear_of(fc1: Any) -> List[Any]:
+    """Return the linear layers of the first part of a feed-forward layer: two of a gated one, else *fc1* itself."""
+    from ..feed_forward import GatedLinear
+
+    return [fc1.gate, fc1.up] if isinstance(fc1, GatedLinear) else [fc1]
+
+
 def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
@@ -142,7 +149,7 @@ def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> 
         refuse_flags(flags)
         for layer in side.layers:
             attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
-            linear = [layer.fc1, layer.fc2]
+            linear = [*linear_of(layer.fc1), layer.fc2]
             for attention in attentions:
                 linear += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
             if not all(type(module) is nn.Linear for module in linear):
@@ -176,6 +183,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     from ctranslate2.converters import fairseq as fairseq_converter
     from ctranslate2.specs import attention_spec, common_spec, transformer_spec
 
+    from ..norms import RMSNorm
     from ..positions.rotary import RotaryEmbedding
     from ..positions.shaw import Shaw
 
@@ -184,7 +192,11 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     activation = getattr(common_spec.Activation, ACTIVATIONS[model.cfg.activation_fn])
 
     def options(side: Any, cfg: Any) -> Dict[str, Any]:
+        layer = side.layers[0]
         arguments = {
+            "rms_norm": isinstance(layer.final_layer_norm, RMSNorm),
+            "ffn_glu": len(linear_of(layer.fc1)) == 2,
+            "qk_norm": getattr(layer.self_attn, "q_norm", None) is not None,
             "num_layers": len(side.layers),
             "num_heads": cfg.attention_heads,
             "pre_norm": cfg.normalize_before,
@@ -192,7 +204,7 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             "activation": activation,
             "layernorm_embedding": side.layernorm_embedding is not None,
         }
-        position = position_of(side.layers[0])
+        position = position_of(layer)
         if is_bias_of_distance(position):
             arguments["relative_attention_bias"] = True
         elif isinstance(position, Shaw):
@@ -226,15 +238,14 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             spec.position_encodings.encodings = _positions(side.embed_positions)
         for name in ("layer_norm", "layernorm_embedding"):
             if getattr(side, name) is not None:
-                fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
+                _set_norm(getattr(spec, name), getattr(side, name))
         for layer_spec, layer in zip(spec.layer, side.layers):
             _set_position(layer_spec.self_attention, position_of(layer), bidirectional=side is encoder)
     for layer in (*encoder.layers, *decoder.layers):
         _scale_queries(layer)
-    for layer_spec, layer in zip(encoder_spec.layer, encoder.layers):
-        fairseq_converter.set_transformer_encoder_layer(layer_spec, layer)
-    for layer_spec, layer in zip(decoder_spec.layer, decoder.layers):
-        fairseq_converter.set_transformer_decoder_layer(layer_spec, layer)
+    for spec, side in ((encoder_spec, encoder), (decoder_spec, decoder)):
+        for layer_spec, layer in zip(spec.layer, side.layers):
+            _set_layer(layer_spec, layer)
     fairseq_converter.set_linear(decoder_spec.projection, decoder.output_projection)
     if projects:
         for name in ("project_in", "project_out"):
@@ -248,8 +259,45 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
     spec.register_target_vocabulary(words(target))
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = 1e-5
+    # Without a number, CTranslate2 uses those of the modules: 1e-5 in layer norms, 1e-6 in RMSNorms.
+    spec.config.layer_norm_epsilon = None
     return spec
+
+
+def _set_layer(spec: Any, layer: Any) -> None:
+    """Set the weights of *layer* in CTranslate2's specification of a layer."""
+    import numpy as np
+    from ctranslate2.converters import fairseq as fairseq_converter
+
+    attentions = [(spec.self_attention, layer.self_attn, layer.self_attn_layer_norm)]
+    if getattr(layer, "encoder_attn", None) is not None:
+        attentions.append((spec.attention, layer.encoder_attn, layer.encoder_attn_layer_norm))
+    for attention_spec, attention, norm in attentions:
+        is_self = attention is layer.self_attn
+        fairseq_converter.set_multi_head_attention(attention_spec, attention, self_attention=is_self)
+        _set_norm(attention_spec.layer_norm, norm)
+        kv_heads = attention.k_proj.out_features // attention.head_dim
+        if kv_heads != attention.num_heads:
+            attention_spec.num_heads_kv = np.int32(kv_heads)
+        for name in ("q_norm", "k_norm"):
+            head_norm = getattr(attention, name, None)
+            if head_norm is not None:
+                _set_norm(getattr(attention_spec, name), head_norm)
+            elif hasattr(attention_spec, name):  # of cross-attention, which has none
+                delattr(attention_spec, name)
+    first, *gated = linear_of(layer.fc1)
+    fairseq_converter.set_linear(spec.ffn.linear_0, first)
+    if gated:
+        fairseq_converter.set_linear(spec.ffn.linear_0_noact, *gated)
+    fairseq_converter.set_linear(spec.ffn.linear_1, layer.fc2)
+    _set_norm(spec.ffn.layer_norm, layer.final_layer_norm)
+
+
+def _set_norm(spec: Any, norm: Any) -> None:
+    """Set the weights of *norm*, a LayerNorm or RMSNorm, in CTranslate2's specification of a norm."""
+    spec.gamma = norm.weight.numpy()
+    if getattr(norm, "bias", None) is not None:
+        spec.beta = norm.bias.numpy()
 
 
 def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
@@ -275,12 +323,14 @@ def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
 def _scale_queries(layer: Any) -> None:
     """Multiply the query projection of *layer* by the square of the attention factor of its RoPE scaling.
 
-    RoPE multiplies rotated queries and rotated keys by this factor, which CTranslate2 does not do.
+    RoPE multiplies rotated queries and rotated keys by this factor, which CTranslate2 does not do. If a norm follows
+    the projection, its weight is multiplied instead.
     """
     attention, position = layer.self_attn, position_of(layer)
     if scaling_of(position) is not None and position.attention_factor != 1.0:
-        for parameter in (attention.q_proj.weight, attention.q_proj.bias):
-            heads = parameter.unflatten(0, (attention.num_heads, attention.head_dim))
+        scaled = attention.q_proj if attention.q_norm is None else attention.q_norm
+        for parameter in scaled.parameters():
+            heads = parameter.unflatten(0, (-1, attention.head_dim))
             heads[:, : position.dim] *= position.attention_factor**2
 
 

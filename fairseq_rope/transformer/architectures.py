@@ -1,11 +1,13 @@
 """The named architectures: for each of fairseq's transformers for translation, a twin with another position encoding.
 
 Sizes are not repeated here: each twin calls fairseq's own architecture function. The name of a twin is
-fairseq's, in which ``transformer_rope``, ``transformer_alibi``, … replaces ``transformer``.
+fairseq's, in which ``transformer_rope``, ``transformer_alibi``, … replaces ``transformer``. ``transformer_rope_llama``
+also has another block.
 """
 
 from argparse import Namespace
-from typing import Callable, Dict, Union
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Mapping, Union
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from omegaconf import DictConfig
@@ -33,9 +35,18 @@ ENCODINGS_OF = {
     "transformer_kerple": {"position_encoding": "kerple"},
     "transformer_xpos": {"position_encoding": "rope", "decoder_position_encoding": "xpos"},
 }
+# an architecture of transformer_rope with another block -> the architecture of fairseq that gives it its sizes
+BLOCKS = {"transformer_rope_llama": "transformer_wmt_en_de", "transformer_rope_llama_big": "transformer_wmt_en_de_big"}
+# the block of LLaMA (Touvron et al. 2023, arXiv:2302.13971)
+LLAMA = {
+    **{"encoder_normalize_before": True, "decoder_normalize_before": True, "norm_type": "rms"},
+    **{"ffn_type": "glu", "scale_glu_width": True, "activation_fn": "swish", "no_projection_bias": True},
+}
 
 
-def _twin(fairseq_arch: str, encodings: Dict[str, str]) -> Callable[[Union[Namespace, DictConfig]], None]:
+def _twin(
+    fairseq_arch: str, encodings: Dict[str, str], block: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Union[Namespace, DictConfig]], None]:
     """Return the architecture function of a twin of *fairseq_arch*, for flags and for fairseq-hydra-train.
 
     An architecture calls ``getattr(args, option, default)``. fairseq's git main needs OmegaConf 2.0, whose DictConfig
@@ -47,6 +58,8 @@ def _twin(fairseq_arch: str, encodings: Dict[str, str]) -> Callable[[Union[Names
 
     def architecture(args: Union[Namespace, DictConfig]) -> None:
         filled = args if isinstance(args, Namespace) else Namespace(**{"base_layers": 0, **option_dict(args)})
+        for option, value in block.items():
+            setattr(filled, option, getattr(filled, option, value))
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)
         if filled is not args:
@@ -66,3 +79,5 @@ for _model, _fairseq_archs in ARCHITECTURES.items():
 for _prefix, _encodings in ENCODINGS_OF.items():
     for _fairseq_arch in ARCHITECTURES["transformer_rope"]:
         _register("transformer_rope", _fairseq_arch, _prefix, _encodings)
+for _arch, _fairseq_arch in BLOCKS.items():
+    register_model_architecture("transformer_rope", _arch)(_twin(_fairseq_arch, {}, LLAMA))

@@ -3,7 +3,8 @@
 import math
 from argparse import Namespace
 from dataclasses import field, make_dataclass
-from typing import Any, Dict, Optional, Type, Union, cast
+from functools import partial
+from typing import Any, Dict, Optional, Tuple, Type, Union, cast
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
@@ -35,6 +36,53 @@ OF_ATTENTION = {
 }
 
 
+def one_of(name: str, choices: Tuple[str, ...], value: Any) -> str:
+    """Return *value* of the option *name*; raise a ValueError if it is not one of *choices*."""
+    if value not in choices:
+        raise ValueError(f"--{name.replace('_', '-')} {value}: must be one of {', '.join(choices)}")
+    return str(value)
+
+
+def number_of_heads(name: str, value: Any) -> int:
+    """Return *value* of the option *name*; raise a ValueError if it is not an integer of at least 0."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"--{name.replace('_', '-')} {value}: must be an integer of at least 0")
+    return value
+
+
+def _choice(name: str, choices: Tuple[str, ...], text: str) -> Dict[str, Option]:
+    """Return the option *name*, whose default is the first of *choices*, and those of the sides."""
+    options = {name: Option(choices[0], text, partial(one_of, name, choices))}
+    for side in SIDES:
+        own, help_text = f"{side}_{name}", f"that of the {side}; default: --{name.replace('_', '-')}"
+        options[own] = Option(None, help_text, partial(one_of, own, choices))
+    return options
+
+
+def _switch(name: str, text: str) -> Dict[str, Option]:
+    """Return the option *name*, which is off by default, and those of the sides."""
+    return {name: Option(False, text), **{f"{side}_{name}": Option(False, f"of the {side}: {text}") for side in SIDES}}
+
+
+# options of the block around attention that both sides have; each can be given for one side
+OF_BOTH_BLOCKS = {
+    **_choice("norm_type", ("layer", "rms"), "normalisation: layer norm, or RMSNorm without mean and bias"),
+    **_choice("ffn_type", ("mlp", "glu"), "feed-forward layers: fc2(act(fc1(x))), or gated: fc2(act(gate(x)) * up(x))"),
+    **_switch("scale_glu_width", "gated layers have 2/3 of the inner width, which keeps the number of parameters"),
+    **_switch("qk_norm", "RMSNorm of each head's queries and keys of self-attention"),
+    **_switch("no_projection_bias", "no biases in attention's projections and in feed-forward layers"),
+}
+KV_HEADS = {
+    f"{name}_kv_heads": Option(
+        0,
+        f"number of heads of keys and values in {where}; 0: as many as heads of queries, 1: multi-query attention",
+        partial(number_of_heads, f"{name}_kv_heads"),
+    )
+    for name, where in (*((side, f"self-attention of the {side}") for side in SIDES), ("cross", "cross-attention"))
+}
+OF_BLOCK = {**OF_BOTH_BLOCKS, **KV_HEADS}
+
+
 def all_options() -> Dict[str, Option]:
     """Return the options of all encodings."""
     return {name: option for encoding in ENCODINGS.values() for name, option in encoding.options.items()}
@@ -47,7 +95,7 @@ def config_class() -> Type[TransformerConfig]:
         choices[f"{side}_position_encoding"] = Option(None, f"that of the {side}; default: --position-encoding")
     options = [
         (name, type(default) if default is not None else Optional[str], field(default=default, metadata={"help": text}))
-        for name, (default, text, _) in {**choices, **OF_ATTENTION, **all_options()}.items()
+        for name, (default, text, _) in {**choices, **OF_ATTENTION, **OF_BLOCK, **all_options()}.items()
     ]
     return make_dataclass("TransformerRopeConfig", options, bases=(TransformerConfig,))
 
@@ -68,10 +116,25 @@ def used_options(args: Any) -> Dict[str, Option]:
     return {name: option for side, one in encodings_of(args).items() for name, option in one.options_of(side).items()}
 
 
+def block_options(args: Any) -> Dict[str, Any]:
+    """Return the options of each side's block in *args*: "encoder_norm_type", …, and the numbers of key-value heads.
+
+    An option of both sides counts for each side. A choice for one side replaces it, and a switch for one side adds
+    to it.
+    """
+    values = {name: value_of(args, name, option) for name, option in OF_BLOCK.items()}
+    sides = {name: name.split("_", 1)[1] for name in OF_BOTH_BLOCKS if name.split("_", 1)[0] in SIDES}
+    return {
+        **{own: values[own] or values[both] for own, both in sides.items()},
+        **{name: values[name] for name in KV_HEADS},
+    }
+
+
 def position_options(args: Any) -> Dict[str, Any]:
     """Return the encoding of each side in *args*, by "SIDE_position_encoding", and the options that the two use.
 
-    *args* are options on the command line or in a checkpoint, also of fairseq's own transformer.
+    The options of the block are included, because they too decide what the same weights compute. *args* are options on
+    the command line or in a checkpoint, also of fairseq's own transformer.
     """
     if option_of(args, "position_encoding") is None and option_of(args, "rope_base") is None:
         absent = option_of(args, "no_token_positional_embeddings")
@@ -80,10 +143,11 @@ def position_options(args: Any) -> Dict[str, Any]:
             f"{side}_position_encoding": "none" if absent else "learned" if learned[side] else "sinusoidal"
             for side in SIDES
         }
-        return {**names, **{name: option.default for name, option in OF_ATTENTION.items()}}
+        return {**names, **{name: option.default for name, option in OF_ATTENTION.items()}, **block_options(args)}
     names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
     options = {**used_options(args), **OF_ATTENTION}
-    return {**names, **{name: value_of(args, name, option) for name, option in options.items()}}
+    values = {name: value_of(args, name, option) for name, option in options.items()}
+    return {**names, **values, **block_options(args)}
 
 
 def value_of(args: Any, name: str, option: Option) -> Any:
@@ -149,7 +213,8 @@ def set_defaults(args: Union[Namespace, DictConfig], **encodings: str) -> None:
     for option, default in defaults.items():
         setattr(args, option, getattr(args, option, default))
     refuse_encodings(args)
-    for option, value in position_options(args).items():
+    values = {**position_options(args), **{name: value_of(args, name, option) for name, option in OF_BLOCK.items()}}
+    for option, value in values.items():
         if option not in defaults:
             setattr(args, option, value)
     absolute = [side for side, encoding in encodings_of(args).items() if encoding.absolute]
@@ -215,6 +280,7 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
             raise ValueError(
                 f"--{side}-attention-heads {heads}: must divide --{side}-embed-dim {width} without remainder"
             )
+        refuse_block(args, side)
         name = encoding_name(args, side)
         if getattr(args, f"{side}_learned_pos") and name != "learned":
             raise ValueError(
@@ -226,3 +292,16 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
                 f"--{side}-xformers-att-config {getattr(args, f'{side}_xformers_att_config')}: xFormers' "
                 "attention has no position encodings; drop the flag"
             )
+
+
+def refuse_block(args: Union[Namespace, DictConfig], side: str) -> None:
+    """Raise a ValueError with one sentence if the options of the block of *side* contradict its sizes or each other."""
+    block, heads = block_options(args), getattr(args, f"{side}_attention_heads")
+    for name in (f"{side}_kv_heads", *(["cross_kv_heads"] if side == "decoder" else [])):
+        if block[name] and heads % block[name]:
+            flag = f"--{name.replace('_', '-')} {block[name]}"
+            raise ValueError(f"{flag}: must divide --{side}-attention-heads {heads} without remainder")
+    for name, sides in ((f"{side}_scale_glu_width", (side,)), ("scale_glu_width", SIDES)):
+        if option_of(args, name) and all(block[f"{one}_ffn_type"] != "glu" for one in sides):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag}: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")

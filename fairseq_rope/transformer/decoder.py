@@ -12,6 +12,7 @@ from .. import search
 from ..overrides import methods_of
 from ..positions.sharing import forward_pass, once_per_forward_pass
 from ..search.projection import PackedProjection
+from .block import fit_norms
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
 
@@ -33,6 +34,7 @@ class Decoder(TransformerDecoderBase):
         super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)
         dim = cfg.decoder.embed_dim
         self.embed_positions = self.positions.embedding(self.max_target_positions, dim, self.padding_idx)
+        fit_norms(self, cfg, "decoder")
         with_dropout(self, "TransformerDecoder")
         self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
         self.packed_projection = PackedProjection()

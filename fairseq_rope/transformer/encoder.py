@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import search
 from ..positions.sharing import forward_pass
+from .block import fit_norms
 from .layers import EncoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
 
@@ -26,6 +27,7 @@ class Encoder(TransformerEncoderBase):
         super().__init__(without_positions, dictionary, embed_tokens, return_fc=return_fc)
         dim = embed_tokens.embedding_dim
         self.embed_positions = self.positions.embedding(self.max_source_positions, dim, self.padding_idx)
+        fit_norms(self, cfg, "encoder")
         with_dropout(self, "TransformerEncoder")
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:

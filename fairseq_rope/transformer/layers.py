@@ -3,8 +3,6 @@
 Source: ``fairseq/modules/transformer_layer.py``.
 """
 
-from typing import Any
-
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -14,37 +12,48 @@ from torch import nn
 from ..attention import CrossAttention, SelfAttention
 from ..dropout import Dropout, ResidualInPlace
 from ..positions.absolute import NoPositions
+from .block import fit_attention, fit_layer, with_inner_width
 
 
-def build_self_attention(cfg: TransformerConfig, side: Any) -> SelfAttention:
-    """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), without positions yet."""
+def build_self_attention(cfg: TransformerConfig, side: str) -> SelfAttention:
+    """Return the self-attention of one layer of *side*, "encoder" or "decoder", without positions yet."""
+    sizes = getattr(cfg, side)
     attention = SelfAttention(
-        side.embed_dim,
-        side.attention_heads,
+        sizes.embed_dim,
+        sizes.attention_heads,
         NoPositions(),
         dropout=cfg.attention_dropout,
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
     attention.average_length = cfg.attention_length_scaling
+    fit_attention(attention, cfg, side, getattr(cfg, f"{side}_kv_heads"))
     return attention
 
 
 class EncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
-    """fairseq's encoder layer, whose self-attention can have a position encoding."""
+    """fairseq's encoder layer, whose self-attention can have a position encoding, with the parts of its block."""
+
+    def __init__(self, cfg: TransformerConfig, return_fc: bool = False) -> None:
+        super().__init__(with_inner_width(cfg, "encoder"), return_fc=return_fc)
+        fit_layer(self, cfg, "encoder")
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
-        return build_self_attention(cfg, cfg.encoder)
+        return build_self_attention(cfg, "encoder")
 
 
 class DecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
-    """fairseq's decoder layer, whose self-attention can have a position encoding; cross-attention is fairseq's."""
+    """fairseq's decoder layer, whose self-attention can have a position encoding, with the parts of its block."""
+
+    def __init__(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> None:
+        super().__init__(with_inner_width(cfg, "decoder"), no_encoder_attn)
+        fit_layer(self, cfg, "decoder")
 
     def build_self_attention(
         self, embed_dim: int, cfg: TransformerConfig, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         assert not add_bias_kv and not add_zero_attn, "no flag of fairseq's transformer sets these"
-        return build_self_attention(cfg, cfg.decoder)
+        return build_self_attention(cfg, "decoder")
 
     def build_encoder_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         attention = CrossAttention(
@@ -59,6 +68,7 @@ class DecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
         )
         attention.dropout_module.module_name = "MultiheadAttention"
         attention.average_length = cfg.attention_length_scaling
+        fit_attention(attention, cfg, "decoder", cfg.cross_kv_heads)
         return attention
 
 

@@ -22,7 +22,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
 from fairseq_rope.search.cache import FIRST_CAPACITY
 from fairseq_rope.transformer import TransformerRopeModel
-from fairseq_rope.transformer.config import position_options
+from fairseq_rope.transformer.config import block_options, position_options
 from tests.commands import train
 from tests.search.test_search import PAD, assert_same, fast, search_both_ways
 from tests.search.test_search import batch as sentences
@@ -361,7 +361,7 @@ def test_options_of_an_older_version_are_rotary(task):
     rotation = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
     sides = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
     without = dict.fromkeys(("rope_scaling", "encoder_rope_scaling", "decoder_rope_scaling"), "")
-    without["attention_length_scaling"] = 0.0
+    without.update(block_options(Namespace()), attention_length_scaling=0.0)
     assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation, **without}
     fairseqs = {
         "sinusoidal": {},

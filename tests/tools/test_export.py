@@ -29,6 +29,7 @@ from fairseq_rope.tools import export
 from fairseq_rope.tools.export import ExportError, main, refuse_unsupported, replacing, to_spec, words
 from fairseq_rope.tools.translate import Text, TranslateError, Translator
 from fairseq_rope.transformer import architectures as presets
+from fairseq_rope.transformer.config import block_options
 from tests.commands import ENVIRONMENT, ROOT
 
 
@@ -47,8 +48,10 @@ def strong(model):
     """*model* with queries, keys and relative positions so large that they matter."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if re.search(r"(q|k)_proj\.weight|position\.relative", name):
+            if re.search(r"(q|k)_(proj|norm)\.weight|position\.relative", name):
                 parameter.mul_(4.0)
+            if re.search(r"norm\w*\.(weight|bias)", name):  # those of a new model are all 1 or 0
+                parameter.add_(torch.rand_like(parameter) - 0.5)
     return model
 
 
@@ -100,6 +103,31 @@ EXPORTED = {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
     },
 }  # fmt: skip
+LLAMA = {
+    **PRE_NORM, "norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "activation_fn": "swish",
+    "no_projection_bias": True,
+}  # fmt: skip
+FEW_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SMALL_VARIANCE = {"layernorm_embedding": True, "no_scale_embedding": True}  # so that a wrong epsilon matters
+EXPORTED.update({
+    "RMSNorm": {"norm_type": "rms", **SMALL_VARIANCE},
+    "RMSNorm in the encoder": {"encoder_norm_type": "rms", **SMALL_VARIANCE},
+    "RMSNorm in the decoder, pre-norm": {"decoder_norm_type": "rms", **PRE_NORM, **SMALL_VARIANCE},
+    "SwiGLU": {"ffn_type": "glu", "activation_fn": "swish"},
+    "ReGLU in the decoder": {"decoder_ffn_type": "glu", "encoder_ffn_embed_dim": 40},
+    "no biases": {"no_projection_bias": True},
+    "no biases in the encoder": {"encoder_no_projection_bias": True},
+    "multi-query": {**FEW_HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
+    "two heads of keys in the encoder": {**FEW_HEADS, "encoder_kv_heads": 2},
+    "two heads of keys in the decoder": {**FEW_HEADS, "decoder_kv_heads": 2},
+    "two heads of keys in cross-attention": {**FEW_HEADS, "cross_kv_heads": 2},
+    "normalised queries and keys": {"qk_norm": True},
+    "normalised queries and keys in the decoder": {"decoder_qk_norm": True, "rope_layout": "half"},
+    "the block of LLaMA": LLAMA,
+    "all parts": {
+        **LLAMA, **FEW_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "cross_kv_heads": 2, "qk_norm": True,
+    },
+})  # fmt: skip
 TRAINED = {"original_max_position_embeddings": 40}
 SCALINGS = {
     "default": {"rope_type": "default"},
@@ -124,6 +152,11 @@ ENCODINGS = {
     "yarn and llama3": {"encoder_rope_scaling": SCALINGS["yarn"], "decoder_rope_scaling": SCALINGS["llama3"]},
     "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
     "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
+    "yarn and normalised queries": {"rope_scaling": SCALINGS["yarn"], "qk_norm": True, "rope_fraction": 0.5},
+    **{
+        f"{name}, two heads of keys": {"position_encoding": name, **FEW_HEADS, "decoder_kv_heads": 2}
+        for name in ("alibi", "t5", "shaw", "kerple", "none", "sinusoidal")
+    },
     "shaw and none": {"encoder_position_encoding": "shaw", "decoder_position_encoding": "none"},
     "learned and shaw": {"encoder_position_encoding": "learned", "decoder_position_encoding": "shaw"},
     "none and sinusoidal": {"encoder_position_encoding": "none", "decoder_position_encoding": "sinusoidal"},
@@ -398,7 +431,7 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     settings = json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())
     assert settings["positions"] == {"source": 4096, "target": 4096, "counts_padding": False}
     encodings = {"encoder_position_encoding": "sinusoidal", "decoder_position_encoding": "sinusoidal"}
-    assert settings["model"] == {**encodings, "attention_length_scaling": 0.0}
+    assert settings["model"] == {**encodings, "attention_length_scaling": 0.0, **block_options({})}
     assert settings["segments"] == {"tokens": 12, "separator": "cat"}
     assert "in segments of up to 12 tokens" in (tmp_path / "exported" / "README.md").read_text()
     assert list(Translator(str(tmp_path / "exported")).translate_documents([[""]])) == [[""]]

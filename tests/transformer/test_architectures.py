@@ -6,6 +6,8 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 
+from fairseq_rope.transformer.config import OF_BLOCK
+
 SIZES = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
 SIZES += ["_wmt_en_de_big", "_wmt_en_de_big_t2t"]
 # the first part of a name -> encodings of encoder and decoder
@@ -52,6 +54,7 @@ def test_every_option_is_that_of_fairseqs_architecture_or_of_the_position_encodi
         assert (chosen[f"{side}_position_encoding"] or chosen["position_encoding"]) == encoding
     added = {**OPTIONS.get(encoder, {}), **OPTIONS.get(decoder, {}), "no_token_positional_embeddings": True}
     added["attention_length_scaling"] = 0.0
+    added.update((name, option.default) for name, option in OF_BLOCK.items())
     if encoder == "rope":
         added.update(rope_scaling="", encoder_rope_scaling="")
     if decoder == "rope":
