@@ -53,9 +53,9 @@ def row_order(head_dim: int, dim: int, layout: str) -> List[int]:
 def convert_layout(state: Dict[str, Any], layout: str) -> Dict[str, Any]:
     """Return the checkpoint *state* in *layout*; *state* itself does not change.
 
-    The rows of ``self_attn.q_proj`` and ``self_attn.k_proj``, and of their norms, are permuted: weights and biases, in encoder and
-    decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout`` in the options
-    is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if the positions of
+    The rows of ``self_attn.q_proj`` and ``self_attn.k_proj``, and of the norms after them, are permuted: weights and
+    biases, in encoder and decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout`` in
+    the options is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if the positions of
     these rows in it are unknown.
 
     Args:

@@ -110,6 +110,17 @@ def linear_of(fc1: Any) -> List[Any]:
     return [fc1.gate, fc1.up] if isinstance(fc1, GatedLinear) else [fc1]
 
 
+def attentions_of(layer: Any) -> List[Any]:
+    """Return the self-attention of *layer*, and its cross-attention if it has one."""
+    cross_attn = getattr(layer, "encoder_attn", None)
+    return [layer.self_attn] if cross_attn is None else [layer.self_attn, cross_attn]
+
+
+def key_value_heads(attention: Any) -> int:
+    """Return the number of heads of keys and values of *attention*."""
+    return int(attention.k_proj.out_features // attention.head_dim)
+
+
 def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
@@ -148,7 +159,7 @@ def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> 
             flags[flag] = any(getattr(layer, part, None) is not None for layer in side.layers)
         refuse_flags(flags)
         for layer in side.layers:
-            attentions = [layer.self_attn, *([layer.encoder_attn] if name == "decoder" else [])]
+            attentions = attentions_of(layer)
             linear = [*linear_of(layer.fc1), layer.fc2]
             for attention in attentions:
                 linear += [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj]
@@ -204,6 +215,8 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             "activation": activation,
             "layernorm_embedding": side.layernorm_embedding is not None,
         }
+        if any(key_value_heads(attention) != attention.num_heads for attention in attentions_of(layer)):
+            arguments["num_heads_kv"] = key_value_heads(layer.self_attn)  # _set_layer sets that of each attention
         position = position_of(layer)
         if is_bias_of_distance(position):
             arguments["relative_attention_bias"] = True
@@ -269,16 +282,14 @@ def _set_layer(spec: Any, layer: Any) -> None:
     import numpy as np
     from ctranslate2.converters import fairseq as fairseq_converter
 
-    attentions = [(spec.self_attention, layer.self_attn, layer.self_attn_layer_norm)]
-    if getattr(layer, "encoder_attn", None) is not None:
-        attentions.append((spec.attention, layer.encoder_attn, layer.encoder_attn_layer_norm))
-    for attention_spec, attention, norm in attentions:
+    names = (("self_attention", "self_attn_layer_norm"), ("attention", "encoder_attn_layer_norm"))
+    for attention, (spec_name, norm_name) in zip(attentions_of(layer), names):
+        attention_spec, norm = getattr(spec, spec_name), getattr(layer, norm_name)
         is_self = attention is layer.self_attn
         fairseq_converter.set_multi_head_attention(attention_spec, attention, self_attention=is_self)
         _set_norm(attention_spec.layer_norm, norm)
-        kv_heads = attention.k_proj.out_features // attention.head_dim
-        if kv_heads != attention.num_heads:
-            attention_spec.num_heads_kv = np.int32(kv_heads)
+        if hasattr(attention_spec, "num_heads_kv"):
+            attention_spec.num_heads_kv = np.int32(key_value_heads(attention))
         for name in ("q_norm", "k_norm"):
             head_norm = getattr(attention, name, None)
             if head_norm is not None:
