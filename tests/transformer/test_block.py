@@ -1,0 +1,489 @@
+"""The parts of the block: each beside a float64 reference written with loops, and in whole models."""
+
+import importlib.util
+import math
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import checkpoint_utils
+
+from fairseq_rope import attention as attention_module
+from fairseq_rope import norms
+from fairseq_rope.attention import CrossAttention, SelfAttention
+from fairseq_rope.errors import InputError
+from fairseq_rope.feed_forward import GatedLinear
+from fairseq_rope.norms import RMSNorm, rms_norm
+from fairseq_rope.positions.rotary import RotaryEmbedding
+from fairseq_rope.search import STATE
+from fairseq_rope.search.cache import FIRST_CAPACITY
+from fairseq_rope.tools.average import AverageError, average_checkpoints
+from fairseq_rope.transformer.block import inner_width
+from fairseq_rope.transformer.config import block_options
+from tests.commands import train
+from tests.positions.test_models import MODELS as ENCODINGS
+from tests.positions.test_models import assert_scores_of_the_full_pass
+from tests.search.test_search import batch as sentences
+from tests.search.test_search import fast, search_both_ways
+from tests.transformer.test_transformer import batch, teacher_forced
+
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+LLAMA = {
+    **{"encoder_normalize_before": True, "decoder_normalize_before": True, "norm_type": "rms", "ffn_type": "glu"},
+    **{"scale_glu_width": True, "activation_fn": "swish", "no_projection_bias": True},
+}
+MODELS = {
+    "rms": {"norm_type": "rms", "layernorm_embedding": True},
+    "swiglu": {"ffn_type": "glu", "activation_fn": "swish"},
+    "no biases": {"no_projection_bias": True},
+    "two heads of keys": {**HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2},
+    "multi-query": {**HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
+    "qk norm": {"qk_norm": True, "rope_layout": "half", "rope_fraction": 0.5},
+    "llama": LLAMA,
+    "decoder only": {"decoder_norm_type": "rms", "decoder_ffn_type": "glu", "decoder_qk_norm": True},
+    "all": {**LLAMA, **HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2, "cross_kv_heads": 1, "qk_norm": True},
+}
+
+
+def different(model):
+    """*model* with norms that differ in each dimension, as after a training."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.rand_like(parameter) - 0.5)
+    return model
+
+
+# -- each part beside its formula --------------------------------------------------------------------
+
+
+def normalised(x, weight):
+    """RMSNorm of the list *x*."""
+    mean_square = sum(value * value for value in x) / len(x)
+    return [value / math.sqrt(mean_square + 1e-6) * w for value, w in zip(x, weight, strict=True)]
+
+
+def test_rms_norm_is_its_formula():
+    norm = different(torch.nn.ModuleDict({"norm": RMSNorm(6)})).double()["norm"]
+    x = torch.randn(3, 2, 6, dtype=torch.float64) * torch.tensor([1e-3, 1.0, 1e3], dtype=torch.float64)[:, None, None]
+    expected = [[normalised(vector, norm.weight.tolist()) for vector in row] for row in x.tolist()]
+    torch.testing.assert_close(norm(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(rms_norm, (x[1].requires_grad_(), norm.weight, norm.eps))
+    assert [name for name, _ in norm.named_parameters()] == ["weight"] and torch.equal(RMSNorm(3).weight, torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype, rounding", [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)])
+def test_rms_norm_of_16_bits_is_computed_in_float32(dtype, rounding):
+    norm = different(torch.nn.ModuleDict({"norm": RMSNorm(8)})).to(dtype)["norm"]
+    x = (torch.randn(5, 8) * 1000).to(dtype)  # the squares do not fit into float16
+    actual, exact = norm(x), norm.double()(x.double())
+    assert actual.dtype == dtype
+    assert bool(((actual.double() - exact).abs() <= 1.01 * rounding * exact.abs()).all())  # rounded once
+
+
+def test_an_older_torch_gives_the_same_norm(monkeypatch):
+    x, weight = torch.randn(4, 6, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
+    expected = rms_norm(x, weight, 1e-6)
+    monkeypatch.delattr(torch, "rms_norm")
+    spec = importlib.util.spec_from_file_location("norms_of_an_older_torch", norms.__file__)
+    older = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(older)
+    torch.testing.assert_close(older.rms_norm(x, weight, 1e-6), expected)
+
+
+ACTIVATIONS = {
+    "swish": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "relu": lambda x: max(x, 0.0),
+}
+
+
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+def test_gated_layers_are_their_formula(build, name, biases):
+    layer = build(ffn_type="glu", activation_fn=name, no_projection_bias=not biases).double().decoder.layers[1]
+    assert {type(linear) for linear in (layer.fc1.gate, layer.fc1.up, layer.fc2)} == {torch.nn.Linear}
+
+    def linear(module, vector):
+        bias = module.bias.tolist() if biases else [0.0] * module.out_features
+        return [
+            sum(w * v for w, v in zip(row, vector, strict=True)) + b
+            for row, b in zip(module.weight.tolist(), bias, strict=True)
+        ]
+
+    x = torch.randn(2, 64, dtype=torch.float64, requires_grad=True)
+    expected = []
+    for vector in x.tolist():
+        gate, up = linear(layer.fc1.gate, vector), linear(layer.fc1.up, vector)
+        expected.append(linear(layer.fc2, [ACTIVATIONS[name](g) * u for g, u in zip(gate, up, strict=True)]))
+    hidden = layer.activation_dropout_module(layer.activation_fn(layer.fc1(x)))  # as in fairseq's layer
+    exact = {"rtol": 0, "atol": 1e-6 if name == "gelu" else 1e-12}  # fairseq's gelu computes in float32
+    torch.testing.assert_close(layer.fc2(hidden), torch.tensor(expected, dtype=torch.float64), **exact)
+    if name == "swish":
+        assert torch.autograd.gradcheck(layer.fc1, (x[:1, :],), fast_mode=True)
+
+
+def rotated(x, position, base=10000.0):
+    """The list *x*, rotated as RoPE rotates neighbours at *position*."""
+    out = []
+    for i in range(len(x) // 2):
+        cos, sin = (f(position * base ** (-2 * i / len(x))) for f in (math.cos, math.sin))
+        out += [x[2 * i] * cos - x[2 * i + 1] * sin, x[2 * i] * sin + x[2 * i + 1] * cos]
+    return out
+
+
+def attention_by_loops(module, query, memory, is_allowed, is_self):
+    """The attention of *query* (T, B, C) to *memory* (S, B, C), and its weights [b][h][t][s], one number at a time."""
+    heads, dim, groups = module.num_heads, module.head_dim, module.k_proj.out_features // module.head_dim
+    queries, batch_size = query.size(0), query.size(1)
+
+    def head(projection, x, b, position, number, norm=None):
+        vector = projection(x[position, b]).tolist()[number * dim : (number + 1) * dim]
+        if norm is not None:
+            vector = normalised(vector, norm.weight.tolist())
+        return rotated(vector, position) if is_self and projection is not module.v_proj else vector
+
+    out, weights = torch.zeros(queries, batch_size, heads * dim, dtype=torch.float64), {}
+    for b, h, t in product(range(batch_size), range(heads), range(queries)):
+        group = h // (heads // groups)
+        q = head(module.q_proj, query, b, t, h, module.q_norm if is_self else None)
+        allowed = [s for s in range(memory.size(0)) if is_allowed(b, t, s)]
+        scores = []
+        for s in allowed:
+            k = head(module.k_proj, memory, b, s, group, module.k_norm if is_self else None)
+            scores.append(sum(x * y for x, y in zip(q, k, strict=True)) / math.sqrt(dim))
+        exponentials = [math.exp(score) for score in scores]
+        for s, exponential in zip(allowed, exponentials, strict=True):
+            weights[b, h, t, s] = exponential / sum(exponentials)
+            v = head(module.v_proj, memory, b, s, group)
+            out[t, b, h * dim : (h + 1) * dim] += weights[b, h, t, s] * torch.tensor(v, dtype=torch.float64)
+    return module.out_proj(out), weights
+
+
+TABLES = {"rtol": 0, "atol": 1e-7}  # cos and sin are float32
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("normalises", [False, True])
+def test_self_attention_with_shared_keys_is_its_formula(groups, normalises):
+    module = SelfAttention(16, 4, RotaryEmbedding(4)).double().eval()
+    module.keep_key_value_heads(groups)
+    if normalises:
+        module.q_norm, module.k_norm = RMSNorm(4).double(), RMSNorm(4).double()
+    different(module)
+    x, is_pad = torch.randn(5, 2, 16, dtype=torch.float64), torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]])
+    causal = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1)
+    with torch.no_grad():
+        expected, weights = attention_by_loops(module, x, x, lambda b, t, s: s <= t and not is_pad[b, s], True)
+        masks = {"key_padding_mask": is_pad, "attn_mask": causal}
+        fused, nothing = module(x, x, x, need_weights=False, **masks)
+        explicit, by_head = module(x, x, x, need_head_weights=True, **masks)
+        scores, values = module(x, x, x, before_softmax=True, **masks)
+    assert nothing is None
+    for actual in (fused, explicit):
+        torch.testing.assert_close(actual, expected, **TABLES)
+    for (b, h, t, s), weight in weights.items():
+        assert by_head[h, b, t, s].item() == pytest.approx(weight, abs=1e-7)
+    attended = (scores.softmax(-1) @ values).view(2, 4, 5, 4).permute(2, 0, 1, 3).flatten(2)
+    torch.testing.assert_close(module.out_proj(attended), expected, **TABLES)
+
+    state, steps = {}, []
+    with torch.no_grad():
+        for t in range(5):
+            pad = is_pad[:, t : t + 1]
+            steps.append(module(x[t : t + 1], None, None, key_padding_mask=pad, incremental_state=state)[0])
+    torch.testing.assert_close(torch.cat(steps), expected, **TABLES)
+    saved = module._get_input_buffer(state)
+    assert saved["prev_key"].shape == saved["prev_value"].shape == (2, groups, 5, 4)
+
+    def loss(inputs):
+        return module(inputs, inputs, inputs, need_weights=False, **masks)[0]
+
+    assert torch.autograd.gradcheck(loss, (x.requires_grad_(),), fast_mode=True)
+
+
+def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
+    module = CrossAttention(16, 4, kdim=12, vdim=12, encoder_decoder_attention=True).double().eval()
+    module.keep_key_value_heads(2)
+    x, memory = torch.randn(3, 2, 16, dtype=torch.float64), torch.randn(5, 2, 12, dtype=torch.float64)
+    is_pad = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
+    with torch.no_grad():
+        expected, _ = attention_by_loops(module, x, memory, lambda b, t, s: not is_pad[b, s], False)
+        actual = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
+        monkeypatch.setattr(attention_module, "fused_attention", repeated)  # torch < 2.5, and GPUs
+        older = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(older, expected, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="heads that share keys and values cannot be pruned"):
+        module._adaptive_prune_heads([(0, 4)])
+
+
+def repeated(q, k, v, mask, dropout):
+    k, v = (attention_module.for_each_head(x, q.size(1)) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("name", list(ENCODINGS))
+def test_shared_keys_are_repeated_keys_with_every_encoding(build, name):
+    """The reference has as many heads of keys as of queries, and the same weights in those that share one."""
+    few = {f"{part}_kv_heads": 2 for part in ("encoder", "decoder", "cross")}
+    shared = fast(build(**ENCODINGS[name], **HEADS, **few))
+    reference = build(**ENCODINGS[name], **HEADS)
+    state = shared.state_dict()
+    for key, value in state.items():
+        if ".k_proj." in key or ".v_proj." in key:
+            state[key] = value.unflatten(0, (2, 16)).repeat_interleave(2, dim=0).flatten(0, 1)
+    reference.load_state_dict(state)
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([7, 5, 3], left_pad=False, seed=1)
+    with torch.no_grad():
+        actual, expected = (teacher_forced(model, source, lengths, target) for model in (shared, reference))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    sample = sentences()
+    found = search_both_ways(shared, sample, max_len_b=5, bound=name != "shaw")
+    assert_scores_of_the_full_pass(reference, sample, found)
+
+
+# -- whole models ------------------------------------------------------------------------------------
+
+
+def test_each_part_is_where_its_flag_puts_it(build):
+    def norms(model):
+        return {side: {type(m) for m in getattr(model, side).modules() if "Norm" in type(m).__name__} for side in SIDES}
+
+    layer_norm, rms = {torch.nn.LayerNorm}, {RMSNorm}
+    every = {"layernorm_embedding": True, **LLAMA, "scale_attn": True, "scale_fc": True}
+    assert norms(build(**every)) == {"encoder": rms, "decoder": rms}
+    assert norms(build(**{**every, "encoder_norm_type": "layer"})) == {"encoder": layer_norm, "decoder": rms}
+    assert norms(build(decoder_norm_type="rms")) == {"encoder": layer_norm, "decoder": rms}
+    assert norms(build()) == {"encoder": layer_norm, "decoder": layer_norm}
+    model = build(
+        encoder_ffn_type="glu",
+        scale_glu_width=True,
+        encoder_ffn_embed_dim=100,
+        decoder_ffn_embed_dim=64,
+        decoder_no_projection_bias=True,
+    )
+    of_encoder, of_decoder = model.encoder.layers[0], model.decoder.layers[0]
+    assert type(of_encoder.fc1) is GatedLinear and of_encoder.fc2.in_features == of_encoder.fc1.up.out_features == 72
+    assert type(of_decoder.fc1) is torch.nn.Linear and of_decoder.fc2.in_features == 64
+    biases = {name for name, _ in of_decoder.named_parameters() if name.endswith("bias") and "norm" not in name}
+    assert biases == set() and of_encoder.fc1.up.bias is not None and of_encoder.self_attn.q_proj.bias is not None
+    model = build(qk_norm=True, **HEADS, cross_kv_heads=1)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        assert layer.self_attn.q_norm.weight.shape == layer.self_attn.k_norm.weight.shape == (16,)
+        assert layer.self_attn.k_proj.out_features == 64
+    assert not any("_norm" in name for name, _ in model.decoder.layers[0].encoder_attn.named_parameters())
+    assert model.decoder.layers[0].encoder_attn.k_proj.out_features == 16
+
+
+SIDES = ("encoder", "decoder")
+
+
+@pytest.mark.parametrize("width, scaled", [(2048, 1368), (4096, 2736), (1024, 688), (12, 8), (13, 16)])
+def test_the_scaled_width_is_two_thirds_rounded_up(width, scaled):
+    assert inner_width(width) == scaled
+    assert scaled % 8 == 0 and 2 * width / 3 <= scaled < 2 * width / 3 + 8
+
+
+def test_other_parameters_start_as_without_the_parts(build):
+    def built(**options):
+        torch.manual_seed(7)
+        return build(**{**options, **HEADS}).state_dict()
+
+    plain = built()
+    for name in ("rms", "no biases", "two heads of keys", "multi-query", "qk norm", "swiglu"):
+        for key, value in built(**{**MODELS[name], "layernorm_embedding": False}).items():
+            same = plain.get(key.replace(".fc1.gate.", ".fc1."))
+            if same is None:
+                assert "q_norm" in key or "k_norm" in key or ".fc1.up." in key, key
+            else:
+                assert torch.equal(value, same[: value.size(0)]), (name, key)
+    gated = built(ffn_type="glu")
+    assert not torch.equal(gated["encoder.layers.0.fc1.gate.weight"], gated["encoder.layers.0.fc1.up.weight"])
+    assert not torch.equal(gated["encoder.layers.0.fc1.up.weight"], gated["encoder.layers.1.fc1.up.weight"])
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_bound_steps_find_what_the_layers_find(build, name, beam_size):
+    model, sample = different(fast(build(**MODELS[name]))), sentences()
+    options = {"beam_size": beam_size, "max_len_a": 1, "max_len_b": 5, "len_penalty": 0.6}
+    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, **options))
+
+
+@pytest.mark.parametrize("name", ["all", "two heads of keys"])
+def test_bound_steps_of_long_outputs_in_float64_find_what_the_layers_find(build, name):
+    model = different(build(**MODELS[name])).double()
+    model.make_generation_fast_(need_attn=False)
+    search_both_ways(model, sentences(), min_len=FIRST_CAPACITY + 5, max_len_b=FIRST_CAPACITY + 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
+    model, tokens = different(build(**MODELS["all"])).to(dtype), torch.randint(4, 44, (5, 8))
+    model.make_generation_fast_(need_attn=False)
+    state = {}
+    with torch.no_grad():
+        encoder_out = model.encoder(**sentences()["net_input"])
+        expected = model.decoder(tokens, encoder_out=encoder_out)[0].float()
+        for length in range(1, 9):
+            actual = model.decoder(tokens[:, :length], encoder_out=encoder_out, incremental_state=state)[0]
+            assert STATE in state and actual.dtype == dtype
+            differences = (actual[:, 0].float() - expected[:, length - 1]).norm() / expected[:, length - 1].norm()
+            assert float(differences) < 20 * torch.finfo(dtype).eps
+
+
+UNBINDABLE = {
+    "a hook of a norm": lambda layer: layer.final_layer_norm.register_forward_hook(lambda *_: None),
+    "a hook of the gate": lambda layer: layer.fc1.gate.register_forward_hook(lambda *_: None),
+    "a hook of a gated layer": lambda layer: layer.fc1.register_forward_hook(lambda *_: None),
+    "a hook of a norm of heads": lambda layer: layer.self_attn.k_norm.register_forward_hook(lambda *_: None),
+    "another norm": lambda layer: setattr(layer, "final_layer_norm", type("Own", (RMSNorm,), {})(64)),
+}
+
+
+@pytest.mark.parametrize("name", list(UNBINDABLE))
+def test_a_changed_part_is_called(build, name):
+    model = fast(build(**MODELS["all"]))
+    UNBINDABLE[name](model.decoder.layers[0])
+    search_both_ways(model, sentences(), bound=False)
+
+
+@pytest.mark.parametrize("name", ["all", "decoder only"])
+def test_models_script_and_give_the_same_numbers(build, name):
+    model = different(build(**MODELS[name]))
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([5, 5, 5], left_pad=False, seed=1)
+    expected = teacher_forced(model, source, lengths, target)
+    torch.testing.assert_close(teacher_forced(torch.jit.script(model), source, lengths, target), expected)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 0.02), (torch.bfloat16, 0.1)])
+def test_16_bit_gradients_are_close_to_float32_gradients(build, dtype, tolerance):
+    tokens = torch.randint(4, 44, (4, 12))
+
+    def gradient(model):
+        model.train()(tokens, torch.full((4,), 12), tokens)[0].float().log_softmax(-1)[..., 5].mean().backward()
+        return torch.cat([p.grad.float().view(-1) for p in model.parameters()])
+
+    narrow, wide = build(dropout=0.0, **MODELS["all"]).to(dtype), build(dropout=0.0, **MODELS["all"])
+    wide.load_state_dict(narrow.float().state_dict())
+    expected, actual = gradient(wide), gradient(narrow.to(dtype))
+    assert bool(actual.isfinite().all())
+    assert float((actual - expected).norm() / expected.norm()) < tolerance
+
+
+def test_activation_checkpointing_gives_the_same_gradients(build):
+    source, lengths = batch([9, 4, 6], left_pad=True)
+    target, _ = batch([5, 5, 5], left_pad=False, seed=1)
+    gradients = []
+    for checkpoint in (False, True):
+        torch.manual_seed(0)
+        model = build(checkpoint_activations=checkpoint, **MODELS["all"]).train().double()
+        torch.manual_seed(1)
+        teacher_forced(model, source, lengths, target).square().sum().backward()
+        gradients.append({key: value.grad for key, value in model.named_parameters()})
+    for key, gradient in gradients[0].items():
+        assert bool(gradient.any()), key
+        torch.testing.assert_close(gradients[1][key], gradient, msg=key, rtol=1e-9, atol=1e-9)
+
+
+def test_with_queries_of_another_length_the_norm_keeps_the_scores(build):
+    model, source = build(qk_norm=True), batch([7, 7], left_pad=False)
+    expected = model.encoder(*source)["encoder_out"][0]
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                projection.weight.mul_(50), projection.bias.mul_(50)
+    torch.testing.assert_close(model.encoder(*source)["encoder_out"][0], expected, atol=1e-4, rtol=1e-4)
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "a norm": ({"norm_type": "batch"}, "--norm-type batch: must be one of layer, rms"),
+    "a norm of a side": ({"decoder_norm_type": ""}, "--decoder-norm-type : must be one of layer, rms"),
+    "layers": ({"encoder_ffn_type": "moe"}, "--encoder-ffn-type moe: must be one of mlp, glu"),
+    "heads": (
+        {**HEADS, "encoder_kv_heads": 3},
+        "--encoder-kv-heads 3: must divide --encoder-attention-heads 4 without remainder",
+    ),
+    "more heads": (
+        {"decoder_kv_heads": 8},
+        "--decoder-kv-heads 8: must divide --decoder-attention-heads 2 without remainder",
+    ),
+    "heads of cross-attention": (
+        {"cross_kv_heads": 3},
+        "--cross-kv-heads 3: must divide --decoder-attention-heads 2 without remainder",
+    ),
+    "negative heads": ({"cross_kv_heads": -1}, "--cross-kv-heads -1: must be an integer of at least 0"),
+    "half a head": ({"encoder_kv_heads": 0.5}, "--encoder-kv-heads 0.5: must be an integer of at least 0"),
+    "a switch": ({"qk_norm": "yes"}, "--qk-norm yes: must be true or false"),
+    "a width": ({"scale_glu_width": True}, "--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu"),
+    "a width of a side": (
+        {"decoder_scale_glu_width": True, "encoder_ffn_type": "glu"},
+        "--decoder-scale-glu-width: is for gated feed-forward layers; add --ffn-type glu, or drop the flag",
+    ),
+}
+
+
+@pytest.mark.parametrize("options, message", list(REFUSED.values()), ids=list(REFUSED))
+def test_values_that_cannot_work_are_refused_in_one_sentence(build, options, message):
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        build(**options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_side_replaces_a_choice_and_adds_to_a_switch():
+    options = block_options(
+        {"norm_type": "rms", "decoder_norm_type": "layer", "qk_norm": True, "encoder_qk_norm": False}
+    )
+    assert (options["encoder_norm_type"], options["decoder_norm_type"]) == ("rms", "layer")
+    assert options["encoder_qk_norm"] is options["decoder_qk_norm"] is True
+    options = block_options({"encoder_no_projection_bias": True, "cross_kv_heads": 1})
+    assert (options["encoder_no_projection_bias"], options["decoder_no_projection_bias"]) == (True, False)
+    assert (options["encoder_kv_heads"], options["cross_kv_heads"]) == (0, 1)
+
+
+FLAGS = (
+    "--norm-type rms --ffn-type glu --activation-fn swish --encoder-scale-glu-width --decoder-kv-heads 1 "
+    "--cross-kv-heads 1 --qk-norm --decoder-no-projection-bias"
+).split()
+
+
+def test_a_model_trains_resumes_averages_and_refuses_other_options(data_bin, trained, tmp_path):
+    resume = ("--restore-file", tmp_path / "checkpoint1.pt", "--save-dir", tmp_path / "other", "--max-epoch", 2)
+    train(data_bin, tmp_path, *FLAGS, "--max-epoch", 2)
+    paths = [str(tmp_path / f"checkpoint{epoch}.pt") for epoch in (1, 2)]
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([paths[1]])
+    layer = model.decoder.layers[1]
+    assert type(layer.fc1) is GatedLinear and layer.fc1.activation_fn is F.silu
+    assert layer.self_attn.k_proj.out_features == layer.encoder_attn.v_proj.out_features == 32
+    assert model.encoder.layers[0].fc2.in_features == 48 and layer.fc2.in_features == 64
+    state = average_checkpoints(paths)
+    assert {name: value.shape for name, value in state["model"].items()} == {
+        name: value.shape for name, value in checkpoint_utils.load_checkpoint_to_cpu(paths[0])["model"].items()
+    }
+    # A choice of this kind changes no shape, only the result.
+    weights = checkpoint_utils.load_checkpoint_to_cpu(paths[0])
+    weights["cfg"]["model"].decoder_attention_heads, weights["cfg"]["model"].decoder_kv_heads = 4, 2
+    torch.save(weights, tmp_path / "other_heads.pt")
+    with pytest.raises(AverageError, match="--decoder-kv-heads is 2 in the former and 1 in the latter"):
+        average_checkpoints([paths[0], str(tmp_path / "other_heads.pt")])
+    log = train(data_bin, tmp_path / "resumed", *FLAGS, *resume)
+    assert "Loaded checkpoint" in log
+    # the same options, written in another way
+    same = [flag for flag in FLAGS if flag != "--qk-norm"] + ["--encoder-qk-norm", "--decoder-qk-norm"]
+    train(data_bin, tmp_path / "resumed", *same, *resume)
+    message = "was trained with --encoder-norm-type rms, not layer; use the same value"
+    with pytest.raises(InputError, match=message):
+        train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--encoder-norm-type", "layer")
+    with pytest.raises(InputError, match="was trained with --decoder-kv-heads 1; use the same value"):
+        train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--decoder-kv-heads", 0)
+    with pytest.raises(InputError, match="was trained without --decoder-qk-norm, not with True; drop the flag"):
+        train(data_bin, tmp_path / "resumed", "--restore-file", trained / "checkpoint_last.pt", "--decoder-qk-norm")
+    start = ("--finetune-from-model", trained / "checkpoint_last.pt")
+    with pytest.raises(InputError, match="checkpoint_last.pt does not fit the model: .*options of the model are not"):
+        train(data_bin, tmp_path / "finetuned", *start, "--qk-norm")
