@@ -340,8 +340,8 @@ class SelfAttention(FusedAttention):
 
     def norm_weights(self) -> List[Tensor]:
         """Return the weights of ``q_norm`` and ``k_norm``, if any, in the order of :meth:`joined_projections`."""
-        norms = (self.q_norm, self.k_norm)
-        return [self._neighbours(norm.weight).detach() for norm in norms if norm is not None]
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        return [self._neighbours(weight).detach() for norm in norms for weight in norm.parameters()]
 
     def _neighbours(self, x: Tensor) -> Tensor:
         """Return *x* (H * D, …) with the rows of each head ordered so that pairs that rotate are neighbours."""

@@ -18,7 +18,7 @@ class GatedLinear(nn.Module):
         activation_fn: the activation of ``--activation-fn``
     """
 
-    def __init__(self, gate: nn.Module, up: nn.Module, activation_fn: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, gate: nn.Linear, up: nn.Linear, activation_fn: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.gate, self.up = gate, up
         self.activation_fn = activation_fn

@@ -18,6 +18,8 @@ from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_rope.attention import SelfAttention
+from fairseq_rope.feed_forward import GatedLinear
+from fairseq_rope.norms import RMSNorm
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train, training, valid_losses
@@ -327,6 +329,11 @@ def mixed_norms_and_widths(model, state):
     assert tables(model) == 3
 
 
+def the_block_of_llama(model, state):
+    assert all(type(layer.fc1) is GatedLinear and layer.fc2.bias is None for layer in layers(model))
+    assert model.encoder.layers[0].fc2.in_features == 48
+
+
 def another_optimiser_and_a_shared_output(model, state):
     assert state["cfg"]["optimizer"]._name == "adafactor"
     assert tables(model) == 2
@@ -357,6 +364,12 @@ def tables(model):
             "--encoder-normalize-before --layernorm-embedding --no-scale-embedding --left-pad-source "
             "--rope-fraction 0.5 --rope-layout half --rope-base 500 "
             "--encoder-embed-dim 32 --decoder-embed-dim 64 --decoder-output-dim 32",
+        ),
+        (
+            the_block_of_llama,
+            "--arch transformer_rope_llama --encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 64 "
+            "--encoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --quant-noise-pq 0.1 "
+            "--checkpoint-activations --store-ema",
         ),
         (another_optimiser_and_a_shared_output, "--optimizer adafactor --share-decoder-input-output-embed"),
         pytest.param(
@@ -470,12 +483,15 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     preprocess(data, folder / "train", folder / "valid", "--align-suffix", "align")
     supervised = ["--load-alignments", "--criterion", "label_smoothed_cross_entropy_with_alignment"]
     of_layer = ["--alignment-layer", 0, "--full-context-alignment"]
-    log = train(data, path.parent, "--arch", "transformer_rope_align", *SMALL, *supervised, *of_layer)
+    of_block = ["--norm-type", "rms", "--cross-kv-heads", 1]
+    log = train(data, path.parent, "--arch", "transformer_rope_align", *SMALL, *supervised, *of_layer, *of_block)
     assert '"valid_alignment_loss"' in log
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert isinstance(model, TransformerAlignModel)
     assert isinstance(model.decoder.layers[0].self_attn, SelfAttention)
     assert model.encoder.embed_positions is None
+    assert type(model.decoder.layers[0].final_layer_norm) is RMSNorm
+    assert model.decoder.layers[0].encoder_attn.k_proj.out_features == 16
     printed = generate(data, path, "--gen-subset", "valid", "--print-alignment", "--max-len-b", 8)
     assert sorted(outputs(printed, "A")) == list(range(20))
     # Other architectures have no layer and head for alignment; the last layer's attention learns it.
@@ -488,12 +504,14 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
 
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     path, task = tmp_path / "checkpoint_last.pt", ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en"]
-    shared = ["--share-encoders", "--rope-layout", "half"]
+    shared = ["--share-encoders", "--rope-layout", "half", "--decoder-norm-type", "rms", "--encoder-kv-heads", 1]
     log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *task, *SMALL, *shared)
     assert math.isfinite(float(valid_losses(log)[1]))
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     for name in ("en-de", "de-en"):
         assert {layer.self_attn.position.layout for layer in layers(model.models[name])} == {"half"}
+        assert {type(layer.final_layer_norm) for layer in model.models[name].decoder.layers} == {RMSNorm}
+        assert {layer.self_attn.v_proj.out_features for layer in model.models[name].encoder.layers} == {16}
     assert_translates(data_bin, path, *task, *PAIR, "--max-len-b", 8)
 
 

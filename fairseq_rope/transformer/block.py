@@ -44,9 +44,10 @@ def with_inner_width(cfg: TransformerConfig, side: str) -> TransformerConfig:
 def fit_norms(module: nn.Module, cfg: TransformerConfig, side: str) -> None:
     """Replace the norms of *module*, a layer or a side, by those that *cfg* names."""
     if options_of_side(cfg, side)["norm_type"] == "rms":
-        for name, norm in list(module.named_children()):
-            if isinstance(norm, LAYER_NORMS):
-                setattr(module, name, RMSNorm(norm.weight.numel()))
+        children: Dict[str, Any] = dict(module.named_children())
+        for name, child in children.items():
+            if isinstance(child, LAYER_NORMS):
+                setattr(module, name, RMSNorm(child.weight.numel()))
 
 
 def fit_layer(layer: Any, cfg: TransformerConfig, side: str) -> None:

@@ -88,7 +88,7 @@ def update_losses(log):
 @pytest.mark.parametrize(
     "flags, flat",
     [
-        (["--rope-fraction", 0.5, "--encoder-attention-heads", 4], False),
+        (["--rope-fraction", 0.5, "--encoder-attention-heads", 4, "--encoder-kv-heads", 2, "--qk-norm"], False),
         (["--store-ema", "--ema-fp32"], False),
         (["--optimizer", "nag", "--lr", 0.1, "--momentum", 0.9], False),
         (["--optimizer", "sgd", "--lr", 0.1, "--momentum", 0.9], False),
@@ -126,7 +126,7 @@ def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
     end = [load_checkpoint(str(folder / "checkpoint2.pt")) for folder in (undisturbed, converted)]
     end[1] = layout.convert_layout(end[1], "interleaved")
     for name, weight in end[0]["model"].items():
-        if ".self_attn.q_proj." in name or ".self_attn.k_proj.weight" in name:
+        if ".self_attn.q_proj." in name or ".self_attn.k_proj.weight" in name or ".self_attn.q_norm." in name:
             torch.testing.assert_close(end[1]["model"][name], weight, atol=close, rtol=0)
     if "--store-ema" in flags:
         for average in ("ema", "ema_fp32_params"):

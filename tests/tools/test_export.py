@@ -226,9 +226,13 @@ def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_p
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
 
-@pytest.mark.parametrize("quantization", export.QUANTIZATIONS)
-def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchanged(build, task, tmp_path, quantization):
-    model = build("transformer_rope_tiny", share_all_embeddings=True)
+@pytest.mark.parametrize(
+    "quantization, name", [*((each, "shared embeddings") for each in export.QUANTIZATIONS), ("int8", "all parts")]
+)
+def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchanged(
+    build, task, tmp_path, quantization, name
+):
+    model = build("transformer_rope_tiny", **EXPORTED[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     folder = write(model, task, tmp_path / "model", quantization)
     message = check(folder, model, task, quantization)
@@ -290,9 +294,9 @@ def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
         check(folder, model, task)
 
 
-@pytest.mark.parametrize("arch", presets.ARCHITECTURES["transformer_rope"])
+@pytest.mark.parametrize("arch", [*presets.ARCHITECTURES["transformer_rope"], *presets.BLOCKS])
 def test_every_named_architecture_is_exported(build, task, tmp_path, arch):
-    model = strong(build(arch.replace("transformer", "transformer_rope"), **SMALL))
+    model = strong(build(arch if arch in presets.BLOCKS else arch.replace("transformer", "transformer_rope"), **SMALL))
     refuse_unsupported(model, "model.pt")
     assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "m"), model, task)
 

@@ -4,8 +4,11 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, build_model
+from omegaconf import OmegaConf
 
+from fairseq_rope.feed_forward import GatedLinear
+from fairseq_rope.norms import RMSNorm
 from fairseq_rope.transformer.config import OF_BLOCK
 
 SIZES = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
@@ -21,9 +24,11 @@ ENCODINGS = {
     "transformer_kerple": ("kerple", "kerple"),
     "transformer_xpos": ("rope", "xpos"),
 }
+# an architecture with the block of LLaMA -> the architecture of fairseq with its sizes
+LLAMAS = {"transformer_rope_llama": "transformer_wmt_en_de", "transformer_rope_llama_big": "transformer_wmt_en_de_big"}
 TRANSLATION = [f"transformer_rope{size}" for size in SIZES]
 NAMES = {
-    "transformer_rope": [f"{prefix}{size}" for prefix in ENCODINGS for size in SIZES],
+    "transformer_rope": [*(f"{prefix}{size}" for prefix in ENCODINGS for size in SIZES), *LLAMAS],
     "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
     "multilingual_transformer_rope": ["multilingual_transformer_rope", "multilingual_transformer_rope_iwslt_de_en"],
 }
@@ -42,7 +47,7 @@ def test_every_architecture_is_registered_under_its_name(model):
     assert sorted(ARCH_MODEL_INV_REGISTRY[model]) == sorted(NAMES[model])
 
 
-@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names])
+@pytest.mark.parametrize("name", [name for names in NAMES.values() for name in names if name not in LLAMAS])
 def test_every_option_is_that_of_fairseqs_architecture_or_of_the_position_encoding(name):
     prefix = next((prefix for prefix in ENCODINGS if prefix in name), None)
     encoder, decoder = ENCODINGS[prefix]
@@ -78,6 +83,28 @@ def test_the_model_has_the_shapes_of_fairseqs_model(build, name):
             )
         )
     assert described[0] == described[1]
+
+
+@pytest.mark.parametrize("name", list(LLAMAS))
+def test_the_block_of_llama_has_fairseqs_sizes_and_as_many_parameters(build, task, name):
+    ours, stock = Namespace(), Namespace()
+    ARCH_CONFIG_REGISTRY[name](ours)
+    ARCH_CONFIG_REGISTRY[LLAMAS[name]](stock)
+    block = {"encoder_normalize_before": True, "decoder_normalize_before": True, "activation_fn": "swish"}
+    block.update(norm_type="rms", ffn_type="glu", scale_glu_width=True, no_projection_bias=True)
+    added = {"no_token_positional_embeddings": True, "attention_length_scaling": 0.0, **ROPE}
+    added.update((key, option.default) for key, option in OF_BLOCK.items())
+    added.update(position_encoding="rope", encoder_position_encoding=None, decoder_position_encoding=None)
+    added.update(rope_scaling="", encoder_rope_scaling="", decoder_rope_scaling="")
+    assert vars(ours) == {**vars(stock), **added, **block}
+    with torch.device("meta"):
+        models = [build(name), build(LLAMAS[name]), build_model(OmegaConf.create({"_name": name}), task)]
+    counts = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    assert counts[0] == pytest.approx(counts[1], rel=0.01) and counts[0] == counts[2]
+    for layer in (*models[0].encoder.layers, *models[0].decoder.layers):
+        assert type(layer.fc1) is GatedLinear and layer.fc1.activation_fn is torch.nn.functional.silu
+        assert type(layer.final_layer_norm) is RMSNorm and layer.normalize_before
+        assert not any(key.endswith("bias") for key, _ in layer.named_parameters())
 
 
 def test_flags_override_the_architectures_sizes():
