@@ -1,7 +1,7 @@
 """Fits the parts that the options of the block name into the layers that fairseq builds."""
 
 import copy
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import LayerNorm
@@ -13,7 +13,7 @@ from ..norms import RMSNorm
 from .config import block_options
 from .positions import own_random_numbers
 
-LAYER_NORMS: Tuple[type, ...] = (nn.LayerNorm, type(LayerNorm(1)))  # with apex, fairseq's norm has another class
+LAYER_NORMS: Any = (nn.LayerNorm, type(LayerNorm(1)))  # with apex, fairseq's norm has another class
 
 
 def options_of_side(cfg: TransformerConfig, side: str) -> Dict[str, Any]:
@@ -45,9 +45,9 @@ def fit_norms(module: nn.Module, cfg: TransformerConfig, side: str) -> None:
     """Replace the norms of *module*, a layer or a side, by those that *cfg* names."""
     if options_of_side(cfg, side)["norm_type"] == "rms":
         children: Dict[str, Any] = dict(module.named_children())
-        for name, child in children.items():
-            if isinstance(child, LAYER_NORMS):
-                setattr(module, name, RMSNorm(child.weight.numel()))
+        for name, norm in children.items():
+            if isinstance(norm, LAYER_NORMS):
+                setattr(module, name, RMSNorm(norm.weight.numel()))
 
 
 def fit_layer(layer: Any, cfg: TransformerConfig, side: str) -> None:
