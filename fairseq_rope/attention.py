@@ -28,7 +28,7 @@ def for_each_head(x: Tensor, heads: int) -> Tensor:
 
 
 def matmul_by_group(x: Tensor, y: Tensor) -> Tensor:
-    """Return the product of *x* (B, H, T, N) and *y* (B, G, N, M), of which H / G heads share one: (B, H, T, M)."""
+    """Return *x* (B, H, T, N) times *y* (B, G, N, M), whose heads are shared by H / G heads of *x*: (B, H, T, M)."""
     if x.size(1) == y.size(1):
         return torch.matmul(x, y)
     rows = x.size(1) // y.size(1) * x.size(2)

@@ -564,9 +564,9 @@ def test_scripted_sequence_generator_finds_the_same_hypotheses(build, task):
             torch.testing.assert_close(a["score"], b["score"])
 
 
-@pytest.mark.parametrize("encoding", ["rope", "shaw"])
-def test_pruned_feed_forward_layers_and_heads_run(build, encoding):
-    model = build(position_encoding=encoding)
+@pytest.mark.parametrize("options", [{}, {"position_encoding": "shaw"}, {"norm_type": "rms", "qk_norm": True}])
+def test_pruned_feed_forward_layers_and_heads_run(build, options):
+    model = build(**options)
     layer = model.encoder.layers[0]
     layer._prune_fc_layer(layer._get_fc_rank(16))
     layer.self_attn._set_skip_embed_dim_check()

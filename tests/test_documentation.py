@@ -9,8 +9,8 @@ import torch
 
 from fairseq_rope.__main__ import TOOLS
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.transformer.architectures import ARCHITECTURES, ENCODINGS_OF
-from fairseq_rope.transformer.config import OF_ATTENTION, all_options
+from fairseq_rope.transformer.architectures import ARCHITECTURES, BLOCKS, ENCODINGS_OF
+from fairseq_rope.transformer.config import OF_ATTENTION, OF_BLOCK, all_options
 from tests.commands import ROOT
 
 PAGES = sorted(
@@ -81,7 +81,10 @@ def test_the_tables_have_every_architecture_and_every_tool():
     twins = {
         arch.replace("transformer", "transformer_rope"): arch for archs in ARCHITECTURES.values() for arch in archs
     }
-    assert dict(named) == twins
+    assert dict(named) == {**twins, **BLOCKS}
+    block = (ROOT / "docs" / "block.md").read_text()
+    assert all(re.search(rf"`--{option.replace('_', '-')}\b", block) for option in OF_BLOCK)
+    assert all(f"| `{arch}` | `{fairseq_arch}` |" in block for arch, fairseq_arch in BLOCKS.items())
     encodings = (ROOT / "docs" / "encodings.md").read_text()
     assert set(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| [^|]*\| [^|]*\| [^|]*\|$", encodings, re.M)) >= set(ENCODINGS)
     assert all(f"`--{option.replace('_', '-')}`" in encodings for option in {**all_options(), **OF_ATTENTION})

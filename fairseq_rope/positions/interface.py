@@ -3,7 +3,8 @@
 An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions. An
 encoding of absolute positions adds vectors to the embeddings instead, and does not change attention.
 
-Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. In self-attention the queries are the last T
+Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. Keys and values have G heads: H, or fewer with
+``--encoder-kv-heads`` and ``--decoder-kv-heads``. In self-attention the queries are the last T
 of the S positions: T = S if all is computed at once, and T = 1 in a step of a search.
 """
 
@@ -70,7 +71,7 @@ class PositionEncoding(nn.Module):
         return cls()
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> Tuple[Tensor, Tensor]:
-        """Return the changed queries *q* and keys *k* (B, H, T, D) of positions *offset*, *offset* + 1, …
+        """Return the changed queries *q* (B, H, T, D) and keys *k* (B, G, T, D) of positions *offset*, *offset* + 1, …
 
         The search stores the returned keys, so they must not depend on later positions.
         """

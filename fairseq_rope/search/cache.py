@@ -115,7 +115,7 @@ class Beams:
         return self._of_step[key]
 
     def turned(self, position: PositionEncoding, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
-        """Return queries and keys of this step, each (N, H, K, D), as *position* changes them."""
+        """Return queries (N, H, K, D) and keys (N, G, K, D) of this step as *position* changes them."""
         turned_q, turned_k = position.queries_and_keys(self.rows_of(q), self.rows_of(k), self.position)
         return self._by_sentence(turned_q), self._by_sentence(turned_k)
 
