@@ -1,17 +1,45 @@
 """RMSNorm, which normalises without mean and bias: ``--norm-type rms`` and ``--qk-norm``."""
 
+from typing import Any, Tuple
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .positions.sharing import is_compiling
 
 if hasattr(torch, "rms_norm"):
 
-    def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def _torchs_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.rms_norm(x, [x.size(-1)], weight, eps)
 
 else:  # torch < 2.4
 
-    def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def _torchs_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMSNorm of *x* (…, C), and its gradient, in fewer passes over *x* than torch makes on CPUs.
+
+    With r = 1 / sqrt(mean(x²) + eps) and y = x r w, the gradients are g w r - x r³ mean(g w x) and the sum of g x r.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        factor = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (…, 1)
+        ctx.save_for_backward(x, weight, factor)
+        return (x * factor).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, Tensor, None]:
+        x, weight, factor = ctx.saved_tensors
+        products = (grad * x).reshape(-1, x.size(-1))
+        weight_grad = torch.mv(products.t(), factor.reshape(-1))
+        share = torch.mv(products, weight).view_as(factor) * factor.pow(3).div_(x.size(-1))
+        return (grad * weight).mul_(factor).addcmul_(x, share, value=-1), weight_grad, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +48,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     It is computed in float32 (float64 if *x* is), and has the type of *x*.
     """
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    return _rms_norm(wide, weight.to(wide.dtype), eps).to(x.dtype)
+    weight = weight.to(wide.dtype)
+    if not torch.jit.is_scripting():
+        if torch.is_grad_enabled() and x.device.type == "cpu" and not (torch.jit.is_tracing() or is_compiling()):
+            return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
+    return _torchs_rms_norm(wide, weight, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

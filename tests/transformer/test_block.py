@@ -69,7 +69,10 @@ def test_rms_norm_is_its_formula():
     x = torch.randn(3, 2, 6, dtype=torch.float64) * torch.tensor([1e-3, 1.0, 1e3], dtype=torch.float64)[:, None, None]
     expected = [[normalised(vector, norm.weight.tolist()) for vector in row] for row in x.tolist()]
     torch.testing.assert_close(norm(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert torch.autograd.gradcheck(rms_norm, (x[1].requires_grad_(), norm.weight, norm.eps))
+    with torch.no_grad():  # in a search
+        torch.testing.assert_close(norm(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    for inputs in (x[1:], x[1:].transpose(0, 2).contiguous().transpose(0, 2)):
+        assert torch.autograd.gradcheck(rms_norm, (inputs.requires_grad_(), norm.weight, norm.eps))
     assert [name for name, _ in norm.named_parameters()] == ["weight"] and torch.equal(RMSNorm(3).weight, torch.ones(3))
 
 
@@ -85,11 +88,13 @@ def test_rms_norm_of_16_bits_is_computed_in_float32(dtype, rounding):
 def test_an_older_torch_gives_the_same_norm(monkeypatch):
     x, weight = torch.randn(4, 6, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
     expected = rms_norm(x, weight, 1e-6)
+    torch.testing.assert_close(torch.jit.script(rms_norm)(x, weight, 1e-6), expected)
     monkeypatch.delattr(torch, "rms_norm")
-    spec = importlib.util.spec_from_file_location("norms_of_an_older_torch", norms.__file__)
+    spec = importlib.util.spec_from_file_location("fairseq_rope.norms_of_an_older_torch", norms.__file__)
     older = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(older)
-    torch.testing.assert_close(older.rms_norm(x, weight, 1e-6), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(older.rms_norm(x, weight, 1e-6), expected)
 
 
 ACTIVATIONS = {
