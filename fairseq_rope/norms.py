@@ -19,18 +19,24 @@ else:  # torch < 2.4
         return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
+def _norm_and_factor(x: Tensor, weight: Tensor, eps: float) -> Tuple[Tensor, Tensor]:
+    """Return RMSNorm of *x* (…, C), and 1 / sqrt(mean(x²) + *eps*) (…, 1), in fewer passes than torch makes on CPUs."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    factor = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()
+    return (x * factor).mul_(weight), factor
+
+
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm of *x* (…, C), and its gradient, in fewer passes over *x* than torch makes on CPUs.
+    """RMSNorm of *x* (…, C), and its gradient, which torch computes on CPUs in several times as long.
 
     With r = 1 / sqrt(mean(x²) + eps) and y = x r w, the gradients are g w r - x r³ mean(g w x) and the sum of g x r.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        factor = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()  # (…, 1)
+        normalised, factor = _norm_and_factor(x, weight, eps)
         ctx.save_for_backward(x, weight, factor)
-        return (x * factor).mul_(weight)
+        return normalised
 
     @staticmethod
     @once_differentiable
@@ -50,8 +56,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     weight = weight.to(wide.dtype)
     if not torch.jit.is_scripting():
-        if torch.is_grad_enabled() and x.device.type == "cpu" and not (torch.jit.is_tracing() or is_compiling()):
-            return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
+        if x.device.type == "cpu" and not (torch.jit.is_tracing() or is_compiling()):
+            if torch.is_grad_enabled():
+                return _RMSNorm.apply(wide, weight, eps).to(x.dtype)
+            return _norm_and_factor(wide, weight, eps)[0].to(x.dtype)
     return _torchs_rms_norm(wide, weight, eps).to(x.dtype)
 
 
