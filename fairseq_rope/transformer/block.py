@@ -59,7 +59,7 @@ def fit_layer(layer: Any, cfg: TransformerConfig, side: str) -> None:
     fit_norms(layer, cfg, side)
     linear_layers = [layer.fc1, layer.fc2]
     if options["ffn_type"] == "glu":
-        with own_random_numbers():
+        with own_random_numbers(stream=1):
             up = nn.Linear(layer.fc1.in_features, layer.fc1.out_features)
         up = quant_noise(up, layer.quant_noise, layer.quant_noise_block_size)
         linear_layers.append(up)

@@ -20,15 +20,16 @@ SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
 
 
 @contextlib.contextmanager
-def own_random_numbers() -> Iterator[None]:
+def own_random_numbers(stream: int = 0) -> Iterator[None]:
     """Draw random numbers from a generator that other parameters do not use.
 
-    All other parameters of a model then start with the same numbers, with any position encoding.
+    All other parameters of a model then start with the same numbers, with any position encoding. Streams of different
+    numbers are independent: positions use 0, and the block 1.
     """
     # on the CPU also if the model is built on another device, such as "meta"
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=_copy_of_default_generator()))
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed + stream)
         yield
 
 

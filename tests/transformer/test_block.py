@@ -233,8 +233,8 @@ def repeated(q, k, v, mask, dropout):
 def test_shared_keys_are_repeated_keys_with_every_encoding(build, name):
     """The reference has as many heads of keys as of queries, and the same weights in those that share one."""
     few = {f"{part}_kv_heads": 2 for part in ("encoder", "decoder", "cross")}
-    shared = fast(build(**ENCODINGS[name], **HEADS, **few))
-    reference = build(**ENCODINGS[name], **HEADS)
+    shared = build(**ENCODINGS[name], **HEADS, **few, dropout=0.0).train()
+    reference = build(**ENCODINGS[name], **HEADS, dropout=0.0).train()
     state = shared.state_dict()
     for key, value in state.items():
         if ".k_proj." in key or ".v_proj." in key:
@@ -242,10 +242,18 @@ def test_shared_keys_are_repeated_keys_with_every_encoding(build, name):
     reference.load_state_dict(state)
     source, lengths = batch([9, 4, 6], left_pad=True)
     target, _ = batch([7, 5, 3], left_pad=False, seed=1)
-    with torch.no_grad():
-        actual, expected = (teacher_forced(model, source, lengths, target) for model in (shared, reference))
+    actual, expected = (teacher_forced(model, source, lengths, target) for model in (shared, reference))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    actual.square().mean().backward(), expected.square().mean().backward()
+    gradients = {key: parameter.grad for key, parameter in reference.named_parameters()}
+    for key, parameter in shared.named_parameters():
+        if ".k_proj." in key or ".v_proj." in key:
+            gradients[key] = gradients[key].unflatten(0, (2, 2, 16)).sum(1).flatten(0, 1)
+        torch.testing.assert_close(parameter.grad, gradients[key], rtol=1e-4, atol=1e-5, msg=key)
     sample = sentences()
+    fast(shared.eval()), reference.eval()
+    with torch.no_grad():
+        reference.decoder.output_projection.weight.copy_(shared.decoder.output_projection.weight)
     found = search_both_ways(shared, sample, max_len_b=5, bound=name != "shaw")
     assert_scores_of_the_full_pass(reference, sample, found)
 
@@ -305,7 +313,10 @@ def test_other_parameters_start_as_without_the_parts(build):
                 assert "q_norm" in key or "k_norm" in key or ".fc1.up." in key, key
             else:
                 assert torch.equal(value, same[: value.size(0)]), (name, key)
-    gated = built(ffn_type="glu")
+    gated = built(ffn_type="glu", position_encoding="shaw")
+    of_positions = gated["encoder.layers.0.self_attn.position.relative_position_keys"].flatten()
+    of_block = gated["encoder.layers.0.fc1.up.weight"].flatten()[: of_positions.numel()]
+    assert abs(float(torch.corrcoef(torch.stack([of_positions, of_block]))[0, 1])) < 0.3
     assert not torch.equal(gated["encoder.layers.0.fc1.gate.weight"], gated["encoder.layers.0.fc1.up.weight"])
     assert not torch.equal(gated["encoder.layers.0.fc1.up.weight"], gated["encoder.layers.1.fc1.up.weight"])
 
