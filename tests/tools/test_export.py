@@ -267,7 +267,24 @@ def exchange_keys_and_values(spec):
         attention.relative_position_keys, attention.relative_position_values = values, keys
 
 
-# the position encoding of the model, and the change
+def exchange_gate_and_up(spec):
+    for layer in (*spec.encoder.layer, *spec.decoder.layer):
+        layer.ffn.linear_0, layer.ffn.linear_0_noact = layer.ffn.linear_0_noact, layer.ffn.linear_0
+
+
+def exchange_norms_of_heads(spec):
+    for layer in (*spec.encoder.layer, *spec.decoder.layer):
+        attention = layer.self_attention
+        attention.q_norm, attention.k_norm = attention.k_norm, attention.q_norm
+
+
+def exchange_heads_of_keys(spec):
+    for layer in spec.decoder.layer:
+        weight = layer.attention.linear[1].weight  # keys and values, two heads each
+        layer.attention.linear[1].weight = weight.reshape(2, 2, -1, weight.shape[1])[:, ::-1].reshape(weight.shape)
+
+
+# the position encoding or the options of the model, and the change
 WRONG = {
     "no rotation": ("rope", lambda spec: of_self_attention(spec, "rotary_dim")),
     "the other layout": ("rope", lambda spec: of_self_attention(spec, "rotary_interleave", False)),
@@ -282,13 +299,18 @@ WRONG = {
     "biases of the other head": ("kerple", of_biases(lambda table: table[:, ::-1])),
     "biases in other buckets": ("kerple", of_biases(lambda table: table[: len(table) // 64])),
     "vectors exchanged": ("shaw", exchange_keys_and_values),
+    "the epsilon of layer norms": (EXPORTED["RMSNorm"], lambda spec: setattr(spec.config, "layer_norm_epsilon", 1e-5)),
+    "gate and up exchanged": (EXPORTED["SwiGLU"], exchange_gate_and_up),
+    "norms of heads exchanged": ({"qk_norm": True, "rope_fraction": 0.5}, exchange_norms_of_heads),
+    "heads of keys exchanged": (EXPORTED["two heads of keys in cross-attention"], exchange_heads_of_keys),
 }
 
 
 @pytest.mark.parametrize("name", list(WRONG))
 def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
-    encoding, change = WRONG[name]
-    model = strong(build("transformer_rope_tiny", position_encoding=encoding))
+    options, change = WRONG[name]
+    options = options if isinstance(options, dict) else {"position_encoding": options}
+    model = strong(build("transformer_rope_tiny", **options))
     folder = write(model, task, tmp_path / "model", change=change)
     with pytest.raises(ExportError, match="per word at most, and 0.0001 is allowed: nothing was written"):
         check(folder, model, task)
