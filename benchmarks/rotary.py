@@ -75,7 +75,7 @@ def measure(name: str, layout: str, backward: bool, rounds: int) -> list[dict[st
     ways: dict[str, Callable[[], Tensor]] = {"fairseq_rope": lambda: rotary(x)}
     if shape[0] == 1 and not backward:  # a step of a search goes this way, in place, whatever the layout
         numbers = rotary.numbers(0, leaf.device)
-        ways["fairseq_rope, in a search"] = lambda: turn_in_place(leaf.view(shape[1], -1), numbers)
+        ways["fairseq_rope, in a search"] = lambda: turn_in_place(leaf.view(shape[1], -1), numbers, shape[2] // 2)
     for way in USUAL[layout]:
         ways[way.__name__.replace("_", " ")] = lambda way=way: way(x, cos, sin)
     if layout == "interleaved":
