@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.alternating import build_parser, in_turns, report
 from benchmarks.subjects import DEVICE
-from fairseq_rope.positions.rotary import RotaryEmbedding, rotary_tables
+from fairseq_rope.positions.rotary import RotaryEmbedding, frequencies, rotary_tables
 from fairseq_rope.search.step import turn_in_place
 
 SHAPES = {
@@ -70,7 +70,7 @@ def measure(name: str, layout: str, backward: bool, rounds: int) -> list[dict[st
     x = leaf.permute(1, 2, 0, 3)  # (B, H, T, D), a view
     grad = torch.randn(shape, device=DEVICE).permute(1, 2, 0, 3)
     rotary = RotaryEmbedding(shape[-1], layout=layout)
-    cos, sin = rotary_tables(shape[0], shape[-1], 1e4, leaf.device)
+    cos, sin = rotary_tables(shape[0], frequencies(shape[-1]), leaf.device)
 
     ways: dict[str, Callable[[], Tensor]] = {"fairseq_rope": lambda: rotary(x)}
     if shape[0] == 1 and not backward:  # a step of a search goes this way, in place, whatever the layout

@@ -3,6 +3,7 @@
 Shapes: T target positions, S source positions (keys), B batch, H heads, D head dimension, C = H * D.
 """
 
+import math
 from typing import Dict, Optional, Tuple
 
 import torch
@@ -23,7 +24,14 @@ class FusedAttention(MultiheadAttention):
     """The base class of self- and cross-attention: computes the output from queries, keys and values.
 
     If no attention weights are needed, torch's fused kernels compute it (``F.scaled_dot_product_attention``).
+
+    Attributes:
+        average_length: if it is not 0, queries are multiplied by max(ln n, 0.1) / ln(average_length). n is the number
+            of keys that a query attends to, without padding (Su 2021, https://kexue.fm/archives/8823)
     """
+
+    __constants__ = ["average_length"]  # for TorchScript
+    average_length = 0.0
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, C) with the shape (B, H, T, D)."""
@@ -78,6 +86,35 @@ class FusedAttention(MultiheadAttention):
 
     def _position_values(self, weights: Tensor) -> Optional[Tensor]:
         return None
+
+    def _scaled_by_length(
+        self, q: Tensor, keys: int, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]
+    ) -> Tensor:
+        """Return *q* (B, H, T, D), each query multiplied by the factor for its number of keys.
+
+        Args:
+            keys: S
+            attn_mask, key_padding_mask: those of ``forward``; (T, S) and (B, S)
+        """
+        if self.average_length == 0.0:
+            return q
+        if not torch.jit.is_scripting():
+            key = ("length", attn_mask, key_padding_mask, q.dtype, q.size(2), keys)
+            return q * once_per_forward_pass(key, self._length_factors, q, keys, attn_mask, key_padding_mask)
+        return q * self._length_factors(q, keys, attn_mask, key_padding_mask)
+
+    def _length_factors(
+        self, q: Tensor, keys: int, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]
+    ) -> Tensor:
+        """Return the factor of each query: (B or 1, 1, T, 1) in the type of *q*."""
+        attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
+        if attn_mask is not None:
+            attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else torch.isfinite(attn_mask))
+        if key_padding_mask is not None:
+            attended = attended & ~key_padding_mask.to(torch.bool).unsqueeze(1)
+        count = attended.sum(dim=2).clamp(min=1).to(torch.float64)  # (B or 1, T)
+        factor = count.log().clamp(min=0.1) / math.log(self.average_length)
+        return factor.to(q.dtype).unsqueeze(1).unsqueeze(3)
 
     def _shared_mask(
         self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor
@@ -185,6 +222,13 @@ class SelfAttention(FusedAttention):
         prev_key = saved_state["prev_key"] if "prev_key" in saved_state else None
 
         offset = 0 if prev_key is None else prev_key.size(2)
+        keys = offset + k.size(2)
+        if incremental_state is not None:
+            prev_mask = saved_state["prev_key_padding_mask"] if "prev_key_padding_mask" in saved_state else None
+            key_padding_mask = self._append_prev_key_padding_mask(
+                key_padding_mask, prev_mask, batch_size=query.size(1), src_len=keys, static_kv=False
+            )
+        q = self._scaled_by_length(q, keys, attn_mask, key_padding_mask)
         projected = q
         q, k = self.position.queries_and_keys(q, k, offset)
 
@@ -194,16 +238,12 @@ class SelfAttention(FusedAttention):
                 assert prev_value is not None
                 k = torch.cat([prev_key, k], dim=2)  # (B, H, S, D)
                 v = torch.cat([prev_value, v], dim=2)
-            prev_mask = saved_state["prev_key_padding_mask"] if "prev_key_padding_mask" in saved_state else None
-            key_padding_mask = self._append_prev_key_padding_mask(
-                key_padding_mask, prev_mask, batch_size=query.size(1), src_len=k.size(2), static_kv=False
-            )
             saved_state["prev_key"] = k
             saved_state["prev_value"] = v
             saved_state["prev_key_padding_mask"] = key_padding_mask
             self._set_input_buffer(incremental_state, saved_state)
 
-        mask = self._mask(attn_mask, key_padding_mask, projected, k.size(2))
+        mask = self._mask(attn_mask, key_padding_mask, projected, keys)
         explicit = self.position.explicit_weights
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, explicit)
 
@@ -302,6 +342,7 @@ class CrossAttention(FusedAttention):
                 saved_state["prev_key_padding_mask"] = key_padding_mask
                 self._set_input_buffer(incremental_state, saved_state)
         assert k is not None and v is not None
+        q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
         mask = self._shared_mask(attn_mask, key_padding_mask, q)
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
 

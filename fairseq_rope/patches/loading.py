@@ -257,11 +257,15 @@ def refuse_other_positions(path: str, trained: Mapping[str, Any], positions: Map
     """
     for name, value in positions.items():
         if name in trained and trained[name] != value:
+            flag = f"--{name.replace('_', '-')}"
+            if value and trained[name]:
+                difference = f"with {flag} {trained[name]}, not {value}; use the same value"
+            elif value:
+                difference = f"without {flag}, not with {value}; drop the flag"
+            else:
+                difference = f"with {flag} {trained[name]}; use the same value"
             convert = ", or convert the checkpoint first: python -m fairseq_rope convert-layout"
-            raise CheckpointError(
-                f"{path} was trained with --{name.replace('_', '-')} {trained[name]}, not {value}; use the same value"
-                + (convert if name == "rope_layout" else "")
-            )
+            raise CheckpointError(f"{path} was trained {difference}{convert if name == 'rope_layout' else ''}")
 
 
 def why_weights_do_not_fit(message: str) -> str:

@@ -7,7 +7,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. In sel
 of the S positions: T = S if all is computed at once, and T = 1 in a step of a search.
 """
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,14 @@ SIDES = ("encoder", "decoder")
 
 
 class Option(NamedTuple):
-    """A flag of an encoding: ``max_relative_positions`` is ``--max-relative-positions``. Its type is the default's."""
+    """A flag of an encoding: ``max_relative_positions`` is ``--max-relative-positions``. Its type is the default's.
+
+    ``read``, if given, returns the value that is used for a given value. It raises a ValueError that names the flag.
+    """
 
     default: Any
     help: str
+    read: Optional[Callable[[Any], Any]] = None
 
 
 class PositionEncoding(nn.Module):

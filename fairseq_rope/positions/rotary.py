@@ -20,14 +20,16 @@ Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r =
 """
 
 import math
-from typing import Any, Tuple
+from functools import partial
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .interface import Option, PositionEncoding
-from .sharing import is_compiling
+from .interface import SIDES, Option, PositionEncoding
+from .scaling import RopeScaling, canonical
+from .sharing import is_compiling, once_per_forward_pass, source_length
 
 # The defaults are the paper's.
 BASE = 10000.0
@@ -53,16 +55,23 @@ def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:
     return dim
 
 
-def rotary_tables(length: int, dim: int, base: float, device: torch.device) -> Tuple[Tensor, Tensor]:
+def frequencies(dim: int, base: float = BASE) -> Tensor:
+    """Return theta_i = base^(-2i/d_r) of all pairs: float64 (d_r / 2)."""
+    pair = torch.arange(dim // 2, dtype=torch.float64)
+    return torch.pow(base, -2.0 * pair / dim)
+
+
+def rotary_tables(length: int, theta: Tensor, device: torch.device) -> Tuple[Tensor, Tensor]:
     """Return cos(m theta_i) and sin(m theta_i) for positions m < *length*: two float32 tensors (T, d_r / 2).
 
     The angle is computed in float64. At position 100,000 the error of a float32 angle is up to 4e-3
     radians, and in bfloat16 neighbouring positions above 256 are the same number.
+
+    Args:
+        theta: :func:`frequencies`
     """
-    pair = torch.arange(dim // 2, dtype=torch.float64, device=device)
-    theta = torch.pow(base, -2.0 * pair / dim)  # (d_r / 2)
     position = torch.arange(length, dtype=torch.float64, device=device)
-    angle = position.unsqueeze(1) * theta.unsqueeze(0)  # (T, d_r / 2)
+    angle = position.unsqueeze(1) * theta.to(device).unsqueeze(0)  # (T, d_r / 2)
     return angle.cos().float(), angle.sin().float()
 
 
@@ -150,9 +159,10 @@ class RotaryEmbedding(PositionEncoding):
         base: theta_i = base^(-2i / d_r)
         layout: "interleaved" or "half"
         fraction: the fraction of the head that rotates; the rest passes through unchanged
+        scaling: other frequencies, for inputs longer than those of training
 
     Raises:
-        ValueError: *layout*, *base* or *fraction* has a value that is not allowed
+        ValueError: an argument has a value that is not allowed
     """
 
     options = {
@@ -163,9 +173,28 @@ class RotaryEmbedding(PositionEncoding):
             "(i, i + d/2), as GPT-NeoX and LLaMA",
         ),
         "rope_fraction": Option(FRACTION, "fraction of each head's dimensions that rotates, in (0, 1]"),
+        "rope_scaling": Option(
+            "",
+            "other frequencies for longer inputs, in JSON with the keys of Hugging Face's rope_scaling, for example "
+            '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 128}',
+            canonical,
+        ),
+        **{
+            f"{side}_rope_scaling": Option(
+                "", f"that of the {side}; default: --rope-scaling", partial(canonical, flag=f"--{side}-rope-scaling")
+            )
+            for side in SIDES
+        },
     }
 
-    def __init__(self, head_dim: int, base: float = BASE, layout: str = LAYOUTS[0], fraction: float = FRACTION) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = BASE,
+        layout: str = LAYOUTS[0],
+        fraction: float = FRACTION,
+        scaling: Optional[RopeScaling] = None,
+    ) -> None:
         super().__init__()
         if layout not in LAYOUTS:
             raise ValueError(f"--rope-layout {layout}: must be one of {', '.join(LAYOUTS)}")
@@ -176,24 +205,68 @@ class RotaryEmbedding(PositionEncoding):
         self.base = float(base)
         self.layout = layout
         self.interleaved = layout == "interleaved"
+        self.scaling = scaling
+        self.theta = frequencies(self.dim, self.base)  # (d_r / 2)
+        self.attention_factor = 1.0
+        self.depends_on_length = False
+        if scaling is not None:
+            scaling.refuse_dimensions(self.dim, head_dim)
+            self.attention_factor = scaling.attention_factor()
+            self.depends_on_length = scaling.depends_on_length
+            if not scaling.depends_on_length:
+                self.theta = scaling.frequencies(self.theta, self.base)
         # cos and sin, each (length so far, d_r / 2); one attribute, for threads that share a model
         self._tables = (torch.empty(0), torch.empty(0))
 
     @classmethod
+    def options_of(cls, side: str) -> Dict[str, Option]:
+        others = {f"{other}_rope_scaling" for other in SIDES if other != side}
+        return {name: option for name, option in cls.options.items() if name not in others}
+
+    @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "RotaryEmbedding":
-        return cls(embed_dim // heads, options["rope_base"], options["rope_layout"], options["rope_fraction"])
+        rotation = options["rope_base"], options["rope_layout"], options["rope_fraction"]
+        flags = (f"{side}_rope_scaling", "rope_scaling")
+        flag = next((flag for flag in flags if options.get(flag)), None)
+        scaling = RopeScaling(options[flag], f"--{flag.replace('_', '-')}") if flag else None
+        return cls(embed_dim // heads, *rotation, scaling)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim} of {self.head_dim}, base={self.base:g}, layout={self.layout}"
+        scaling = "" if self.scaling is None else f", scaling={self.scaling.rope_type}"
+        return f"dim={self.dim} of {self.head_dim}, base={self.base:g}, layout={self.layout}{scaling}"
 
     def _longer_tables(self, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
         size = 256
         while size < length:
             size *= 2  # doubled, so that step-by-step decoding computes tables rarely
-        return rotary_tables(size, self.dim, self.base, device)
+        return self._scaled_tables(size, self.theta, device)
+
+    def _scaled_tables(self, length: int, theta: Tensor, device: torch.device) -> Tuple[Tensor, Tensor]:
+        cos, sin = rotary_tables(length, theta, device)
+        if self.attention_factor != 1.0:
+            return cos * self.attention_factor, sin * self.attention_factor
+        return cos, sin
+
+    def _tables_of_length(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
+        """Return :meth:`tables` with the frequencies of the source's length."""
+        assert self.scaling is not None
+        positions = offset + length
+        source = source_length()
+        key = (self, positions, device)
+        theta = self.scaling.frequencies(self.theta, self.base, positions if source is None else source)
+        cos, sin = once_per_forward_pass(key, self._scaled_tables, positions, theta, device)
+        return cos[offset:], sin[offset:]
 
     def tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-        """Return cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2)."""
+        """Return cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2).
+
+        With a scaling, they are multiplied by its attention factor.
+        """
+        if self.depends_on_length:
+            if torch.jit.is_scripting():
+                raise RuntimeError("--rope-scaling: TorchScript does not support dynamic and longrope")
+            else:
+                return self._tables_of_length(offset, length, device)
         cos, sin = self._tables
         # TorchScript compares devices with ==, but not with !=.
         if cos.size(0) < offset + length or not cos.device == device:

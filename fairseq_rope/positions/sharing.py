@@ -2,22 +2,40 @@
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import torch
 
-# The results that the layers of one side share in one forward pass, by their inputs. Each thread has its own value.
-_forward_pass: ContextVar[Optional[Dict[Any, Any]]] = ContextVar("fairseq_rope_forward_pass", default=None)
+
+class _Pass(NamedTuple):
+    """A forward pass of one side: the results that its layers share, by their inputs, and the source's length."""
+
+    results: Dict[Any, Any]
+    source_length: Optional[int]
+
+
+# Each thread has its own value.
+_forward_pass: ContextVar[Optional[_Pass]] = ContextVar("fairseq_rope_forward_pass", default=None)
 
 
 @contextmanager
-def forward_pass() -> Iterator[None]:
-    """Let the layers that are called in this context share the results of :func:`once_per_forward_pass`."""
-    token = _forward_pass.set({})
+def forward_pass(source_length: Optional[int] = None) -> Iterator[None]:
+    """Let the layers that are called in this context share the results of :func:`once_per_forward_pass`.
+
+    Args:
+        source_length: the number of positions of the longest source of the batch
+    """
+    token = _forward_pass.set(_Pass({}, source_length))
     try:
         yield
     finally:
         _forward_pass.reset(token)
+
+
+def source_length() -> Optional[int]:
+    """Return the length that :func:`forward_pass` was given; None if there is no source."""
+    current = _forward_pass.get()
+    return None if current is None else current.source_length
 
 
 def once_per_forward_pass(key: Tuple[Any, ...], compute: Callable[..., Any], *args: Any) -> Any:
@@ -26,9 +44,10 @@ def once_per_forward_pass(key: Tuple[Any, ...], compute: Callable[..., Any], *ar
     Tensors and modules in *key* are compared by identity. Outside :func:`forward_pass`, for example when activation
     checkpointing computes a layer again, it is computed anew.
     """
-    shared = _forward_pass.get()
-    if shared is None or is_compiling():
+    current = _forward_pass.get()
+    if current is None or is_compiling():
         return compute(*args)
+    shared = current.results
     key = (*key, torch.is_grad_enabled())
     if key not in shared:
         shared[key] = compute(*args)

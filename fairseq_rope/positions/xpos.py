@@ -38,7 +38,7 @@ class XPos(RotaryEmbedding):
     """
 
     options = {
-        **RotaryEmbedding.options,
+        **{name: RotaryEmbedding.options[name] for name in ("rope_base", "rope_layout", "rope_fraction")},
         "xpos_scale_base": Option(SCALE_BASE, "number of positions over which xPos scales a pair of dimensions once"),
     }
     sides = ("decoder",)

@@ -37,7 +37,8 @@ class Beams:
         source: keys and values of cross-attention by layer, each (N, H, S, D)
         source_mask: (N, 1, 1, S), added to the scores of cross-attention; None if no source is padded
         packed: the packed weight of the projection onto the vocabulary; None if the module must be called
-        like (argument only): a tensor with the type and device of keys and values
+        states (argument only): the output of the encoder (S, N, C)
+        source_length (attribute only): S
         position (attribute only): the position of the token of this step
         mask (attribute only): (N, 1, K, n * K), added to the scores of self-attention
         rows (attribute only): (N * K), the cache's row for each row of the caller; None while both orders are the same
@@ -51,15 +52,16 @@ class Beams:
         source: Dict[Any, Tuple[Tensor, ...]],
         source_mask: Optional[Tensor],
         packed: Optional[Tensor],
-        like: Tensor,
+        states: Tensor,
     ) -> None:
+        self.source_length = states.size(0)
         self.sentences, self.beam, self.position = sentences, beam, -1
         self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
         self.rows: Optional[Tensor] = None
         self._slots = list(range(sentences))  # the place of each of the caller's sentences
         self._cache: Dict[Any, Tensor] = {}  # by layer: keys and values (2, N, H, capacity * K, D)
         self._of_step: Dict[Any, Tensor] = {}  # results that the layers share in this step
-        self._scores = like.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
+        self._scores = states.new_full((sentences * beam, FIRST_CAPACITY * beam), float("-inf"))
 
     def begin_step(self, is_pad: Tensor) -> None:
         """Add a place for one more token of each hypothesis. *is_pad* (N * K): whether the token is padding."""

@@ -119,7 +119,7 @@ def step(decoder: Any, prev_output_tokens: Tensor, beams: Beams) -> Tuple[Tensor
     inner_states = [x.transpose(0, 1)]
     beams.begin_step(beams.arranged(tokens.squeeze(1).eq(decoder.padding_idx)))
     x = beams.arranged(x.squeeze(1))
-    with forward_pass():
+    with forward_pass(beams.source_length):
         for layer_step in beams.steps:
             x = layer_step(x, beams)
             inner_states.append((x if beams.rows is None else x.index_select(0, beams.rows)).unsqueeze(0))

@@ -29,7 +29,15 @@ Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 # The methods that a step replaces.
 LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
-    *(*CALL, "_attend", "_score_mask", "_shared_mask", "_split_heads", "reorder_incremental_state"),
+    *(
+        *CALL,
+        "_attend",
+        "_scaled_by_length",
+        "_score_mask",
+        "_shared_mask",
+        "_split_heads",
+        "reorder_incremental_state",
+    ),
     *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
 )
 PARTS = {
@@ -57,6 +65,7 @@ def bind(layer: Any) -> Optional[Step]:
         and _is_part(layer.dropout_module, Dropout)
         and _is_part(layer.activation_dropout_module, Dropout)
         and _can_step(self_attn.position)
+        and self_attn.average_length == cross_attn.average_length == 0.0
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
         and not any(m.training or getattr(m, "apply_during_inference", False) for m in layer.modules())
         and not (layer.need_attn or layer.onnx_trace)

@@ -38,6 +38,7 @@ QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
 LONGEST_SAMPLE = 128  # random words
+LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
 # The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
 # the share that a quantised model must translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
@@ -45,6 +46,7 @@ MAX_LEN_B = 50  # an output may have this many tokens more than its source, as i
 # Tokens, with the end, for which sinusoids and biases of distances are exported: CTranslate2 reads them from tables.
 # In models without tables, fairseq-rope translate has a similar limit (LONGEST).
 POSITIONS = 4096
+NO_ROTATION = 1e30  # a frequency that is divided by this number is 0
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
@@ -77,6 +79,20 @@ def is_supported(position: Any) -> bool:
     return position is None or type(position) in supported or is_bias_of_distance(position)
 
 
+def scaling_of(position: Any) -> Any:
+    """Return the RopeScaling of *position*; None if it has none, or if its frequencies are the usual ones."""
+    from ..positions.rotary import RotaryEmbedding
+
+    scaling = position.scaling if isinstance(position, RotaryEmbedding) else None
+    return None if scaling is None or scaling.rope_type == "default" else scaling
+
+
+def has_frequency_factors(position: Any) -> bool:
+    """Return whether CTranslate2 needs a factor for each frequency of *position*, as in its "Su" scaling."""
+    scaling = scaling_of(position)
+    return scaling is not None and scaling.rope_type in ("yarn", "llama3", "proportional")
+
+
 def name_of(position: Any) -> str:
     """Return the name of *position* in ``--position-encoding``, or that of its class if it has none there."""
     from ..positions import ENCODINGS
@@ -85,7 +101,7 @@ def name_of(position: Any) -> str:
     return next(names, type(position).__name__)
 
 
-def refuse_unsupported(model: Any, path: str) -> None:
+def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
     from torch import nn
@@ -110,6 +126,7 @@ def refuse_unsupported(model: Any, path: str) -> None:
         "no-cross-attention": cfg.no_cross_attention,
         "cross-self-attention": cfg.cross_self_attention,
         "base-layers": cfg.base_layers,
+        "attention-length-scaling": getattr(cfg, "attention_length_scaling", 0.0),
         f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
     }
     refuse_flags(flags)
@@ -134,6 +151,14 @@ def refuse_unsupported(model: Any, path: str) -> None:
                 refuse(f"its {name} has the position encoding {name_of(position_of(layer))}")
             if type(position_of(layer)) is not type(position_of(side.layers[0])):
                 refuse(f"layers of its {name} have different position encodings")
+            scaling = scaling_of(position_of(layer))
+            if scaling is not None and scaling.depends_on_length:
+                refuse(f"its {name} has --rope-scaling of the type {scaling.rope_type}")
+            if has_frequency_factors(position_of(layer)) and quantization in ("float16", "bfloat16"):
+                # It stores the factors of the frequencies in 16 bits and reads them as 32 bits.
+                refuse(
+                    f"its {name} has --rope-scaling of the type {scaling.rope_type} with --quantization {quantization}"
+                )
 
 
 # -- the model in CTranslate2's terms --------------------------------------------------------------
@@ -172,10 +197,19 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
             arguments["relative_position"] = True
         elif isinstance(position, RotaryEmbedding):
             arguments.update(rotary_dim=position.dim, rotary_interleave=position.interleaved, rotary_base=position.base)
+            scaling = scaling_of(position)
+            if has_frequency_factors(position):
+                arguments["rotary_scaling_type"] = attention_spec.RotaryScalingType.Su
+            elif scaling is not None and scaling.rope_type == "linear":
+                linear = attention_spec.RotaryScalingType.Linear
+                arguments.update(rotary_scaling_type=linear, rotary_scaling_factor=scaling.values["factor"])
+            elif scaling is not None:  # ntk
+                dim = position.dim
+                arguments["rotary_base"] = position.base * scaling.values["factor"] ** (dim / (dim - 2))
         elif side.embed_positions is None:
             # CTranslate2 adds sinusoids to a model without positions, but not if it rotates, here by angles of 0.
             linear = attention_spec.RotaryScalingType.Linear
-            arguments.update(rotary_dim=2, rotary_scaling_type=linear, rotary_scaling_factor=1e30)
+            arguments.update(rotary_dim=2, rotary_scaling_type=linear, rotary_scaling_factor=NO_ROTATION)
         return arguments
 
     encoder_spec = transformer_spec.TransformerEncoderSpec(**options(encoder, model.cfg.encoder))
@@ -193,6 +227,8 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
                 fairseq_converter.set_layer_norm(getattr(spec, name), getattr(side, name))
         for layer_spec, layer in zip(spec.layer, side.layers):
             _set_position(layer_spec.self_attention, position_of(layer), bidirectional=side is encoder)
+    for layer in (*encoder.layers, *decoder.layers):
+        _scale_queries(layer)
     for layer_spec, layer in zip(encoder_spec.layer, encoder.layers):
         fairseq_converter.set_transformer_encoder_layer(layer_spec, layer)
     for layer_spec, layer in zip(decoder_spec.layer, decoder.layers):
@@ -218,6 +254,7 @@ def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
     """Set the parameters of *position* in CTranslate2's specification of a self-attention."""
     import numpy as np
 
+    from ..positions.rotary import frequencies
     from ..positions.shaw import Shaw
 
     if is_bias_of_distance(position):
@@ -226,6 +263,23 @@ def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
     elif isinstance(position, Shaw):
         spec.relative_position_keys = position.relative_position_keys.numpy()
         spec.relative_position_values = position.relative_position_values.numpy()
+    elif has_frequency_factors(position):
+        factors = frequencies(position.dim, position.base) / position.theta
+        factors = factors.clamp(max=NO_ROTATION).float().numpy()
+        # CTranslate2 uses one of the two, by the length of the input.
+        spec.rotary_scaling_short_factor = spec.rotary_scaling_long_factor = factors
+
+
+def _scale_queries(layer: Any) -> None:
+    """Multiply the query projection of *layer* by the square of the attention factor of its RoPE scaling.
+
+    RoPE multiplies rotated queries and rotated keys by this factor, which CTranslate2 does not do.
+    """
+    attention, position = layer.self_attn, position_of(layer)
+    if scaling_of(position) is not None and position.attention_factor != 1.0:
+        for parameter in (attention.q_proj.weight, attention.q_proj.bias):
+            heads = parameter.unflatten(0, (attention.num_heads, attention.head_dim))
+            heads[:, : position.dim] *= position.attention_factor**2
 
 
 def _bias_table(position: Any, bidirectional: bool) -> Any:
@@ -367,8 +421,10 @@ class Reference:
     def __init__(self, model: Any, task: Any, **search: Any) -> None:
         self.model, self.task, self.search = model, task, search
         most = [positions(side) for side in (model.encoder, model.decoder)]
-        longest = min([LONGEST_SAMPLE, *(count - 1 for count in most if count is not None)])
-        fits_all = longest == LONGEST_SAMPLE
+        is_scaled = any(scaling_of(position_of(side.layers[0])) is not None for side in (model.encoder, model.decoder))
+        limit = LONGEST_SCALED_SAMPLE if is_scaled else LONGEST_SAMPLE
+        longest = min([limit, *(count - 1 for count in most if count is not None)])
+        fits_all = longest == limit
         self.real = [pair for pair in validation_pairs(task) if fits_all or max(map(len, pair)) <= longest]
         self.pairs = [*random_pairs(task, longest), *self.real]
 
@@ -653,7 +709,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     if type(task) is not TranslationTask:
         raise ExportError(f"--path {args.path}: its task is {type(task).__name__}, and must be --task translation")
     model = models[0].float().eval()
-    refuse_unsupported(model, args.path)
+    refuse_unsupported(model, args.path, args.quantization)
     kind, file = subwords(args, task.source_dictionary)
     source, target = task.cfg.source_lang, task.cfg.target_lang
     settings = {

@@ -1,5 +1,6 @@
 """The options of our models: their defaults, and which values are refused."""
 
+import math
 from argparse import Namespace
 from dataclasses import field, make_dataclass
 from typing import Any, Dict, Optional, Type, Union, cast
@@ -13,6 +14,25 @@ from ..errors import InputError
 from ..patches.loading import option as option_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.interface import SIDES, Option
+from ..positions.scaling import RopeScaling
+
+
+def length_scaling(value: Any) -> float:
+    """Return *value*, an average length; raise a ValueError if it is neither 0 nor above 1."""
+    if type(value) not in (int, float) or not (value == 0 or 1 < value < math.inf):
+        raise ValueError(f"--attention-length-scaling {value}: must be a number above 1, or 0")
+    return float(value)
+
+
+# options of self- and cross-attention with any encoding
+OF_ATTENTION = {
+    "attention_length_scaling": Option(
+        0.0,
+        "average number of tokens of a training sentence: queries of self- and cross-attention are multiplied by "
+        "ln(number of keys) / ln(this number); 0: they are not",
+        length_scaling,
+    )
+}
 
 
 def all_options() -> Dict[str, Option]:
@@ -27,7 +47,7 @@ def config_class() -> Type[TransformerConfig]:
         choices[f"{side}_position_encoding"] = Option(None, f"that of the {side}; default: --position-encoding")
     options = [
         (name, type(default) if default is not None else Optional[str], field(default=default, metadata={"help": text}))
-        for name, (default, text) in {**choices, **all_options()}.items()
+        for name, (default, text, _) in {**choices, **OF_ATTENTION, **all_options()}.items()
     ]
     return make_dataclass("TransformerRopeConfig", options, bases=(TransformerConfig,))
 
@@ -56,13 +76,36 @@ def position_options(args: Any) -> Dict[str, Any]:
     if option_of(args, "position_encoding") is None and option_of(args, "rope_base") is None:
         absent = option_of(args, "no_token_positional_embeddings")
         learned = {side: option_of(args, f"{side}_learned_pos") for side in SIDES}
-        return {
+        names = {
             f"{side}_position_encoding": "none" if absent else "learned" if learned[side] else "sinusoidal"
             for side in SIDES
         }
+        return {**names, **{name: option.default for name, option in OF_ATTENTION.items()}}
     names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
-    given = {name: (option_of(args, name), option.default) for name, option in used_options(args).items()}
-    return {**names, **{name: default if value is None else value for name, (value, default) in given.items()}}
+    options = {**used_options(args), **OF_ATTENTION}
+    return {**names, **{name: value_of(args, name, option) for name, option in options.items()}}
+
+
+def value_of(args: Any, name: str, option: Option) -> Any:
+    """Return the value of the option *name* in *args*, or its default.
+
+    Raises:
+        InputError: the value is not allowed
+    """
+    value, kind = option_of(args, name), type(option.default)
+    if value is None:
+        return option.default
+    if option.read is not None:
+        try:
+            return option.read(value)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+    if not isinstance(value, (float, int) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+        raise InputError(f"--{name.replace('_', '-')} {value}: must be {KINDS.get(kind, kind.__name__)}")
+    return value
+
+
+KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def option_dict(args: DictConfig) -> Dict[str, Any]:
@@ -133,24 +176,17 @@ def refuse_encodings(args: Union[Namespace, DictConfig]) -> None:
                 f"{flag} {name}: is for the {other} only; use --{side}-position-encoding {DEFAULT} "
                 f"--{other}-position-encoding {name}"
             )
-    used = used_options(args)
-    for option, (default, _) in all_options().items():
-        value = getattr(args, option, None)
-        if value is None or value is False:
-            continue
-        flag = f"--{option.replace('_', '-')} {value}"
-        if option not in used:
-            users = [name for name, encoding in ENCODINGS.items() if option in encoding.options]
+    used = {**used_options(args), **OF_ATTENTION}
+    for name, option in {**all_options(), **OF_ATTENTION}.items():
+        value = getattr(args, name, None)
+        if name in used:
+            value_of(args, name, option)
+        elif not (value is None or value is False or value == ""):
+            users = [name_of for name_of, encoding in ENCODINGS.items() if name in encoding.options]
             raise InputError(
-                f"{flag}: is not used by the position encodings {names['encoder']} (encoder) and "
-                f"{names['decoder']} (decoder), but by {' and '.join(users)}"
+                f"--{name.replace('_', '-')} {value}: is not used by the position encodings {names['encoder']} "
+                f"(encoder) and {names['decoder']} (decoder), but by {' and '.join(users)}"
             )
-        kind = type(default)
-        if not isinstance(value, (float, int) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
-            raise InputError(f"{flag}: must be {KINDS.get(kind, kind.__name__)}")
-
-
-KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
@@ -165,6 +201,14 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
             f"--full-context-alignment: lets the decoder see later words, and the position encoding "
             f"{encoding_name(args, 'decoder')} is for earlier ones only; drop one of the two"
         )
+    for name, text in position_options(args).items():
+        if name.endswith("rope_scaling") and text and args.checkpoint_activations:
+            scaling = RopeScaling(text, f"--{name.replace('_', '-')}")
+            if scaling.depends_on_length:  # a layer that is computed again does not know the length of the source
+                raise ValueError(
+                    f"{scaling.flag} {text}: does not work with --checkpoint-activations, because the frequencies of "
+                    f"{scaling.rope_type} depend on the length of the source; drop one of the two"
+                )
     for side in SIDES:
         heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
         if heads < 1 or width % heads:

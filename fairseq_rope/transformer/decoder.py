@@ -105,7 +105,8 @@ class Decoder(TransformerDecoderBase):
                     search.begin(self, DECODER, prev_output_tokens, encoder_out, incremental_state)
                 if search.STATE in incremental_state:
                     return search.step(self, prev_output_tokens, search.beams_of(incremental_state))
-            with forward_pass():
+            states = encoder_out["encoder_out"] if encoder_out is not None else []
+            with forward_pass(states[0].size(0) if states else None):
                 return self.extract_features_scriptable(
                     *(prev_output_tokens, encoder_out, incremental_state),
                     *(full_context_alignment, alignment_layer, alignment_heads),

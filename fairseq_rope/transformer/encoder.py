@@ -42,7 +42,7 @@ class Encoder(TransformerEncoderBase):
     ) -> Dict[str, List[Tensor]]:
         """Return fairseq's output. The layers share the masks and biases of the scores."""
         if not torch.jit.is_scripting():
-            with forward_pass():
+            with forward_pass(src_tokens.size(1)):
                 return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
 

@@ -18,7 +18,7 @@ from ..positions.absolute import NoPositions
 
 def build_self_attention(cfg: TransformerConfig, side: Any) -> SelfAttention:
     """Return the self-attention of one layer of *side* (cfg.encoder or cfg.decoder), without positions yet."""
-    return SelfAttention(
+    attention = SelfAttention(
         side.embed_dim,
         side.attention_heads,
         NoPositions(),
@@ -26,6 +26,8 @@ def build_self_attention(cfg: TransformerConfig, side: Any) -> SelfAttention:
         q_noise=cfg.quant_noise.pq,
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
+    attention.average_length = cfg.attention_length_scaling
+    return attention
 
 
 class EncoderLayer(ResidualInPlace, TransformerEncoderLayerBase):
@@ -56,6 +58,7 @@ class DecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
             qn_block_size=self.quant_noise_block_size,
         )
         attention.dropout_module.module_name = "MultiheadAttention"
+        attention.average_length = cfg.attention_length_scaling
         return attention
 
 

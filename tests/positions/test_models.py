@@ -360,7 +360,9 @@ def test_a_checkpoint_that_lacks_some_parameters_of_its_encoding_is_refused(buil
 def test_options_of_an_older_version_are_rotary(task):
     rotation = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
     sides = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
-    assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation}
+    without = dict.fromkeys(("rope_scaling", "encoder_rope_scaling", "decoder_rope_scaling"), "")
+    without["attention_length_scaling"] = 0.0
+    assert position_options(Namespace(arch="transformer_rope", **rotation)) == {**sides, **rotation, **without}
     fairseqs = {
         "sinusoidal": {},
         "none": {"no_token_positional_embeddings": True},

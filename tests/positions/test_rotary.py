@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies
 
-from fairseq_rope.positions.rotary import LAYOUTS, RotaryEmbedding, rotary_dim, rotary_tables, rotate
+from fairseq_rope.positions.rotary import LAYOUTS, RotaryEmbedding, frequencies, rotary_dim, rotary_tables, rotate
 
 
 def rotate_by_the_paper(x, offset, base, layout, dim):
@@ -72,7 +72,7 @@ def test_layouts_are_a_permutation_of_one_another():
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_the_bound_on_scores_decays_with_distance(head_dim):
     # Section 3.4.3, equation 37: the mean of |S_j| over j bounds the score at relative distance m.
-    cos, sin = rotary_tables(512, head_dim, 10000.0, torch.device("cpu"))
+    cos, sin = rotary_tables(512, frequencies(head_dim), torch.device("cpu"))
     partial_sums = torch.complex(cos.double(), sin.double()).cumsum(dim=1)
     bound = partial_sums.abs().mean(dim=1)
     # It ripples as in the paper's figure 2, so compare means over doubling distances.
@@ -83,7 +83,7 @@ def test_the_bound_on_scores_decays_with_distance(head_dim):
 
 def test_float64_input_is_rotated_in_float64():
     x = torch.randn(4, 8, dtype=torch.float64)
-    cos, sin = rotary_tables(4, 8, 10000.0, torch.device("cpu"))
+    cos, sin = rotary_tables(4, frequencies(8), torch.device("cpu"))
     out = rotate(x, cos, sin, interleaved=False)
     x1, x2 = x[:, :4], x[:, 4:]
     exact = torch.cat([x1 * cos.double() - x2 * sin.double(), x1 * sin.double() + x2 * cos.double()], 1)

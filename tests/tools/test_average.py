@@ -15,7 +15,7 @@ from fairseq_rope.patches import loading
 from fairseq_rope.patches.loading import load_checkpoint
 from fairseq_rope.positions.interface import SIDES
 from fairseq_rope.tools.average import MEANING, main
-from fairseq_rope.transformer.config import all_options
+from fairseq_rope.transformer.config import OF_ATTENTION, all_options
 
 
 def save(folder, name, weights, **more):
@@ -253,7 +253,7 @@ def test_the_compared_options_are_those_that_change_the_output_of_the_same_weigh
         parser = ArgumentParser(add_help=False, conflict_handler="resolve")
         MODEL_REGISTRY[model].add_args(parser)
         flags[model] = {action.dest for action in parser._actions}
-    positions = {*all_options(), "position_encoding", *(f"{side}_position_encoding" for side in SIDES)}
+    positions = {*all_options(), *OF_ATTENTION, "position_encoding", *(f"{side}_position_encoding" for side in SIDES)}
     assert set().union(*flags.values()) - SHARING - NOT_BUILT - positions == set(OTHER_VALUES)
 
     source, previous = torch.randint(4, 40, (2, 2, 7))

@@ -99,6 +99,15 @@ EXPORTED = {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
     },
 }  # fmt: skip
+TRAINED = {"original_max_position_embeddings": 40}
+SCALINGS = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4},
+    "ntk": {"rope_type": "ntk", "factor": 4},
+    "yarn": {"rope_type": "yarn", "factor": 4, "beta_fast": 4, **TRAINED},
+    "llama3": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, **TRAINED},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}
 ENCODINGS = {
     **{name: {"position_encoding": name} for name in ("none", "sinusoidal", "learned")},
     **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "kerple")},
@@ -109,6 +118,11 @@ ENCODINGS = {
     "near vectors": {"position_encoding": "shaw", "max_relative_positions": 1},
     "alibi and rope": {"encoder_position_encoding": "alibi", "decoder_position_encoding": "rope"},
     "rope and t5": {"encoder_position_encoding": "rope", "decoder_position_encoding": "t5"},
+    **{f"rope, {name}": {"rope_scaling": scaling} for name, scaling in SCALINGS.items()},
+    "yarn, half, a fraction": {"rope_scaling": SCALINGS["yarn"], "rope_layout": "half", "rope_fraction": 0.5},
+    "yarn and llama3": {"encoder_rope_scaling": SCALINGS["yarn"], "decoder_rope_scaling": SCALINGS["llama3"]},
+    "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
+    "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
     "shaw and none": {"encoder_position_encoding": "shaw", "decoder_position_encoding": "none"},
     "learned and shaw": {"encoder_position_encoding": "learned", "decoder_position_encoding": "shaw"},
     "none and sinusoidal": {"encoder_position_encoding": "none", "decoder_position_encoding": "sinusoidal"},
@@ -161,11 +175,19 @@ def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task
             refuse_unsupported(model, "model.pt")
 
 
-@pytest.mark.parametrize("arch, encoding", [("transformer_tiny", {}), ("transformer_rope_tiny", ENCODINGS["alibi"])])
+@pytest.mark.parametrize(
+    "arch, encoding",
+    [
+        ("transformer_tiny", {}),
+        ("transformer_rope_tiny", ENCODINGS["alibi"]),
+        ("transformer_rope_tiny", {"rope_scaling": SCALINGS["yarn"]}),
+        ("transformer_rope_tiny", {"rope_scaling": SCALINGS["ntk"]}),
+    ],
+)
 def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_path, arch, encoding):
-    model = build(arch, max_source_positions=2000, max_target_positions=2000, **encoding)
+    model = build(arch, max_source_positions=3000, max_target_positions=3000, **encoding)
     translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
-    pairs = [([task.source_dictionary.nspecial] * 1500, [task.target_dictionary.nspecial] * 1400)]
+    pairs = [([task.source_dictionary.nspecial] * 2100, [task.target_dictionary.nspecial] * 1400)]
     (actual,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
@@ -255,6 +277,13 @@ REFUSED = {
     "its encoder has the position encoding transformer-xl": {"position_encoding": "transformer-xl"},
     "its decoder has the position encoding transformer-xl": {"decoder_position_encoding": "transformer-xl"},
     "its decoder has the position encoding xpos": {"decoder_position_encoding": "xpos"},
+    "its encoder has --rope-scaling of the type dynamic": {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2, **TRAINED}
+    },
+    "its decoder has --rope-scaling of the type longrope": {
+        "decoder_rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 16, "long_factor": [2] * 16, **TRAINED}
+    },
+    "--attention-length-scaling": {"attention_length_scaling": 20.0},
 }
 
 
@@ -263,6 +292,14 @@ def test_unsupported_options_are_refused_by_name(build, flag):
     model = build(**{"arch": "transformer_rope_tiny", **REFUSED[flag]})
     with pytest.raises(ExportError, match=f"--path model.pt: .*{flag}, which CTranslate2 does not support"):
         refuse_unsupported(model, "model.pt")
+
+
+@pytest.mark.parametrize("quantization", ["float16", "bfloat16"])
+def test_factors_of_frequencies_in_16_bits_are_refused(build, quantization):
+    message = f"its encoder has --rope-scaling of the type yarn with --quantization {quantization}, which CTranslate2"
+    with pytest.raises(ExportError, match=message):
+        refuse_unsupported(build(rope_scaling=SCALINGS["yarn"]), "model.pt", quantization)
+    refuse_unsupported(build(rope_scaling=SCALINGS["linear"]), "model.pt", quantization)
 
 
 def quantised(model):
@@ -338,7 +375,8 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     settings = json.loads((folder / "fairseq_rope.json").read_text())
     assert (settings["source"], settings["target"], settings["quantization"]) == ("en", "de", "float32")
     assert settings["positions"] == {"source": None, "target": None, "counts_padding": True}
-    assert settings["model"] == {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope", **ROPE}
+    encodings = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
+    assert {**encodings, **ROPE, "attention_length_scaling": 0.0}.items() <= settings["model"].items()
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq-rope translate --model ." in (folder / "README.md").read_text()
     assert settings["sha256"] == {
@@ -356,7 +394,8 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     assert "differ from the checkpoint's by" in report and "of the validation set" not in report
     settings = json.loads((tmp_path / "exported" / "fairseq_rope.json").read_text())
     assert settings["positions"] == {"source": 4096, "target": 4096, "counts_padding": False}
-    assert set(settings["model"].values()) == {"sinusoidal"}
+    encodings = {"encoder_position_encoding": "sinusoidal", "decoder_position_encoding": "sinusoidal"}
+    assert settings["model"] == {**encodings, "attention_length_scaling": 0.0}
 
 
 @pytest.mark.usefixtures("without_validation_set")
@@ -370,7 +409,7 @@ def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_b
     settings = json.loads((folder / "fairseq_rope.json").read_text())
     assert settings["positions"] == {"source": 40, "target": None, "counts_padding": True}
     encodings = {"encoder_position_encoding": "alibi", "decoder_position_encoding": "rope"}
-    assert settings["model"] == {**encodings, "alibi_type": "asymmetric", **ROPE}
+    assert {**encodings, "alibi_type": "asymmetric", **ROPE}.items() <= settings["model"].items()
     lines = Translator(str(folder)).translate_lines(["dog " * 39, "dog " * 40])
     assert next(lines)
     with pytest.raises(TranslateError, match="line 2 has 40 tokens, more than the limit of this model, 39: split"):

@@ -51,6 +51,11 @@ def test_every_option_is_that_of_fairseqs_architecture_or_of_the_position_encodi
     for side, encoding in (("encoder", encoder), ("decoder", decoder)):
         assert (chosen[f"{side}_position_encoding"] or chosen["position_encoding"]) == encoding
     added = {**OPTIONS.get(encoder, {}), **OPTIONS.get(decoder, {}), "no_token_positional_embeddings": True}
+    added["attention_length_scaling"] = 0.0
+    if encoder == "rope":
+        added.update(rope_scaling="", encoder_rope_scaling="")
+    if decoder == "rope":
+        added.update(rope_scaling="", decoder_rope_scaling="")
     assert vars(ours) == {**vars(stock), **added}
 
 

@@ -1,0 +1,247 @@
+"""RoPE for inputs longer than those of training: other frequencies, and a factor for queries and keys.
+
+The names and keys are those of Hugging Face's ``rope_scaling`` (``transformers/modeling_rope_utils.py``), with ``ntk``
+added. For d_r rotating dimensions, pair i has the frequency theta_i = base^(-2i/d_r). Let s be ``factor``, and L
+be ``original_max_position_embeddings``: the number of tokens of the longest training sentence on that side, with the
+end of the sentence.
+
+============  ====================================================================================================
+rope_type     frequency of pair i
+============  ====================================================================================================
+default       theta_i
+linear        theta_i / s: position interpolation (Chen et al. 2023, arXiv:2306.15595)
+ntk           theta_i with the base * s^(d_r / (d_r - 2)) (bloc97 2023, "NTK-aware scaled RoPE")
+dynamic       as ntk, with s * l / L - (s - 1) in place of s; l is the length of the input, at least L
+yarn          between theta_i (pairs that rotate more than beta_fast times within L) and theta_i / s (less than
+              beta_slow times) (Peng et al. 2023, arXiv:2309.00071)
+llama3        between theta_i (wavelength below L / high_freq_factor) and theta_i / s (above L / low_freq_factor)
+              (Grattafiori et al. 2024, arXiv:2407.21783)
+longrope      theta_i / short_factor_i, or theta_i / long_factor_i if the input is longer than L (Ding et al. 2024,
+              arXiv:2402.13753)
+proportional  theta_i / s for the first partial_rotary_factor of the pairs, and 0 for the others (Barbero et al. 2024,
+              "Round and round we go!", arXiv:2410.06205)
+============  ====================================================================================================
+
+In ``yarn`` and ``longrope``, rotated queries and keys are also multiplied by an attention factor.
+
+In ``dynamic`` and ``longrope``, the frequencies depend on the length of the input. That is the number of positions of
+the longest source in the batch, padding included, for the encoder and for the decoder. So it is known before a search
+starts, all cached keys have the same frequencies, and step-by-step decoding computes what scoring computes.
+"""
+
+import json
+import math
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Union
+
+import torch
+from torch import Tensor
+
+REQUIRED = object()
+
+
+class Key(NamedTuple):
+    """A key of a scaling: its default, or REQUIRED; whether a value is allowed; and which values are allowed."""
+
+    default: Any
+    is_allowed: Callable[[Any], bool]
+    allowed: str
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_number(number) and number > 0 for number in value)
+
+
+def _factor(default: Any = REQUIRED) -> Key:
+    return Key(default, lambda value: _is_number(value) and value >= 1, "a number of at least 1")
+
+
+def _positive(default: Any = REQUIRED) -> Key:
+    optional = default is None
+    return Key(default, lambda value: value is None and optional or _is_number(value) and value > 0, "a number above 0")
+
+
+_LENGTH = Key(REQUIRED, lambda value: type(value) is int and value > 1, "an integer above 1")
+_LIST = Key(REQUIRED, _is_list, "a list of numbers above 0")
+KEYS: Dict[str, Dict[str, Key]] = {
+    "default": {},
+    "linear": {"factor": _factor()},
+    "ntk": {"factor": _factor()},
+    "dynamic": {"factor": _factor(), "original_max_position_embeddings": _LENGTH},
+    "yarn": {
+        "factor": _factor(),
+        "original_max_position_embeddings": _LENGTH,
+        "beta_fast": _positive(32),
+        "beta_slow": _positive(1),
+        "attention_factor": _positive(None),
+        "mscale": _positive(None),
+        "mscale_all_dim": _positive(None),
+        "truncate": Key(True, lambda value: type(value) is bool, "true or false"),
+    },
+    "llama3": {
+        "factor": _factor(),
+        "original_max_position_embeddings": _LENGTH,
+        "low_freq_factor": _positive(),
+        "high_freq_factor": _positive(),
+    },
+    "longrope": {
+        "short_factor": _LIST,
+        "long_factor": _LIST,
+        "original_max_position_embeddings": _LENGTH,
+        "factor": _factor(1.0),
+        "attention_factor": _positive(None),
+    },
+    "proportional": {
+        "partial_rotary_factor": Key(
+            REQUIRED, lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]"
+        ),
+        "factor": _factor(1.0),
+    },
+}
+
+
+class RopeScaling:
+    """A scaling of RoPE's frequencies.
+
+    Args:
+        given: JSON text, or a mapping, with ``rope_type`` and the keys of that type
+        flag: the flag that it comes from, for messages
+
+    Attributes:
+        rope_type: a key of KEYS
+        values: the value of each key of that type
+        depends_on_length: whether the frequencies depend on the length of the input
+
+    Raises:
+        ValueError: *given* is not JSON, or a key or value is not allowed; the message names the flag and the key
+    """
+
+    def __init__(self, given: Union[str, Mapping[str, Any]], flag: str = "--rope-scaling") -> None:
+        self.flag = flag
+        try:
+            read = json.loads(given) if isinstance(given, str) else dict(given)
+            if not isinstance(read, dict):
+                raise ValueError("it is not an object")
+        except ValueError as error:
+            example = '{"rope_type": "linear", "factor": 4}'
+            raise ValueError(f"{flag} {given}: must be a JSON object like {example} ({error})") from None
+        self.text = json.dumps(read, sort_keys=True)
+        self.rope_type = read.pop("rope_type", None)
+        if not isinstance(self.rope_type, str) or self.rope_type not in KEYS:
+            self._refuse(f"rope_type is {json.dumps(self.rope_type)}, and must be one of {', '.join(KEYS)}")
+        keys = KEYS[self.rope_type]
+        unknown = next((key for key in read if key not in keys), None)
+        if unknown is not None:
+            base = "; the base is --rope-base" if unknown == "rope_theta" else ""
+            self._refuse(f"{self.rope_type} has no key {unknown}, but {', '.join(keys) or 'none'}{base}")
+        self.values = {name: read.get(name, key.default) for name, key in keys.items()}
+        for name, value in self.values.items():
+            if value is REQUIRED:
+                self._refuse(f"{self.rope_type} needs the key {name}")
+            if not keys[name].is_allowed(value):
+                self._refuse(f"{name} is {json.dumps(value)}, and must be {keys[name].allowed}")
+        for less, more in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if less in self.values and self.values[less] >= self.values[more]:
+                self._refuse(f"{less} is {self.values[less]:g}, and must be below {more}, {self.values[more]:g}")
+        self.depends_on_length = self.rope_type in ("dynamic", "longrope")
+
+    def _refuse(self, problem: str) -> None:
+        raise ValueError(f"{self.flag} {self.text}: {problem}")
+
+    def refuse_dimensions(self, dim: int, head_dim: int) -> None:
+        """Raise a ValueError if heads of *head_dim* dimensions, of which *dim* rotate, cannot have this scaling."""
+        if self.rope_type == "proportional" and dim != head_dim:
+            self._refuse(f"needs --rope-fraction 1, not {dim / head_dim:g}; partial_rotary_factor limits the rotation")
+        if self.rope_type in ("ntk", "dynamic") and dim == 2:
+            self._refuse("needs at least 4 rotating dimensions in a head")
+        for name in ("short_factor", "long_factor"):
+            if name in self.values and len(self.values[name]) != dim // 2:
+                self._refuse(
+                    f"{name} has {len(self.values[name])} numbers, and must have {dim // 2}, one for each pair"
+                )
+
+    def frequencies(self, theta: Tensor, base: float, length: int = 0) -> Tensor:
+        """Return the frequency of each pair: float64 (d_r / 2).
+
+        Args:
+            theta: the frequencies without scaling, base^(-2i/d_r): float64 (d_r / 2)
+            base: that of the rotation
+            length: that of the input; used if ``depends_on_length``
+        """
+        if self.rope_type == "default":
+            return theta
+        scale = getattr(self, f"_{self.rope_type}")
+        scaled: List[float] = scale(theta.tolist(), 2 * len(theta), base, length)
+        return torch.tensor(scaled, dtype=torch.float64)
+
+    def attention_factor(self) -> float:
+        """Return the number by which rotated queries and keys are multiplied."""
+        given, factor = self.values.get("attention_factor"), self.values.get("factor", 1.0)
+        if given is not None:
+            return float(given)
+        if self.rope_type == "longrope":
+            return math.sqrt(1 + math.log(factor) / math.log(self.values["original_max_position_embeddings"]))
+        if self.rope_type == "yarn":
+            mscale, mscale_all_dim = self.values["mscale"], self.values["mscale_all_dim"]
+            if mscale and mscale_all_dim:
+                return (0.1 * mscale * math.log(factor) + 1) / (0.1 * mscale_all_dim * math.log(factor) + 1)
+            return 0.1 * math.log(factor) + 1
+        return 1.0
+
+    # -- the frequencies of each type; arguments: theta, d_r, base, length ----------------------------------
+
+    def _linear(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        return [frequency / self.values["factor"] for frequency in theta]
+
+    def _ntk(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        return self._with_larger_base(self.values["factor"], dim, base)
+
+    def _dynamic(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        factor, longest = self.values["factor"], self.values["original_max_position_embeddings"]
+        return self._with_larger_base(factor * max(length, longest) / longest - (factor - 1), dim, base)
+
+    @staticmethod
+    def _with_larger_base(factor: float, dim: int, base: float) -> List[float]:
+        larger = base * factor ** (dim / (dim - 2))
+        return [larger ** (-2 * i / dim) for i in range(dim // 2)]
+
+    def _yarn(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        longest = self.values["original_max_position_embeddings"]
+
+        def pair_that_rotates(times: float) -> float:
+            """Return the pair, as a real number, that rotates this many times in the longest training sentence."""
+            return dim * math.log(longest / (2 * math.pi * times)) / (2 * math.log(base))
+
+        low, high = pair_that_rotates(self.values["beta_fast"]), pair_that_rotates(self.values["beta_slow"])
+        if self.values["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        if low == high:
+            high += 0.001
+        interpolated = [min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
+        factor = self.values["factor"]
+        return [part * one / factor + (1 - part) * one for one, part in zip(theta, interpolated)]
+
+    def _llama3(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        factor, longest = self.values["factor"], self.values["original_max_position_embeddings"]
+        low, high = self.values["low_freq_factor"], self.values["high_freq_factor"]
+        # 1 if the wavelength is below L / high, 0 if it is above L / low
+        kept = [min(max((longest * one / (2 * math.pi) - low) / (high - low), 0), 1) for one in theta]
+        return [part * one + (1 - part) * one / factor for one, part in zip(theta, kept)]
+
+    def _longrope(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        is_long = length > self.values["original_max_position_embeddings"]
+        factors = self.values["long_factor" if is_long else "short_factor"]
+        return [one / factor for one, factor in zip(theta, factors)]
+
+    def _proportional(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
+        rotating = int(self.values["partial_rotary_factor"] * dim // 2)
+        return [one / self.values["factor"] if i < rotating else 0.0 for i, one in enumerate(theta)]
+
+
+def canonical(given: Union[str, Mapping[str, Any]], flag: str = "--rope-scaling") -> str:
+    """Return *given* as JSON with sorted keys; "" stays "". Raises the ValueError of :class:`RopeScaling`."""
+    return RopeScaling(given, flag).text if given else ""

@@ -1,0 +1,431 @@
+"""RoPE for longer inputs: frequencies beside their formulas and Hugging Face's functions, and models with them."""
+
+import json
+import math
+from argparse import Namespace
+from itertools import product
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_rope.errors import InputError
+from fairseq_rope.positions.rotary import RotaryEmbedding, frequencies
+from fairseq_rope.positions.scaling import KEYS, RopeScaling
+from fairseq_rope.positions.sharing import forward_pass
+from fairseq_rope.transformer.config import position_options, set_defaults
+from tests.commands import train
+from tests.positions.test_encodings import future
+from tests.search.test_search import assert_same, fast, search, search_both_ways
+from tests.search.test_search import batch as sentences
+
+L = "original_max_position_embeddings"
+
+
+def scaling(rope_type, **keys):
+    return {"rope_type": rope_type, **keys}
+
+
+def rising(dim, first, last):
+    return [first + (last - first) * i / (dim // 2) for i in range(dim // 2)]
+
+
+# -- frequencies ---------------------------------------------------------------------------------------
+
+# Formulas of the papers, one number at a time: (pair i, dim, base, length, keys) -> frequency.
+
+
+def larger_base(i, dim, base, times):
+    return (base * times ** (dim / (dim - 2))) ** (-2 * i / dim)
+
+
+def yarn(i, dim, base, length, s):
+    """Equations 17 to 23 of arXiv:2309.00071, with rounded limits as in the paper's code."""
+
+    def dimension(rotations):
+        return dim * math.log(s[L] / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension(s.get("beta_fast", 32)), dimension(s.get("beta_slow", 1))
+    if s.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    gamma = 1 - min(max((i - low) / ((high - low) or 0.001), 0), 1)
+    theta = base ** (-2 * i / dim)
+    return (1 - gamma) * theta / s["factor"] + gamma * theta
+
+
+def llama3(i, dim, base, length, s):
+    theta = base ** (-2 * i / dim)
+    wavelength = 2 * math.pi / theta
+    if wavelength < s[L] / s["high_freq_factor"]:
+        return theta
+    if wavelength > s[L] / s["low_freq_factor"]:
+        return theta / s["factor"]
+    smooth = (s[L] / wavelength - s["low_freq_factor"]) / (s["high_freq_factor"] - s["low_freq_factor"])
+    return (1 - smooth) * theta / s["factor"] + smooth * theta
+
+
+def dynamic(i, dim, base, length, s):
+    longest = max(length, s[L])
+    return larger_base(i, dim, base, s["factor"] * longest / s[L] - (s["factor"] - 1))
+
+
+def longrope(i, dim, base, length, s):
+    return base ** (-2 * i / dim) / s["long_factor" if length > s[L] else "short_factor"][i]
+
+
+def proportional(i, dim, base, length, s):
+    rotates = i < int(s["partial_rotary_factor"] * dim // 2)
+    return base ** (-2 * i / dim) / s.get("factor", 1) if rotates else 0.0
+
+
+FORMULAS = {
+    "default": lambda i, dim, base, length, s: base ** (-2 * i / dim),
+    "linear": lambda i, dim, base, length, s: base ** (-2 * i / dim) / s["factor"],
+    "ntk": lambda i, dim, base, length, s: larger_base(i, dim, base, s["factor"]),
+    "dynamic": dynamic,
+    "yarn": yarn,
+    "llama3": llama3,
+    "longrope": longrope,
+    "proportional": proportional,
+}
+LLAMA3 = {L: 8192, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def cases(dim):
+    factors = {"short_factor": rising(dim, 1, 2), "long_factor": rising(dim, 1, 9), L: 128, "factor": 4.0}
+    return [
+        scaling("default"),
+        scaling("linear", factor=4.0),
+        scaling("ntk", factor=4.0),
+        scaling("dynamic", factor=2.0, **{L: 128}),
+        scaling("yarn", factor=8.0, **{L: 2048}),
+        scaling("yarn", factor=4.0, beta_fast=4, beta_slow=0.5, **{L: 64}),
+        scaling("yarn", factor=4.0, truncate=False, mscale=1.0, mscale_all_dim=0.8, **{L: 512}),
+        scaling("yarn", factor=4.0, attention_factor=1.1, **{L: 512}),
+        scaling("llama3", **LLAMA3),
+        scaling("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=8.0, **{L: 128}),
+        scaling("longrope", **factors),
+        scaling("longrope", attention_factor=1.2, **factors),
+        scaling("proportional", partial_rotary_factor=0.25),
+        scaling("proportional", partial_rotary_factor=0.5, factor=2.0),
+    ]
+
+
+SIZES = [(16, 10000.0), (32, 10000.0), (64, 10000.0), (64, 500000.0), (128, 1000.0)]
+LENGTHS = (20, 128, 500)
+
+
+@pytest.mark.parametrize("dim, base", SIZES)
+def test_frequencies_are_those_of_the_formula(dim, base):
+    for case, length in product(cases(dim), LENGTHS):
+        actual = RopeScaling(case).frequencies(frequencies(dim, base), base, length)
+        expected = [FORMULAS[case["rope_type"]](i, dim, base, length, case) for i in range(dim // 2)]
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_frequencies_and_attention_factors_are_hugging_faces():
+    rope_utils = pytest.importorskip(
+        "transformers.modeling_rope_utils", reason="Hugging Face's transformers is not installed"
+    )
+    from transformers import LlamaConfig
+
+    compared = set()
+    for (dim, base), length in product(SIZES, LENGTHS):
+        for case in cases(dim):
+            compute = rope_utils.ROPE_INIT_FUNCTIONS.get(case["rope_type"])
+            if compute is None:
+                continue
+            options = {"max_position_embeddings": case.get(L, 2048), "rope_parameters": {**case, "rope_theta": base}}
+            config = LlamaConfig(hidden_size=dim, num_attention_heads=1, **options)
+            expected, factor = compute(config, "cpu", seq_len=length)
+            ours = RopeScaling(case)
+            actual = ours.frequencies(frequencies(dim, base), base, length)
+            torch.testing.assert_close(actual, expected.double(), rtol=1e-5, atol=1e-12)
+            assert ours.attention_factor() == pytest.approx(factor)
+            compared.add(case["rope_type"])
+    assert compared == set(KEYS) - {"default", "ntk"}, "the names that it has"
+
+
+@pytest.mark.parametrize(
+    "case, factor",
+    [
+        (scaling("linear", factor=4), 1.0),
+        (scaling("yarn", factor=4, **{L: 128}), 0.1 * math.log(4) + 1),
+        (scaling("yarn", factor=1, **{L: 128}), 1.0),
+        (scaling("yarn", factor=4, attention_factor=1.5, **{L: 128}), 1.5),
+        (
+            scaling("yarn", factor=40, mscale=1, mscale_all_dim=0.7, **{L: 128}),
+            (0.1 * math.log(40) + 1) / (0.07 * math.log(40) + 1),
+        ),
+        (
+            scaling("longrope", short_factor=[1] * 8, long_factor=[2] * 8, factor=4, **{L: 128}),
+            math.sqrt(1 + math.log(4) / math.log(128)),
+        ),
+    ],
+)
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_rotated_vectors_are_longer_by_the_attention_factor(case, factor, layout):
+    rotary, x = RotaryEmbedding(16, layout=layout, scaling=RopeScaling(case)), torch.randn(2, 50, 16)
+    torch.testing.assert_close(rotary(x).norm(dim=-1), x.norm(dim=-1) * factor)
+    rotary = RotaryEmbedding(32, layout=layout, fraction=0.5, scaling=RopeScaling(case))
+    x = torch.randn(2, 50, 32)
+    assert torch.equal(rotary(x)[..., 16:], x[..., 16:]), "what does not rotate is not scaled either"
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("case", cases(16), ids=lambda case: case["rope_type"])
+def test_the_rotation_and_its_gradient_have_these_frequencies(case, layout):
+    parsed = RopeScaling(case)
+    rotary = RotaryEmbedding(16, layout=layout, scaling=parsed)
+    x = torch.randn(12, 16, dtype=torch.float64, requires_grad=True)
+    with forward_pass(300):
+        out = rotary(x, offset=5)
+    expected = torch.zeros(12, 16, dtype=torch.float64)
+    for t in range(12):
+        for i in range(8):
+            a, b = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + 8)
+            angle = (t + 5) * FORMULAS[case["rope_type"]](i, 16, 10000.0, 300, case)
+            factor = parsed.attention_factor()
+            expected[t, a] = factor * (x[t, a] * math.cos(angle) - x[t, b] * math.sin(angle)).item()
+            expected[t, b] = factor * (x[t, a] * math.sin(angle) + x[t, b] * math.cos(angle)).item()
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
+    grad = torch.randn_like(out)
+    (actual,) = torch.autograd.grad(out, x, grad)
+    # The map is linear: the gradient is that of the inner product with the output.
+    torch.testing.assert_close((actual * x).sum(), (grad * out).sum())
+
+
+@pytest.mark.parametrize("length, is_long", [(None, False), (100, False), (129, True)])
+def test_the_length_of_the_source_chooses_the_frequencies(length, is_long):
+    case = RopeScaling(scaling("longrope", short_factor=[1] * 8, long_factor=[4] * 8, **{L: 128}))
+    rotary, x = RotaryEmbedding(16, scaling=case), torch.randn(3, 16)
+    by_four = RotaryEmbedding(16, scaling=RopeScaling(scaling("linear", factor=4)))
+    with forward_pass(length):
+        assert torch.equal(rotary(x, 7), (by_four if is_long else RotaryEmbedding(16))(x, 7))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("{", r"--rope-scaling \{: must be a JSON object like .* \(.*\)"),
+        ("[1]", r"--rope-scaling \[1\]: must be a JSON object like .* \(it is not an object\)"),
+        ("{}", "rope_type is null, and must be one of default, linear, dynamic|default, linear, ntk"),
+        ('{"rope_type": "su"}', 'rope_type is "su", and must be one of '),
+        ('{"rope_type": ["linear"]}', "rope_type is .*, and must be one of "),
+        (scaling("linear"), "linear needs the key factor"),
+        (scaling("linear", factor=0.5), "factor is 0.5, and must be a number of at least 1"),
+        (scaling("linear", factor="4"), 'factor is "4", and must be a number of at least 1'),
+        (scaling("linear", factor=math.inf), "factor is Infinity, and must be a number of at least 1"),
+        (scaling("linear", factor=True), "factor is true, and must be a number of at least 1"),
+        (scaling("linear", factor=2, beta_fast=3), "linear has no key beta_fast, but factor$"),
+        (scaling("linear", factor=2, rope_theta=3), "linear has no key rope_theta, .*; the base is --rope-base"),
+        (scaling("default", factor=2), "default has no key factor, but none"),
+        (scaling("yarn", factor=2, **{L: 1.5}), f"{L} is 1.5, and must be an integer above 1"),
+        (scaling("yarn", factor=2, truncate=1, **{L: 64}), "truncate is 1, and must be true or false"),
+        (scaling("yarn", factor=2, beta_slow=32, **{L: 64}), "beta_slow is 32, and must be below beta_fast, 32"),
+        (
+            scaling("yarn", factor=2, attention_factor=0, **{L: 64}),
+            "attention_factor is 0, and must be a number above 0",
+        ),
+        (scaling("llama3", **{**LLAMA3, "low_freq_factor": 4}), "low_freq_factor is 4, and must be below high_freq"),
+        (scaling("longrope", short_factor=[], long_factor=[0], **{L: 64}), r"long_factor is \[0\], and must be a list"),
+        (scaling("proportional", partial_rotary_factor=1.5), r"partial_rotary_factor is 1.5, .* in \(0, 1\]"),
+    ],
+)
+def test_a_wrong_scaling_is_refused_in_one_sentence(given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        RopeScaling(given)
+    assert "--rope-scaling" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"rope_scaling": scaling("longrope", short_factor=[1], long_factor=[2], **{L: 64})},
+            r"--rope-scaling .*: short_factor has 1 numbers, and must have 16, one for each pair",
+        ),
+        (
+            {"decoder_rope_scaling": scaling("proportional", partial_rotary_factor=0.5), "rope_fraction": 0.5},
+            r"--decoder-rope-scaling .*: needs --rope-fraction 1, not 0.5",
+        ),
+        ({"encoder_rope_scaling": "linear"}, "--encoder-rope-scaling linear: must be a JSON object"),
+        (
+            {"rope_scaling": scaling("ntk", factor=2), "rope_fraction": 2 / 32},
+            "--rope-scaling .*: needs at least 4 rotating dimensions",
+        ),
+        ({"position_encoding": "alibi", "rope_scaling": "{}"}, "--rope-scaling {}: is not used by the position enc"),
+        (
+            {"decoder_position_encoding": "alibi", "decoder_rope_scaling": scaling("linear", factor=2)},
+            "--decoder-rope-scaling .*: is not used by the position encodings rope",
+        ),
+        ({"attention_length_scaling": 1}, "--attention-length-scaling 1: must be a number above 1, or 0"),
+        ({"attention_length_scaling": math.nan}, "--attention-length-scaling nan: must be a number above 1, or 0"),
+    ],
+)
+def test_a_model_refuses_what_it_cannot_use(build, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+# -- models --------------------------------------------------------------------------------------------
+
+
+def test_each_side_can_have_its_own_scaling(build):
+    both = json.dumps(scaling("linear", factor=2))
+    model = build(rope_scaling=both, decoder_rope_scaling=scaling("ntk", factor=3))
+    types = [side.layers[0].self_attn.position.scaling.rope_type for side in (model.encoder, model.decoder)]
+    assert types == ["linear", "ntk"]
+    assert model.cfg.decoder_rope_scaling == '{"factor": 3, "rope_type": "ntk"}', "in one form, to be compared"
+    assert model.encoder.layers[0].self_attn.position.theta[1] == frequencies(32)[1] / 2
+
+
+SHORT = 6  # L of the tests; their sentences are longer
+MODELS = {
+    "yarn": {"rope_scaling": scaling("yarn", factor=4, beta_fast=4, **{L: SHORT}), "rope_layout": "half"},
+    "dynamic": {"rope_scaling": scaling("dynamic", factor=4, **{L: SHORT})},
+    "proportional": {"rope_scaling": scaling("proportional", partial_rotary_factor=0.5)},
+    "one side": {"encoder_rope_scaling": scaling("linear", factor=3)},
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_fast_search_finds_what_fairseqs_does(build, name):
+    plain = build()
+    model = build(**MODELS[name])
+    model.load_state_dict(plain.state_dict())
+    options = {"beam_size": 4, "max_len_a": 1, "max_len_b": 30}
+    scaled = search_both_ways(fast(model), sentences(), **options)
+    unscaled, _ = search(fast(plain), sentences(), **options)
+    with pytest.raises(AssertionError):
+        assert_same(scaled, unscaled)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_search_gives_the_scores_of_teacher_forcing(build, name, is_fast, monkeypatch):
+    """With dynamic, this holds only if all steps rotate with the frequencies of one length."""
+    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", str(int(is_fast)))
+    model, source = fast(build(**MODELS[name])), sentences()
+    hypotheses, took_steps = search(model, source, beam_size=2, max_len_b=40, min_len=20)
+    assert took_steps is is_fast
+    net_input = source["net_input"]
+    for n, nbest in enumerate(hypotheses):
+        tokens = nbest[0]["tokens"]
+        assert len(tokens) > 3 * SHORT
+        previous = torch.cat([tokens[-1:], tokens[:-1]]).expand(len(hypotheses), -1)  # same batch, same source length
+        with torch.no_grad():
+            logits, _ = model(net_input["src_tokens"], net_input["src_lengths"], previous)
+        scores = logits[n].log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(nbest[0]["positional_scores"], scores, atol=1e-4, rtol=1e-4)
+
+
+def test_dynamic_has_no_effect_up_to_the_training_length(build):
+    plain, source = build(), sentences()
+    longest = source["net_input"]["src_tokens"].size(1)
+    for length, is_same in ((longest, True), (longest - 1, False)):
+        model = build(rope_scaling=scaling("dynamic", factor=4, **{L: length}))
+        model.load_state_dict(plain.state_dict())
+        with torch.no_grad():
+            one, other = (m(**source["net_input"], prev_output_tokens=torch.full((5, 3), 7))[0] for m in (plain, model))
+        assert torch.allclose(one, other, atol=1e-6) is is_same
+
+
+def test_torchscript_refuses_frequencies_that_depend_on_the_length(build):
+    case = RopeScaling(scaling("dynamic", factor=2, **{L: 64}))
+    scripted = torch.jit.script(RotaryEmbedding(16, scaling=case))
+    with pytest.raises(torch.jit.Error, match="TorchScript does not support dynamic and longrope"):
+        scripted(torch.randn(3, 16))
+    case = RopeScaling(scaling("yarn", factor=2, **{L: 64}))
+    eager, x = RotaryEmbedding(16, scaling=case), torch.randn(3, 16)
+    torch.testing.assert_close(torch.jit.script(eager)(x, 9), eager(x, 9))
+
+
+def test_activation_checkpointing_with_a_scaling_by_length_is_refused(build):
+    with pytest.raises(ValueError, match="--rope-scaling .*dynamic.*: does not work with --checkpoint-activations"):
+        build(rope_scaling=scaling("dynamic", factor=2, **{L: 64}), checkpoint_activations=True)
+
+
+# -- a trained model -----------------------------------------------------------------------------------
+
+
+def test_a_trained_model_takes_another_scaling_without_training_but_not_when_it_resumes(data_bin, trained, tmp_path):
+    path = str(trained / "checkpoint_last.pt")
+    linear = scaling("linear", factor=2)
+    for given in (linear, json.dumps(linear)):
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [path], {"data": str(data_bin), "rope_scaling": given}
+        )
+        assert model.decoder.layers[0].self_attn.position.scaling.rope_type == "linear"
+    (plain,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], {"data": str(data_bin)})
+    assert plain.decoder.layers[0].self_attn.position.scaling is None
+    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), model.parameters(), strict=True))
+    resume = ("--restore-file", path, "--max-epoch", 21)
+    with pytest.raises(InputError, match=r"was trained without --rope-scaling, not with .*linear"):
+        train(data_bin, tmp_path, *resume, "--rope-scaling", json.dumps(linear))
+    with pytest.raises(InputError, match=r"was trained without --attention-length-scaling, not with 9.0"):
+        train(data_bin, tmp_path, *resume, "--attention-length-scaling", 9)
+
+
+def test_the_options_of_a_model_contain_its_scaling():
+    args = Namespace(rope_scaling={"rope_type": "linear", "factor": 4})
+    set_defaults(args)
+    assert args.rope_scaling == position_options(args)["rope_scaling"] == '{"factor": 4, "rope_type": "linear"}'
+    assert set(KEYS) == set(FORMULAS)
+
+
+# -- the length of attention ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("encoding", ["rope", "t5", "transformer-xl", "shaw"])
+def test_queries_are_multiplied_by_the_logarithm_of_the_number_of_keys(build, padding, encoding):
+    """A layer without the option computes the same if the projection of the query is multiplied."""
+    average, length = 5.0, 7
+    model = build(attention_length_scaling=average, position_encoding=encoding)
+    plain = build(position_encoding=encoding)
+    for side, side_of_plain in ((model.encoder, plain.encoder), (model.decoder, plain.decoder)):
+        attentions = [(side.layers[0].self_attn, side_of_plain.layers[0].self_attn)]
+        if side is model.decoder:
+            attentions.append((side.layers[0].encoder_attn, side_of_plain.layers[0].encoder_attn))
+        for scaled, unscaled in attentions:
+            unscaled.load_state_dict(scaled.state_dict())
+            x = torch.randn(length, 2, scaled.embed_dim)
+            pad = torch.zeros(2, length, dtype=torch.bool)
+            pad[1, slice(0, 2) if padding == "left" else slice(5, 7)] = True
+            is_causal = side is model.decoder and scaled is attentions[0][0]
+            mask = future(length) if is_causal else None
+            out, weights = scaled(x, x, x, key_padding_mask=pad, attn_mask=mask, need_weights=True)
+            for b in range(2):
+                for t in range(length):
+                    if pad[b, t]:
+                        continue
+                    keys = [j for j in range(length) if not pad[b, j] and not (is_causal and j > t)]
+                    factor = max(math.log(len(keys)), 0.1) / math.log(average)
+                    with torch.no_grad():
+                        unscaled.q_proj.weight.copy_(scaled.q_proj.weight * factor)
+                        unscaled.q_proj.bias.copy_(scaled.q_proj.bias * factor)
+                    expected, expected_weights = unscaled(
+                        x, x, x, key_padding_mask=pad, attn_mask=mask, need_weights=True
+                    )
+                    torch.testing.assert_close(out[t, b], expected[t, b], atol=1e-5, rtol=1e-5)
+                    torch.testing.assert_close(weights[b, t], expected_weights[b, t], atol=1e-5, rtol=1e-5)
+            fused, _ = scaled(x, x, x, key_padding_mask=pad, attn_mask=mask, need_weights=False)
+            torch.testing.assert_close(fused[~pad.T], out[~pad.T], atol=1e-5, rtol=1e-5)
+
+
+def test_a_search_with_length_scaling_gives_the_scores_of_teacher_forcing(build, task):
+    model, source = fast(build(attention_length_scaling=5.0)), sentences()
+    hypotheses, took_steps = search(model, source, beam_size=2, max_len_b=20)
+    assert not took_steps, "the fast search does not support it"
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=2, max_len_b=20)
+    assert_same(generator.generate([model], source), hypotheses)
+    net_input = source["net_input"]
+    tokens = hypotheses[0][0]["tokens"]
+    previous = torch.cat([tokens[-1:], tokens[:-1]]).unsqueeze(0)
+    with torch.no_grad():
+        logits, _ = model(net_input["src_tokens"][:1], net_input["src_lengths"][:1], previous)
+    scores = logits[0].log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(hypotheses[0][0]["positional_scores"], scores, atol=1e-4, rtol=1e-4)
