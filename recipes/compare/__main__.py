@@ -76,9 +76,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     experiments = {system.name: experiment_of(system) for system in compared}
     baseline = experiments[compared[0].name]
-    if baseline.documents:
-        tokens = baseline.settings.segment_tokens
-        parser.error(f"--set segment_tokens={tokens}: must be 0; comparisons do not support texts with documents")
     program = f"python -m recipes.compare {shlex.join(arguments)}"
     here = baseline if args.launcher == "local" else dataclasses.replace(baseline, gpus=0)  # jobs have the GPUs
     with at_work(here, args.recipe, program) as runner_of:

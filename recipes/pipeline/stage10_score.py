@@ -36,13 +36,18 @@ class Score(Stage):
         source = f" --src {quoted(experiment.test_source)}"
         score(experiment, shell, experiment.hypotheses, experiment.test_reference, experiment.score, source)
         if experiment.documents:
-            shell.tool(
-                "python -m recipes.text.segments documents "
-                f"--boundaries {quoted(experiment.text('raw', 'test', experiment.target))} "
-                f"--input {quoted(experiment.hypotheses)} --output {quoted(experiment.document_hypotheses)}"
-            )
+            join_documents(experiment, shell, experiment.hypotheses, experiment.document_hypotheses)
             documents = experiment.document_hypotheses, experiment.reference_documents, experiment.document_score
             score(experiment, shell, *documents)
+
+
+def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, output: Path) -> None:
+    """Write the translated documents of the test set to *output*, one a line."""
+    boundaries = experiment.text("raw", "test", experiment.target)
+    shell.tool(
+        f"python -m recipes.text.segments documents --boundaries {quoted(boundaries)} "
+        f"--input {quoted(hypotheses)} --output {quoted(output)}"
+    )
 
 
 def score(

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
-from recipes.compare import __main__ as compare
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError, check_values, read_settings
 from recipes.pipeline.stages import STAGES
 from recipes.text import segments as module
 from tests.commands import ROOT
-from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus, usage_error
+from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus
 from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.test_tokenise import read, write
 from tests.recipes.wmt14_lookalike import sgm, tarball
@@ -230,13 +229,11 @@ def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(tmp_p
     assert message in refused.value.code
 
 
-def test_settings_and_comparisons_that_documents_do_not_support_are_refused(capsys):
+def test_segments_that_training_lacks_are_refused():
     demo = ROOT / "recipes" / "demo" / "settings.yaml"
     with pytest.raises(SettingsError, match="segment_share=0 segment_tokens=9: a model without segments in training"):
         check_values(read_settings(demo, ["segment_tokens=9", "segment_share=0"]))
     check_values(read_settings(demo, ["segment_tokens=1", "segment_share=0"]))
-    refused = usage_error(capsys, compare.main, ["demo", "--set", "segment_tokens=9"])
-    assert "--set segment_tokens=9: must be 0; comparisons do not support texts with documents" in refused
 
 
 @pytest.mark.parametrize(
