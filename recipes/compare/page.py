@@ -234,7 +234,12 @@ def _run_table(results: Results) -> Table:
 
 
 def _definition_table(results: Results) -> Table:
-    rows = [[name, runs[0]["architecture"], runs[0]["flags"]] for name, runs in results["runs"].items()]
+    rows = [
+        [name, f"training of {first['training_of']}", first["generate"]]
+        if "training_of" in first
+        else [name, first["architecture"], first["flags"]]
+        for name, (first, *_) in results["runs"].items()
+    ]
     return ["system", "architecture", "flags"], rows
 
 
@@ -294,7 +299,7 @@ def texts(results: Results) -> dict[str, str]:
         fewest=FEWEST,
         made=_yaml({"command": results["command"], "settings": results["settings"]}),
         noted=_yaml({key: last[0].get(key) for key in NOTED} if last else "not noted"),
-        commands="\n\n".join(process["command"] for process in last),
+        commands="\n\n".join(dict.fromkeys(process["command"] for process in last)),
     )
     markdown = TEMPLATES.get_template("results.md.j2").render(
         shared,

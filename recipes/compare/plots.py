@@ -55,7 +55,11 @@ def style(results: Results, system: str) -> dict[str, Any]:
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = per_system(results, lambda run: run["training"])
+    trainings = {
+        system: [run["training"] for run in results["runs"][system]]
+        for system in ranked(results)
+        if results["runs"][system][0].get("training_of") not in results["systems"]
+    }
     for system, of_system in trainings.items():
         for number, training in enumerate(of_system):
             look = {**style(results, system), "label": None if number else system, "alpha": 0.8, "markevery": 0.2}

@@ -39,7 +39,7 @@ from recipes.text.segments import Divided
 
 SEEDS = 3  # the default of --seeds
 SAME = ("recipe", "settings", "baseline", "signatures")  # keys of results that identify a report
-DEFINED = ("architecture", "flags")  # keys of a run that identify its system
+DEFINED = ("architecture", "flags", "training_of", "generate")  # keys of a run that identify its system
 
 Scores = Mapping[str, Mapping[int, np.ndarray]]  # system: seed: BLEU of every draw
 
@@ -275,7 +275,7 @@ def _against(reference: str, scores: Scores) -> dict[str, dict[str, Any]]:
 def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
     """What of the runs of an *earlier* report is not among *runs*: ["systems"], ["seeds"] or []."""
     for system, before in earlier.items():
-        if [runs.get(system, [{}])[0].get(key) for key in DEFINED] != [before[0][key] for key in DEFINED]:
+        if [runs.get(system, [{}])[0].get(key) for key in DEFINED] != [before[0].get(key) for key in DEFINED]:
             return ["systems"]
     seeds = [({run["seed"] for run in before}, {run["seed"] for run in runs[name]}) for name, before in earlier.items()]
     return [] if all(before <= now for before, now in seeds) else ["seeds"]
@@ -283,7 +283,7 @@ def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
     """Raise a StageError unless all *systems* average the same epochs or updates."""
-    averaged = [[number for number, _ in to_average(system)] for system in systems]
+    averaged = [[number for number, _ in to_average(system.training)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
@@ -315,14 +315,16 @@ def _finite(value: Any) -> Any:
 
 def _definition(run: Experiment) -> dict[str, Any]:
     """What a run is, known before training."""
-    return {"seed": run.seed, "architecture": run.arch, "flags": run.settings.fairseq_train_flags}
+    definition = {"seed": run.seed, "architecture": run.arch, "flags": run.settings.fairseq_train_flags}
+    search = {"training_of": run.training_of, "generate": run.settings.fairseq_generate_flags}
+    return definition | (search if run.training_of else {})
 
 
 def _run(run: Experiment) -> dict[str, Any]:
     """The scores and the training of one run."""
     score = _score(run)
     training = read_history(run.history)
-    log = Runner(run).log(TRAIN).read_text(encoding="utf-8")
+    log = Runner(run.training).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
     metrics = {one["name"]: {"score": one["score"], "signature": one["signature"]} for one in score["metrics"]}
@@ -331,6 +333,7 @@ def _run(run: Experiment) -> dict[str, Any]:
         "metrics": metrics,
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(run.settings.save_every_updates) or training.last_epoch == to_average(run)[-1][0],
+        "curve_is_whole": bool(run.settings.save_every_updates)
+        or training.last_epoch == to_average(run.training)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Experiment:
         work: the recipe's work folder; files that depend only on the data are directly in it
         arch, seed: the model; files that depend on it are in ``work/SYSTEM.seedSEED``
         system: the name of the model in comparisons; default: *arch*
+        training_of: the system whose model it is, if it differs from that only in the search; default: its own
         name: the user's suffix to the name of that folder
         differs: settings that differ from the recipe's own and change the model; their hash is the default suffix
         bpe: "subword-nmt" or "sentencepiece"
@@ -50,6 +51,7 @@ class Experiment:
     manifest: Path | None = None
     dry_run: bool = False
     system: str = ""
+    training_of: str = ""
 
     def __post_init__(self) -> None:
         self.system = self.system or self.arch
@@ -123,6 +125,11 @@ class Experiment:
         if self.name or not self.differs:
             return self.name
         return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def training(self) -> "Experiment":
+        """The run that trained the model."""
+        return replace(self, system=self.training_of, training_of="") if self.training_of else self
 
     # The name of the model's folder for the recipe's own settings.
     unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
