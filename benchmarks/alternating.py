@@ -6,7 +6,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,20 +22,30 @@ def build_parser(module: str, description: str, rounds: int = 5) -> argparse.Arg
 def in_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each of *candidates*, *rounds* times; every round runs all, each time another first.
 
-    Before the first round each runs once, untimed. On a GPU a run ends when the device has.
+    Before the first round each runs once, untimed.
     """
     for run in candidates.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    names = list(candidates)
     for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            _synchronise()
-            begun = time.perf_counter()
-            candidates[name]()
-            _synchronise()
-            seconds[name].append(time.perf_counter() - begun)
+        for name in turned(list(candidates), number):
+            seconds[name].append(seconds_of(candidates[name]))
     return seconds
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """Return *names* in the order of round *number*: each round begins with another one."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """Return the seconds that *run* takes. On a GPU a run ends when the device has."""
+    _synchronise()
+    begun = time.perf_counter()
+    run()
+    _synchronise()
+    return time.perf_counter() - begun
 
 
 def ratio(seconds: Mapping[str, list[float]], name: str, to: str) -> float:

@@ -6,12 +6,9 @@ A step is forward, criterion, backward and Adam, as fairseq-train does them, on 
 """
 
 import itertools
-import multiprocessing
 import os
-import resource
 import statistics
 from argparse import Namespace
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +16,7 @@ from fairseq import optim
 from fairseq.criterions import CRITERION_REGISTRY
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
+from benchmarks.processes import in_a_process
 from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
 
 
@@ -86,34 +84,19 @@ def rotation_share(training: Training) -> float:
     return 100 * rotation / sum(getattr(event, f"self_{where}_time_total") for event in events)
 
 
-def _memory(candidate: Candidate, size: str, pipe: Connection) -> None:
+def _run_steps(candidate: Candidate, size: str) -> None:
     torch.set_num_threads(2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     training = Training(candidate, size)
     for _ in range(STEPS[size]):
         training.step()
-    if DEVICE == "cuda":
-        pipe.send(torch.cuda.max_memory_allocated() / 2**20)
-    else:
-        pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 def peak_memory(candidate: Candidate, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back at once what is freed: no leftovers counted
-    spawn = multiprocessing.get_context("spawn")
-    receive, send = spawn.Pipe()
-    process = spawn.Process(target=_memory, args=(candidate, size, send))
-    process.start()
-    send.close()  # so that a process that dies is noticed
-    try:
-        found = receive.recv()
-    except EOFError:
-        process.join()
-        raise SystemExit(f"benchmarks.train: {candidate}, {size}, ended with status {process.exitcode}") from None
-    process.join()
+    _, mebibytes = in_a_process(_run_steps, candidate, size)
     del os.environ["MALLOC_MMAP_THRESHOLD_"]
-    return found
+    return mebibytes
 
 
 def main() -> None:
@@ -123,7 +106,6 @@ def main() -> None:
     args = parser.parse_args()
     names = list(CANDIDATES)
     sizes = args.size or list(SIZES)
-    # Before anything is large here: Linux hands the peak of a process on to those that it starts.
     memories = {
         size: {name: 0.0 if args.no_memory else peak_memory(CANDIDATES[name], size) for name in names} for size in sizes
     }

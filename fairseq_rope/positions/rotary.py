@@ -57,7 +57,7 @@ def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:
 
 def frequencies(dim: int, base: float = BASE) -> Tensor:
     """Return theta_i = base^(-2i/d_r) of all pairs: float64 (d_r / 2)."""
-    pair = torch.arange(dim // 2, dtype=torch.float64)
+    pair = torch.arange(dim // 2, dtype=torch.float64, device="cpu")  # also if the model is built on "meta"
     return torch.pow(base, -2.0 * pair / dim)
 
 

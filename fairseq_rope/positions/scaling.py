@@ -175,7 +175,7 @@ class RopeScaling:
             return theta
         scale = getattr(self, f"_{self.rope_type}")
         scaled: List[float] = scale(theta.tolist(), 2 * len(theta), base, length)
-        return torch.tensor(scaled, dtype=torch.float64)
+        return torch.tensor(scaled, dtype=torch.float64, device=theta.device)
 
     def attention_factor(self) -> float:
         """Return the number by which rotated queries and keys are multiplied."""

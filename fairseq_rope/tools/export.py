@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
 from ..files import naming
+from ..segments import FILE as SEGMENTS
+from ..segments import SEPARATOR, divided, joined
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
-from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
+from .translate import ALLOWED, SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -360,7 +362,8 @@ def validation_pairs(task: Any) -> Pairs:
         if "valid" not in task.datasets:
             task.load_dataset("valid")
         data = task.dataset("valid")
-        chosen = range(0, len(data), max(1, len(data) // SAMPLES)) if data.tgt is not None else []
+        short = [n for n, size in enumerate(data.src_sizes) if 1 < size <= 201] if data.tgt is not None else []
+        chosen = short[:: max(1, len(short) // SAMPLES)]
         pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
     except FileNotFoundError:
         return []
@@ -368,7 +371,7 @@ def validation_pairs(task: Any) -> Pairs:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
         raise ExportError(damage) from error
-    return [(source, target) for source, target in pairs if 0 < len(source) <= 200 and target][:SAMPLES]
+    return [(source, target) for source, target in pairs if target][:SAMPLES]
 
 
 def torch_scores(model: Any, task: Any, pairs: Pairs) -> List[List[float]]:
@@ -525,10 +528,16 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
     back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
     text = Text(folder, settings)
     symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
+    separator = (settings.get("segments") or {}).get("separator", "")
+
+    def from_plain_text(line: List[str]) -> List[str]:
+        sentences, _ = divided(line, line.count(separator) + 1, separator)
+        return joined([text.tokens(back.plain(sentence)) for sentence in sentences], separator)
+
     lines = [[symbols[n] for n in source] for source, _ in validation_pairs(task) if unknown not in source]
     if not lines:
         return []
-    same = sum(text.tokens(back.plain(line)) == line for line in lines)
+    same = sum(from_plain_text(line) == line for line in lines)
     report = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     cause = "--tokenizer or the subwords are not those of the data"
     refuse_below(SAME_SOURCES, same, len(lines), f"{report} ({cause})", force)
@@ -579,6 +588,45 @@ def tokenisation(
     return {"source": source, "target": target, "dash_splits": "@-@" in dictionary}
 
 
+def segment_settings(args: argparse.Namespace, task: Any) -> Optional[Dict[str, Any]]:
+    """Return the setting ``segments``: the flags, and for a flag that is not given, the value in the data folder.
+
+    Returns:
+        the number of tokens in the longest segments of the training, and their separator, or None if there are none
+
+    Raises:
+        ExportError: a value is missing or not allowed, or the separator is not in both dictionaries
+    """
+    path = os.path.join(args.data, SEGMENTS)
+    flags = {"tokens": args.segment_tokens, "separator": args.separator}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    segments: Dict[str, Any] = {"separator": SEPARATOR}
+    if os.path.exists(path):
+        try:
+            with open(path, encoding="utf-8") as file:
+                segments = json.load(file)
+            if not isinstance(segments, dict):
+                raise ValueError("it is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            raise ExportError(f"{path}: cannot be read ({error})") from None
+    elif not flags:
+        return None
+    segments = {**segments, **flags}
+    is_allowed, allowed = ALLOWED["segments"]
+    if not is_allowed(segments):
+        shown = f"--segment-tokens, --separator and {path} give {json.dumps(segments)[:200]}"
+        raise ExportError(f"{shown}, and the segments must be {allowed}")
+    tokens, separator = segments["tokens"], segments["separator"]
+    for language, dictionary in (
+        (task.cfg.source_lang, task.source_dictionary),
+        (task.cfg.target_lang, task.target_dictionary),
+    ):
+        if dictionary.index(separator) < dictionary.nspecial:  # a word that is not there has the index of <unk>
+            where = f"--separator {separator}" if "separator" in flags else path
+            raise ExportError(f"{where}: the separator {separator} is not a word of dict.{language}.txt in {args.data}")
+    return {"tokens": tokens, "separator": separator}
+
+
 README = """# {source} to {target}
 
 A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
@@ -604,6 +652,12 @@ of the other files, which are compared when the model is loaded.
 """
 
 
+DOCUMENTS = """
+The model was trained on segments of documents. With `--documents`, `translate` reads text with a blank line between
+documents, and translates consecutive sentences together, in segments of up to {tokens} tokens.
+"""
+
+
 def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
     """Write the model, vocabularies, subword model, settings and README into *folder*."""
     os.makedirs(folder, exist_ok=True)
@@ -616,6 +670,8 @@ def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optiona
         out.write("\n")
     with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
         out.write(README.format(**{**settings, "settings": SETTINGS}))
+        if settings.get("segments"):
+            out.write(DOCUMENTS.format(**settings["segments"]))
 
 
 def exchange(one: str, other: str) -> bool:
@@ -726,6 +782,8 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "beam": args.beam,
         "lenpen": args.lenpen,
         "max_len_b": args.max_len_b,
+        # of translate --documents (null: the model was not trained on segments)
+        "segments": segment_settings(args, task),
         "quantization": args.quantization,
         "checkpoint": os.path.basename(args.path),
         "model": position_options(model.cfg),
@@ -780,6 +838,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("export", description, example)
     kinds = {"choices": ("float32", *QUANTIZATIONS), "default": "float32"}
     tokenizer_help = "how plain text is tokenised before the subwords; default: moses, but none with sentencepiece"
+    tokens_help = "the number of tokens in the longest segments of documents that the model was trained on, for "
+    tokens_help += f"translate --documents; default: the one in --data's {SEGMENTS}, if it has this file"
+    separator_help = f"the token between two sentences of a segment; default: the one in --data's {SEGMENTS}, or "
+    separator_help += SEPARATOR
     force_help = (
         "as --replace, and write the model even if too few sentences of the validation set are tokenised as in "
     )
@@ -790,6 +852,8 @@ def build_parser() -> argparse.ArgumentParser:
         ("--output", {**REQUIRED, "metavar": "DIR"}, "the folder to write"),
         ("--quantization", kinds, "the type of the weights; default: %(default)s"),
         ("--tokenizer", {"choices": ("moses", "none")}, tokenizer_help),
+        ("--segment-tokens", INTEGER, tokens_help),
+        ("--separator", {"metavar": "TOKEN"}, separator_help),
         ("--replace", SWITCH, "replace an exported model"),
         ("--force", SWITCH, force_help),
     ]

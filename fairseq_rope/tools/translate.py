@@ -6,6 +6,7 @@ model (sacremoses and subword-nmt, or sentencepiece), but neither torch nor fair
 
 import argparse
 import codecs
+import collections
 import contextlib
 import gzip
 import hashlib
@@ -24,12 +25,13 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
+from typing import IO, Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
 from ..errors import InputError, ending_in_one_sentence, refuse_output
 from ..files import written_whole
 from ..lines import decode
-from . import FILE, INTEGER, NUMBER, REQUIRED, add_flags, command_parser
+from ..segments import divided, joined, segments
+from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 
 SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which checkpoint was exported
 # The file names of subword models, by the method's name in fairseq's --bpe. Data folders of the recipes and
@@ -49,6 +51,8 @@ LONG = 1024  # tokens; fairseq does not train on longer sentences by default
 # the square of the characters of a word: docs/serving.md has the measurements.
 LONGEST = 4096  # tokens
 CHARACTERS = 8 * LONGEST
+# A text with more lines and without a blank line gives a warning: perhaps its documents are not marked.
+LONG_DOCUMENT = 200
 
 
 class TranslateError(InputError):
@@ -82,6 +86,13 @@ def _is_checksums(value: Any) -> bool:
     return isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
 
 
+def _is_segments(value: Any) -> bool:
+    if not isinstance(value, dict) or not NUMBERS["segment_tokens"][0](value.get("tokens")):
+        return False
+    separator = value.get("separator")
+    return isinstance(separator, str) and separator.split() == [separator]
+
+
 # The allowed values of numeric options. Larger ones would exhaust the memory or overflow.
 NUMBERS = {
     "beam": _integer(1, 1000),
@@ -89,6 +100,7 @@ NUMBERS = {
     "threads": _integer(1, 1024),
     "max_len_b": _integer(0, 10_000),
     "lenpen": _number(100),
+    "segment_tokens": _integer(1, LONGEST),
 }
 _SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
 # The allowed values of each setting.
@@ -102,6 +114,11 @@ ALLOWED: Dict[str, Rule] = {
     ),
     **{name: NUMBERS[name] for name in ("beam", "lenpen", "max_len_b")},
     "quantization": (lambda value: isinstance(value, str), "a string"),
+    # The first version of this project wrote no segments.
+    "segments": (
+        lambda value: value is None or _is_segments(value),
+        f"null or an object with tokens, {NUMBERS['segment_tokens'][1]}, and separator, one token",
+    ),
     # The first version of this project wrote no checksums.
     "sha256": (lambda value: value is None or _is_checksums(value), "null or the checksums of files in the folder"),
 }
@@ -239,6 +256,7 @@ class Translator:
     """
 
     def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu") -> None:
+        self.folder = folder
         self.settings = read_settings(folder)
         with ThreadPoolExecutor(1) as pool:  # check the files while the tokenisers are imported
             check = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
@@ -338,30 +356,168 @@ class Translator:
         """
         sources = []
         refusal = None
-        positions = self.settings["positions"]["source"]  # the end of the sentence takes one of them
-        counts_padding = self.settings["positions"].get("counts_padding", positions is None)
-        longest = LONGEST if positions is None else min(LONGEST, positions - 1)
         for number, line in enumerate(lines, start=first):
-            if len(line) > CHARACTERS:
-                refusal = f"line {number} has {len(line)} characters, more than the limit of {CHARACTERS}"
-                break
-            source = self._text.tokens(line)
-            length = f"line {number} has {len(source)} tokens"
-            if len(source) > longest:
-                refusal = f"{length}, more than the limit of this model, {longest}"
+            try:
+                source = self._source(line, number)
+            except TranslateError as error:
+                refusal = error
                 break
             if len(source) >= LONG:
-                _warn(f"{length}, more than models are trained on")
-            if counts_padding and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
-                _warn(
-                    f"line {number} has <pad> after a word. fairseq leaves its position empty, which CTranslate2 "
-                    "cannot do: the translation may differ"
-                )
+                _warn(f"line {number} has {len(source)} tokens, more than models are trained on")
             sources.append(source)
         for hypotheses in self.search(sources, beam, lenpen, done, nbest):
             yield [(self._text.plain(words), score) for words, score in hypotheses]
         if refusal:
-            raise TranslateError(f"{refusal}: split the line")
+            raise refusal
+
+    def translate_documents(
+        self, documents: Iterable[Sequence[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
+    ) -> Iterator[List[str]]:
+        """Yield the translations of the sentences of each document, in order, as soon as they are ready.
+
+        Consecutive sentences of a document are translated together, in segments. An empty sentence has an empty
+        translation and ends a segment. In messages, the lines have the numbers of a text with one blank line after
+        each document.
+
+        Args:
+            documents: each is a sequence of sentences
+            beam, lenpen: as in :meth:`translate_lines`
+
+        Raises:
+            TranslateError: the model was not exported with segments, or a sentence contains the separator or is too
+                long (see :meth:`translate_lines`); the documents before it have been yielded
+        """
+        counts: Deque[int] = collections.deque()
+
+        def lines() -> Iterator[str]:
+            for document in documents:
+                counts.append(len(document))
+                yield from document
+                yield ""
+
+        pending = lines()
+        chunks = iter(lambda: list(itertools.islice(pending, CHUNK)), [])
+        translations = itertools.chain.from_iterable(self.document_lines(chunks, beam, lenpen))
+        for line in translations:
+            yield [line, *itertools.islice(translations, counts.popleft())][:-1]
+
+    def document_lines(
+        self, chunks: Iterable[Sequence[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
+    ) -> Iterator[List[str]]:
+        """Yield the translations of the lines of a text in which blank lines separate documents.
+
+        The lists together have a line for each line of the text. At the end, a warning says how many segments have
+        a translation with another number of separators than their source.
+
+        Args:
+            chunks: the lines of the text, in lists of any lengths. A segment is translated when the next line cannot
+                be part of it. So the memory does not depend on the lengths of documents.
+            beam, lenpen: as in :meth:`translate_lines`
+
+        Raises:
+            TranslateError: as in :meth:`translate_documents`; the translations of the lines before it have been yielded
+        """
+        settings = self.settings.get("segments")
+        if settings is None:
+            raise TranslateError(
+                f"--documents: the model in --model {self.folder} has no segments in {SETTINGS}; if it was trained on "
+                "segments of documents, export it with --segment-tokens and --separator"
+            )
+        separator = settings["separator"]
+        total = different = 0
+        try:
+            for complete in self._segments(chunks, settings["tokens"], separator):
+                results = self.search([joined(sentences, separator) for sentences in complete], beam, lenpen)
+                lines: List[str] = []
+                for sentences, [(words, _)] in zip(complete, results):
+                    translations, is_same = divided(words, len(sentences), separator)
+                    lines += map(self._text.plain, translations)
+                    total += bool(sentences[0])
+                    different += not is_same
+                yield lines
+        finally:
+            if different:
+                _warn(
+                    f"{different} of {total} segments have a translation with another number of separators than their "
+                    "source: some of their sentences may be on another line, or on none"
+                )
+
+    def _segments(
+        self, chunks: Iterable[Sequence[str]], tokens: int, separator: str
+    ) -> Iterator[List[List[List[str]]]]:
+        """Yield for each of *chunks* the segments that are complete, as lists of sentences of tokens.
+
+        A blank line is a segment with one sentence without tokens. After an error of *chunks*, or a line that cannot
+        be translated, the segments of the lines before it are yielded, and then the error is raised.
+        """
+        most = min(tokens, self._longest)
+        complete: List[List[List[str]]] = []
+        sentences: List[List[str]] = []  # of this document, not yet in a complete segment
+        failure: Optional[Exception] = None
+        number = blank_lines = 0
+
+        def cut() -> List[List[List[str]]]:
+            found = segments([len(sentence) for sentence in sentences], lambda: most)
+            return [sentences[segment.start : segment.stop] for segment in found]
+
+        try:
+            for lines in chunks:
+                for line in lines:
+                    number += 1
+                    sentence = self._source(line, number)
+                    if separator in sentence:
+                        raise TranslateError(
+                            f"line {number} contains {separator}, which this model uses as the separator of sentences: "
+                            "remove it"
+                        )
+                    if len(sentence) > tokens:
+                        length = f"line {number} has {len(sentence)} tokens"
+                        _warn(f"{length}, more than the longest segments that the model was trained on, {tokens}")
+                    if sentence:
+                        sentences.append(sentence)
+                    else:
+                        complete += [*cut(), [[]]]
+                        sentences = []
+                        blank_lines += 1
+                *others, sentences = cut() or [[]]  # the next line may be part of the last segment
+                yield complete + others
+                complete = []
+        except (InputError, OSError) as error:
+            failure = error
+        yield complete + cut()
+        if failure is not None:
+            raise failure
+        if number > LONG_DOCUMENT and not blank_lines:
+            _warn(f"the text has {number} lines and no blank line: it was translated as one document")
+
+    @property
+    def _longest(self) -> int:
+        """The number of tokens in the longest line that is translated."""
+        positions = self.settings["positions"]["source"]  # the end of the sentence takes one of them
+        return LONGEST if positions is None else min(LONGEST, positions - 1)
+
+    def _source(self, line: str, number: int) -> List[str]:
+        """Return the tokens of a line; *number* is for messages.
+
+        Raises:
+            TranslateError: the line has too many tokens or characters
+        """
+        if len(line) > CHARACTERS:
+            raise TranslateError(
+                f"line {number} has {len(line)} characters, more than the limit of {CHARACTERS}: split the line"
+            )
+        source = self._text.tokens(line)
+        if len(source) > self._longest:
+            limit = f"the limit of this model, {self._longest}"
+            raise TranslateError(f"line {number} has {len(source)} tokens, more than {limit}: split the line")
+        positions = self.settings["positions"]
+        counts_padding = positions.get("counts_padding", positions["source"] is None)
+        if counts_padding and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
+            _warn(
+                f"line {number} has <pad> after a word. fairseq leaves its position empty, which CTranslate2 "
+                "cannot do: the translation may differ"
+            )
+        return source
 
     def search(
         self,
@@ -588,6 +744,10 @@ def build_parser() -> argparse.ArgumentParser:
         "write the N best translations of each line, as NUMBER<tab>SCORE<tab>TRANSLATION: the line number, from 1, and "
         "fairseq's score, the log2 probability divided by length**lenpen"
     )
+    documents = (
+        "blank lines separate documents: translate consecutive sentences of a document together, in segments as long "
+        "as those of the training; the output has the same lines; no context crosses segments"
+    )
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
         ("--input", FILE, "plain text or .gz; default: -, standard input"),
@@ -595,11 +755,12 @@ def build_parser() -> argparse.ArgumentParser:
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
-        ("--nbest", INTEGER, best),
         ("--threads", INTEGER, "CPU threads; default: all cores"),
         ("--device", devices, "default: %(default)s"),
     ]
     add_flags(parser, rows)
+    rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
+    add_flags(parser.add_mutually_exclusive_group(), rows)
     return parser
 
 
@@ -643,7 +804,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             on_terminal = args.output is None and sys.stdout.isatty()
             first = 1
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
-                for lines in as_they_come(read, name):
+                chunks = as_they_come(read, name)
+                if args.documents:
+                    for translated in translator.document_lines(chunks):
+                        out.writelines(f"{line}\n" for line in translated)
+                        out.flush()
+                        bar.update(len(translated))
+                    return
+                for lines in chunks:
                     translations = translator.chunk(lines, first=first, done=bar.update, nbest=args.nbest or 0)
                     for number, hypotheses in enumerate(translations, first):
                         for text, score in hypotheses:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq_rope.tools.score import TOKENIZERS, UNSPACED, default_tokenize, language
 from recipes.pipeline.experiment import ROOT, Experiment
+from recipes.pipeline.lengths import LONGEST, has_room
 from recipes.pipeline.settings import NAMES_MODEL, Settings, SettingsError, check_values, read_settings
 from recipes.text import fetch
 
@@ -66,6 +67,10 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     own = read_settings(folder / "settings.yaml")
     settings = read_settings(folder / "settings.yaml", args.set)
     check_values(settings)
+    for each in (own, settings):
+        for name in ("start_checkpoint", "start_data"):
+            if getattr(each, name):
+                setattr(each, name, str(Path(getattr(each, name)).expanduser().resolve()))
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     for word in shlex.split(settings.fairseq_train_flags):
         if word.partition("=")[0] in OURS or word.startswith("-a"):
@@ -90,6 +95,11 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
         dry_run=args.dry_run,
     )
     _refuse_to_write_over_data(experiment)
+    _refuse_missing_start(experiment)
+    if settings.segment_tokens >= LONGEST and not has_room(experiment):
+        flags = "--max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
+        allowed = f"must be below the {LONGEST} tokens that fairseq takes, or set {flags}"
+        raise SettingsError(f"--set segment_tokens={settings.segment_tokens}: {allowed}")
     if args.manifest is None and _fits(folder / "manifest.tsv", experiment):
         experiment.manifest = folder / "manifest.tsv"
     return experiment
@@ -129,6 +139,17 @@ def _refuse_to_write_over_data(experiment: Experiment) -> None:
     for path in (folder / file for file in experiment.files() if folder):
         if work in path.parents and path.relative_to(work).parts[0] in (*WRITTEN, experiment.model.name):
             raise SettingsError(f"--data-dir {folder}: the recipe would overwrite {path}, or write into its folder")
+
+
+def _refuse_missing_start(experiment: Experiment) -> None:
+    checkpoint, folder = experiment.settings.start_checkpoint, experiment.start_data
+    if folder is None:
+        return
+    if not Path(checkpoint).is_file():
+        raise SettingsError(f"--set start_checkpoint={checkpoint}: must be a file that exists")
+    for path in (*experiment.start_dictionaries, folder / experiment.subwords):
+        if not path.is_file():
+            raise SettingsError(f"--set start_data={folder}: must have a file {path.name}")
 
 
 def _fits(manifest: Path, experiment: Experiment) -> bool:

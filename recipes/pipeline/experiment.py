@@ -1,5 +1,6 @@
 """One experiment: its settings, and the paths of all files that its stages read and write."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from typing import Any
 
 from fairseq_rope import segments
 from recipes.pipeline.settings import Settings
+from recipes.pipeline.start import Start, StartError, read_start
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = ("train", "valid", "test")
@@ -58,6 +60,17 @@ class Experiment:
 
     source = property(lambda self: self.settings.source_lang)
     target = property(lambda self: self.settings.target_lang)
+
+    @functools.cached_property
+    def start(self) -> Start | None:
+        """The old model from whose weights the training starts. Raises a StageError if the settings do not fit it."""
+        if not self.settings.start_checkpoint:
+            return None
+        try:
+            return read_start(self.settings, self.start_dictionaries)
+        except StartError as error:
+            raise StageError(str(error)) from None
+
     documents = property(lambda self: self.settings.segment_tokens > 0)  # whether blank lines separate documents
 
     # -- texts and binary data ---------------------------------------------------------------------
@@ -117,6 +130,16 @@ class Experiment:
         names += [*(f"dict.{n}.txt" for n in languages), self.subwords, *([segments.FILE] if self.documents else [])]
         return [self.data_bin / name for name in names]
 
+    @property
+    def start_data(self) -> Path | None:
+        """The folder with the dictionaries and the subword model of the old model, if the training starts from one."""
+        return Path(self.settings.start_data) if self.settings.start_data else None
+
+    @property
+    def start_dictionaries(self) -> list[Path]:
+        """The dictionaries of the old model: source, target. Empty if there is none."""
+        return [self.start_data / f"dict.{n}.txt" for n in (self.source, self.target)] if self.start_data else []
+
     # -- the model ---------------------------------------------------------------------------------
 
     @property
@@ -134,6 +157,7 @@ class Experiment:
     # The name of the model's folder for the recipe's own settings.
     unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
     model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
+    start_copy = property(lambda self: self.model / "start.pt")  # the checkpoint from which the training starts
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")
     # fairseq's JSON lines about whole epochs. A line about the training process (commit, versions, hardware, batches,

@@ -58,11 +58,14 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
     if s.save_every_updates:
         saved = f"--save-interval-updates {s.save_every_updates} --keep-interval-updates {s.average_checkpoints}"
         saved += " --no-epoch-checkpoints"
+    start, sharing = experiment.start, "--share-all-embeddings "
+    if start is not None:
+        sharing = f"{start.sharing}--finetune-from-model {quoted(experiment.start_copy)} "
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
     return (
         f"fairseq-train {quoted(experiment.data_bin)} "
         f"--source-lang {experiment.source} --target-lang {experiment.target} "
-        f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} --share-all-embeddings "
+        f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} {sharing}"
         f"--dropout {s.dropout} --optimizer adam --adam-betas {quoted(s.adam_betas)} --adam-eps {s.adam_eps} "
         f"--lr {s.learning_rate} --lr-scheduler inverse_sqrt --warmup-init-lr {s.warmup_init_lr} "
         f"--warmup-updates {s.warmup_updates} "

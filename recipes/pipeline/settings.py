@@ -60,6 +60,8 @@ class Settings:
     segment_share: float = _setting(
         "share of the training sentences in segments; the others have a line each", 0, 1, names_model=True
     )
+    start_checkpoint: str = _setting("checkpoint with whose weights the training starts, or empty", names_model=True)
+    start_data: str = _setting("folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
     layers: int = _learnt("number of encoder layers, and of decoder layers", 1)
     width: int = _learnt("size of embeddings and layers", 1)
@@ -205,6 +207,11 @@ def check_values(settings: Settings) -> None:
         raise SettingsError(
             f"--set segment_share=0 segment_tokens={settings.segment_tokens}: a model without segments in training "
             "does not know the separator; set segment_tokens=1 for single sentences of documents"
+        )
+    if bool(settings.start_checkpoint) != bool(settings.start_data):
+        raise SettingsError(
+            f"--set start_checkpoint={settings.start_checkpoint} start_data={settings.start_data}: "
+            "both must be empty, or none"
         )
     for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
         text = getattr(settings, name)

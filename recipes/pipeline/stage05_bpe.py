@@ -1,4 +1,7 @@
-"""Stage 5: learn one byte-pair encoding over both languages, and apply it (subword-nmt or sentencepiece)."""
+"""Stage 5: learn one byte-pair encoding over both languages, and apply it (subword-nmt or sentencepiece).
+
+If the training starts from an old model, its subwords are applied, and none are learned.
+"""
 
 import os
 from pathlib import Path
@@ -15,7 +18,10 @@ class Bpe(Stage):
     depends_on_bpe = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("clean")
+        return [
+            *experiment.texts("clean"),
+            *([experiment.start_data / experiment.subwords] if experiment.start_data else []),
+        ]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe")]
@@ -28,11 +34,12 @@ class Bpe(Stage):
         shell.command(f"mkdir -p {quoted(model.parent)}")
         tool = "python -m recipes.text.bpe"
         train = experiment.texts("clean", ["train"])
-        shell.tool(
-            f"{tool} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}",
-            makes=[model],
-        )
-        for clean, out in zip(self.inputs(experiment), texts, strict=True):
+        making = f"{tool} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}"
+        if experiment.start_data:
+            part = model.with_name(model.name + ".tmp")
+            making = f"cp {quoted(experiment.start_data / experiment.subwords, part)} && mv {quoted(part, model)}"
+        shell.tool(making, makes=[model])
+        for clean, out in zip(experiment.texts("clean"), texts, strict=True):
             shell.tool(
                 f"{tool} {apply} {flag} {quoted(model)} --input {quoted(clean)} --output {quoted(out)} "
                 f"--workers {os.cpu_count()}",

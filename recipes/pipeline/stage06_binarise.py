@@ -21,7 +21,8 @@ class Binarise(Stage):
     settings = ("source_lang", "target_lang", "segment_tokens", "segment_share")
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe")]
+        subwords = experiment.work / "bpe" / experiment.subwords
+        return [subwords, *experiment.texts("bpe"), *experiment.start_dictionaries]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [*experiment.binary_data, *(experiment.texts("segments") if experiment.documents else [])]
@@ -32,9 +33,12 @@ class Binarise(Stage):
         final, part = experiment.data_bin, experiment.work / "data-bin.tmp"
         shell.command(f"rm -rf {quoted(part)}")
         prefixes = " ".join(f"--{n}pref {quoted(experiment.work / experiment.in_subwords / n)}" for n in SETS)
+        dictionaries = "--joined-dictionary"
+        if experiment.start_data:
+            dictionaries = self._copy_dictionaries(experiment, shell, part)
         shell.command(
             f"fairseq-preprocess --source-lang {experiment.source} --target-lang {experiment.target} "
-            f"{prefixes} --joined-dictionary --workers {os.cpu_count()} --destdir {quoted(part)}"
+            f"{prefixes} {dictionaries} --workers {os.cpu_count()} --destdir {quoted(part)}"
         )
         # The subword model is kept beside the dictionaries, because translating needs both.
         shell.command(f"cp {quoted(self.inputs(experiment)[0], part / experiment.subwords)}")
@@ -44,6 +48,22 @@ class Binarise(Stage):
         if not experiment.dry_run:
             self.check_counts(experiment, part / "preprocess.log")
         shell.command(f"rm -rf {quoted(final)} && mv {quoted(part, final)}")
+
+    def _copy_dictionaries(self, experiment: Experiment, shell: Shell, folder: Path) -> str:
+        """Copy the dictionaries of the old model to *folder*, and return the flags for fairseq-preprocess.
+
+        If the text has documents, the separator gets an entry.
+        """
+        shell.command(f"mkdir -p {quoted(folder)}")
+        copies = [folder / path.name for path in experiment.start_dictionaries]
+        for path, copy in zip(experiment.start_dictionaries, copies, strict=True):
+            if experiment.documents:
+                shell.tool(
+                    f"python -m recipes.text.old_model dictionary --input {quoted(path)} --output {quoted(copy)}"
+                )
+            else:
+                shell.command(f"cp {quoted(path, copy)}")
+        return f"--srcdict {quoted(copies[0])} --tgtdict {quoted(copies[1])}"
 
     def _join(self, experiment: Experiment, shell: Shell) -> None:
         """Write the segments of all sets. Raises a StageError if a sentence of the test set has no subwords."""

@@ -29,7 +29,8 @@ class Train(Stage):
     )
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.binary_data
+        start = experiment.settings.start_checkpoint
+        return [*experiment.binary_data, *([Path(start)] if start else [])]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.last_checkpoint, *(path for _, path in to_average(experiment))]
@@ -53,6 +54,13 @@ class Train(Stage):
             process = {**describe(), "batches": batches, "command": command}
             with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")
+        if settings.start_checkpoint and not experiment.last_checkpoint.exists():
+            source, target = (quoted(experiment.data_bin / path.name) for path in experiment.start_dictionaries)
+            files = f"--input {quoted(Path(settings.start_checkpoint))} --output {quoted(experiment.start_copy)}"
+            shell.tool(
+                f"python -m recipes.text.old_model checkpoint {files} "
+                f"--source-dictionary {source} --target-dictionary {target}"
+            )
         with history.training_bar(settings, disable=experiment.dry_run) as bar:
             peak = shell.command(
                 f"{command} 2>&1 | python -m recipes.pipeline.history {quoted(experiment.history)}",

@@ -1,11 +1,10 @@
 """Stage 10: score the translations (``fairseq-rope score``) with sacreBLEU and other metrics.
 
-If the text has documents, it also scores them: one document a line, its sentences joined by blanks.
+If the text has documents, it also scores them with sacreBLEU: one document a line, its sentences joined by blanks.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 from fairseq_rope.tools.score import language
 from recipes.pipeline.commands import Shell, quoted
@@ -33,12 +32,23 @@ class Score(Stage):
         return {"--tokenize": experiment.tokenize}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        source = f" --src {quoted(experiment.test_source)}"
-        score(experiment, shell, experiment.hypotheses, experiment.test_reference, experiment.score, source)
+        part = experiment.score.with_name(experiment.score.name + ".tmp")
+        shell.command(
+            f"python -m fairseq_rope score --sys {quoted(experiment.hypotheses)} "
+            f"--ref {quoted(experiment.test_reference)} --src {quoted(experiment.test_source)} "
+            f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json "
+            f"> {quoted(part)} && mv {quoted(part, experiment.score)}"
+        )
         if experiment.documents:
             join_documents(experiment, shell, experiment.hypotheses, experiment.document_hypotheses)
-            documents = experiment.document_hypotheses, experiment.reference_documents, experiment.document_score
-            score(experiment, shell, *documents)
+            part = experiment.document_score.with_name(experiment.document_score.name + ".tmp")
+            # sacrebleu's TER, among the other metrics, takes minutes for a document.
+            shell.command(
+                f"python -m sacrebleu {quoted(experiment.reference_documents)} "
+                f"--input {quoted(experiment.document_hypotheses)} "
+                f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6 "
+                f"> {quoted(part)} && mv {quoted(part, experiment.document_score)}"
+            )
 
 
 def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, output: Path) -> None:
@@ -47,18 +57,6 @@ def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, outpu
     shell.tool(
         f"python -m recipes.text.segments documents --boundaries {quoted(boundaries)} "
         f"--input {quoted(hypotheses)} --output {quoted(output)}"
-    )
-
-
-def score(
-    experiment: Experiment, shell: Shell, hypotheses: Path, reference: Path, output: Path, flags: str = ""
-) -> None:
-    """Write the scores of *hypotheses* to *output*."""
-    part = output.with_name(output.name + ".tmp")
-    shell.command(
-        f"python -m fairseq_rope score --sys {quoted(hypotheses)} --ref {quoted(reference)}{flags} "
-        f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json "
-        f"> {quoted(part)} && mv {quoted(part, output)}"
     )
 
 
@@ -72,11 +70,6 @@ def check_tokenize(experiment: Experiment) -> None:
         raise StageError(f"--tokenize {experiment.tokenize}: {' '.join(str(error).split())}") from None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The metrics in the file *path*, sacreBLEU first."""
-    return json.loads(path.read_text())["systems"][0]["metrics"]
-
-
 def report(experiment: Experiment) -> None:
     """Print five translations, the paths of the files, the scores, and sacreBLEU as the last line."""
     files = (experiment.test_source, experiment.hypotheses, experiment.test_reference)
@@ -87,14 +80,14 @@ def report(experiment: Experiment) -> None:
         for label, lines in zip(("source", "model", "reference"), columns, strict=True):
             print(f"  {label:>9}  {lines[number]}")
         print()
-    metrics = read_metrics(experiment.score)
+    metrics = json.loads(experiment.score.read_text())["systems"][0]["metrics"]
     model = experiment.model
     print(f"commands and logs: {experiment.work}/commands, {model}/commands, {model}/logs")
     print(f"model:             {experiment.averaged}")
     for metric in metrics[1:]:
         print(f"{metric['name'] + ':':32} {metric['score']:.2f}")
     if experiment.documents:
-        print(f"{'document BLEU:':32} {read_metrics(experiment.document_score)[0]['score']:.2f}")
+        print(f"{'document BLEU:':32} {json.loads(experiment.document_score.read_text())['score']:.2f}")
         print(Divided(**json.loads(experiment.separators.read_text())))
     print(f"signature:         {metrics[0]['signature']}")
     print(f"sacreBLEU {metrics[0]['score']:.2f}", flush=True)

@@ -175,7 +175,8 @@ def join_documents(boundaries: str, sentences: str, output: str) -> int:
     pending = iter(lines)
     with written_whole(output) as (file,):
         for size in runs:
-            file.write(" ".join(filter(None, islice(pending, size))).encode("utf-8") + b"\n")
+            document = " ".join(filter(None, islice(pending, size)))
+            file.write(document.replace("\r", " ").encode("utf-8") + b"\n")  # sacrebleu ends lines at CR too
     return len(runs)
 
 

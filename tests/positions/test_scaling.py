@@ -282,6 +282,15 @@ def test_each_side_can_have_its_own_scaling(build):
     assert model.encoder.layers[0].self_attn.position.theta[1] == frequencies(32)[1] / 2
 
 
+def test_a_model_that_is_built_without_memory_rotates_like_any_other(build):
+    options = {"rope_scaling": scaling("yarn", factor=2, **{L: 64})}
+    with torch.device("meta"):
+        model = build(**options)
+    x = torch.randn(3, 32)
+    attention = model.to_empty(device="cpu").encoder.layers[0].self_attn
+    assert torch.equal(attention.position(x, 5), build(**options).encoder.layers[0].self_attn.position(x, 5))
+
+
 SHORT = 6  # L of the tests; their sentences are longer
 MODELS = {
     "yarn": {"rope_scaling": scaling("yarn", factor=4, beta_fast=4, **{L: SHORT}), "rope_layout": "half"},

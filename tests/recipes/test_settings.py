@@ -18,6 +18,7 @@ from recipes.pipeline.session import write_down
 from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import SCORE, STAGES
+from recipes.pipeline.start import Start
 from tests.commands import ROOT
 from tests.recipes.small_demo import describe, setting_flags, usage_error
 
@@ -142,8 +143,10 @@ def test_no_setting_can_inject_a_shell_command(tmp_path, capsys, name):
         (programs / program).symlink_to(shutil.which("true"))
     (programs / "touch").symlink_to(shutil.which("touch"))
     settings = read_settings(DEMO)
-    setattr(settings, name, f"; touch {tmp_path}/X; echo $(touch {tmp_path}/X) #")
+    for setting in ("start_checkpoint", "start_data") if name.startswith("start_") else [name]:
+        setattr(settings, setting, f"; touch {tmp_path}/X; echo $(touch {tmp_path}/X) #")
     experiment = Experiment(settings, tmp_path / "work", "transformer_rope", 1, gpus=0, dry_run=True)
+    experiment.start = Start("")  # in place of reading start_checkpoint
     for stage in STAGES:
         Runner(experiment).ensure(stage)
     commands = re.findall(r"^  \$ (.*)$", capsys.readouterr().out, re.MULTILINE)
@@ -301,7 +304,7 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     main([str(ROOT / "recipes" / "demo"), "--dry-run", "--stage", "10"])
     assert capsys.readouterr().out == by_name
     refusal = usage_error(capsys, main, [str(tmp_path), "--dry-run"])
-    assert f"{tmp_path} must be a folder with settings.yaml, or one of demo, multi30k" in refusal
+    assert f"{tmp_path} must be a folder with settings.yaml, or one of demo, documents_en_de, multi30k" in refusal
 
 
 def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():

@@ -63,8 +63,8 @@ def test_a_system_of_a_file_can_have_the_model_of_another_one(tmp_path):
 
 def test_the_scalings_of_the_documents_fit_the_small_model_of_the_recipe():
     folder = ROOT / "recipes" / "documents_en_de"
-    readme = (folder / "README.md").read_text()
-    width, heads = (int(re.search(rf"--set {name}=(\d+)", readme)[1]) for name in ("width", "heads"))
+    section = (ROOT / "docs" / "recipes.md").read_text().partition("\n## Documents\n")[2].partition("\n## ")[0]
+    width, heads = (int(re.search(rf"--set {name}=(\d+)", section)[1]) for name in ("width", "heads"))
     (all_systems, _) = chosen("--systems", folder / "lengths.yaml")
     encodings = {system.name: system for system in chosen("--systems", folder.parent / "compare" / "encodings.yaml")[0]}
     trained = [system for system in all_systems if not system.of]

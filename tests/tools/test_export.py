@@ -19,7 +19,8 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.tasks.translation import TranslationTask
 
 from fairseq_rope.positions.absolute import NoPositions
 from fairseq_rope.positions.alibi import ALiBi
@@ -377,6 +378,7 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
     assert settings["positions"] == {"source": None, "target": None, "counts_padding": True}
     encodings = {"encoder_position_encoding": "rope", "decoder_position_encoding": "rope"}
     assert {**encodings, **ROPE, "attention_length_scaling": 0.0}.items() <= settings["model"].items()
+    assert settings["segments"] is None and "--documents" not in (folder / "README.md").read_text()
     assert ctranslate2.Translator(str(folder)).num_translators == 1
     assert "fairseq-rope translate --model ." in (folder / "README.md").read_text()
     assert settings["sha256"] == {
@@ -389,6 +391,7 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     (tmp_path / "data").mkdir()
     for dictionary in data_bin.glob("dict.*.txt"):
         shutil.copy(dictionary, tmp_path / "data")
+    (tmp_path / "data" / "segments.json").write_text('{"tokens": 12, "separator": "cat"}')
     exported(sinusoidal, tmp_path / "data", tmp_path / "exported", "--quantization", "int8")
     report = capsys.readouterr().out
     assert "differ from the checkpoint's by" in report and "of the validation set" not in report
@@ -396,6 +399,9 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     assert settings["positions"] == {"source": 4096, "target": 4096, "counts_padding": False}
     encodings = {"encoder_position_encoding": "sinusoidal", "decoder_position_encoding": "sinusoidal"}
     assert settings["model"] == {**encodings, "attention_length_scaling": 0.0}
+    assert settings["segments"] == {"tokens": 12, "separator": "cat"}
+    assert "in segments of up to 12 tokens" in (tmp_path / "exported" / "README.md").read_text()
+    assert list(Translator(str(tmp_path / "exported")).translate_documents([[""]])) == [[""]]
 
 
 @pytest.mark.usefixtures("without_validation_set")
@@ -681,6 +687,90 @@ def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
             exported(trained, data, tmp_path / "model")
         assert "\n" not in stopped.value.code
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.fixture
+def segment_settings(tmp_path):
+    """The function export.segment_settings for flags and a text in segments.json, or None for no file."""
+    dictionaries = [dictionary_of("dog", "<sep>", "<s2>"), dictionary_of("DOG", "<sep>", "<s2>", "<s3>")]
+    task = SimpleNamespace(
+        cfg=SimpleNamespace(source_lang="en", target_lang="de"),
+        source_dictionary=dictionaries[0],
+        target_dictionary=dictionaries[1],
+    )
+
+    def run(text, tokens=None, separator=None):
+        if text is not None:
+            (tmp_path / "segments.json").write_text(text)
+        args = argparse.Namespace(data=str(tmp_path), segment_tokens=tokens, separator=separator)
+        return export.segment_settings(args, task)
+
+    return run
+
+
+PRESENT = '{"tokens": 128, "separator": "<sep>", "share": 0.5}'
+
+
+@pytest.mark.parametrize(
+    "text, flags, expected",
+    [
+        (None, (), None),
+        (None, (64,), (64, "<sep>")),
+        (None, (64, "<s2>"), (64, "<s2>")),
+        (PRESENT, (), (128, "<sep>")),
+        (PRESENT, (64,), (64, "<sep>")),
+        (PRESENT, (None, "<s2>"), (128, "<s2>")),
+    ],
+)
+def test_the_segments_are_those_of_the_data_or_the_flags(segment_settings, text, flags, expected):
+    actual = segment_settings(text, *flags)
+    assert actual == (expected and {"tokens": expected[0], "separator": expected[1]})
+
+
+@pytest.mark.parametrize(
+    "text, flags, message",
+    [
+        (None, (None, "<sep>"), r'give {"separator": "<sep>"}, and the segments must be .* an object with tokens, an'),
+        (None, (64, "a b"), "must be .* separator, one token"),
+        (None, (64, "<s3>"), "--separator <s3>: the separator <s3> is not a word of dict.en.txt in"),
+        (None, (64, "dog"), "--separator dog: the separator dog is not a word of dict.de.txt in"),
+        *((None, (64, mark), f"the separator {mark} is not a word") for mark in ("<unk>", "<pad>", "<s>", "</s>")),
+        ('{"tokens": 64, "separator": "DOG"}', (), "segments.json: the separator DOG is not a word of dict.en.txt"),
+        ('{"tokens": 0, "separator": "<sep>"}', (), "and the segments must be"),
+        ('{"tokens": true, "separator": "<sep>"}', (), "and the segments must be"),
+        ('{"tokens": 64, "separator": null}', (), "and the segments must be"),
+        ("{}", (), "give {}, and the segments must be"),
+        ("[]", (64, "<sep>"), r"segments.json: cannot be read \(it is not a JSON object\)"),
+        ("null", (), r"segments.json: cannot be read \(it is not a JSON object\)"),
+        ("{", (), r"segments.json: cannot be read \("),
+    ],
+)
+def test_segments_that_cannot_be_translated_are_refused(segment_settings, text, flags, message):
+    with pytest.raises(ExportError, match=message) as refused:
+        segment_settings(text, *flags)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_sentences_of_a_segment_are_compared_with_the_data_one_by_one(monkeypatch):
+    dictionary = dictionary_of("dog", ".", "&quot;", "<sep>")  # Moses escapes < and would not give <sep>
+    pairs = [([dictionary.index(word) for word in "&quot; dog <sep> . <sep> dog &quot; .".split()], [4])]
+    monkeypatch.setattr(export, "validation_pairs", lambda task: pairs)
+    moses = export.tokenisation(None, None, dictionary, "en", "de")
+    for segments, same in ((None, 0), ({"tokens": 9, "separator": "<sep>"}, 1)):
+        settings = {"source": "en", "moses": moses, "subwords": None, "segments": segments}
+        (message,) = export.check_text("", settings, SimpleNamespace(source_dictionary=dictionary), force=True)
+        assert message.startswith(f"{same} of 1 sources")
+
+
+def test_sources_of_up_to_200_tokens_are_compared_even_if_most_are_longer(task):
+    lengths = [300] * 600 + [200] + [201] * 600 + [1]
+    data = [torch.full((length + 1,), 5) for length in lengths]
+    pairs = LanguagePairDataset(
+        data, [length + 1 for length in lengths], task.source_dictionary, data, None, task.target_dictionary
+    )
+    of_documents = TranslationTask(SimpleNamespace(data="", left_pad_source=True), *[task.source_dictionary] * 2)
+    of_documents.datasets["valid"] = pairs
+    assert [len(source) for source, _ in export.validation_pairs(of_documents)] == [200, 1]
 
 
 @pytest.mark.parametrize("other", [6, 7])

@@ -492,6 +492,8 @@ def test_a_folder_of_links_and_a_folder_without_checksums_are_read(model, source
         ("subwords", {"kind": "subword_nmt", "file": "/etc/passwd"}), ("subwords", {"kind": ["subword_nmt"]}),
         ("subwords", {"kind": "subword_nmt", "file": "../bpecodes"}), ("subwords", {}),
         ("subwords", {"kind": "sentencepiece", "file": "model.bin"}),
+        ("segments", 128), ("segments", {"tokens": 128}), ("segments", {"tokens": 0, "separator": "<sep>"}),
+        ("segments", {"tokens": 4097, "separator": "<sep>"}), ("segments", {"tokens": 128, "separator": "a b"}),
     ],
 )  # fmt: skip
 def test_settings_that_export_does_not_write_are_refused(model, tmp_path, refused, name, value):
@@ -627,3 +629,209 @@ def test_sentencepiece_splits_and_joins_as_in_fairseq(data_bin, tmp_path):
     for line in [*lines[:20], "an  unseen\tword \u3000 here", ""]:
         assert text.tokens(line) == bpe.encode(line).split()
         assert text.plain(text.tokens(line)) == bpe.decode(bpe.encode(line))
+
+
+# -- documents -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def documents(model, tmp_path, monkeypatch):
+    """A Translator for segments of 6 tokens whose translations are the sources in capitals, and what it translated."""
+    segments = {"tokens": 6, "separator": "<sep>"}
+    translator = Translator(str(edited(model, tmp_path / "model", moses=None, segments=segments)))
+    sources = []
+
+    def search(self, batch, *_):
+        sources.extend(" ".join(source) for source in batch if source)
+        return [[([word if word == "<sep>" else word.upper() for word in source], 0.0)] for source in batch]
+
+    monkeypatch.setattr(Translator, "search", search)
+    return translator, sources
+
+
+TEXT = "a b\nc\nd e f\n\ng\n\n\nh i j k l m n\no\n"
+SEGMENTS = ["a b <sep> c", "d e f", "g", "h i j k l m n", "o"]
+
+
+@pytest.mark.parametrize(
+    "text, segments",
+    [
+        (TEXT, SEGMENTS),
+        (TEXT[:-1], SEGMENTS),  # no end of the last line
+        (TEXT.replace("\n", "\r\n"), SEGMENTS),
+        ("\n \n" + TEXT + "\t\n\n", SEGMENTS),
+        ("a b c d e\nf\n", ["a b c d e", "f"]),  # the separator counts: seven tokens
+        ("a b c d\nf\n", ["a b c d <sep> f"]),
+        ("\n", []),
+        ("\n\n", []),
+        ("", []),
+    ],
+)
+@pytest.mark.parametrize("lines_in_a_chunk", [1, 2, 512])
+def test_documents_keep_their_lines_and_are_translated_in_segments(
+    documents, translated, monkeypatch, text, segments, lines_in_a_chunk
+):
+    translator, sources = documents
+    monkeypatch.setattr(translate, "CHUNK", lines_in_a_chunk)
+    out, sentence = translated(text, "--documents", "--model", translator.folder)
+    lines = text.split("\n")
+    assert sentence is None and out == [line.strip().upper() for line in (lines if lines[-1] else lines[:-1])]
+    assert sources == segments
+
+
+@pytest.mark.parametrize("lines_in_a_chunk", [1, 512])
+def test_documents_from_python_have_the_sentences_of_their_sources(documents, monkeypatch, lines_in_a_chunk):
+    translator, sources = documents
+    monkeypatch.setattr(translate, "CHUNK", lines_in_a_chunk)
+    texts = [["a b", "c", "d e f"], [], ["g"], ["h", "", "i"], [""]]
+    actual = translator.translate_documents(iter(texts))
+    assert next(actual) == ["A B", "C", "D E F"]
+    assert list(actual) == [[], ["G"], ["H", "", "I"], [""]]
+    assert sources == ["a b <sep> c", "d e f", "g", "h", "i"]
+
+
+def test_a_sentence_longer_than_the_segments_gives_a_warning(documents, capsys):
+    translator, _ = documents
+    list(translator.translate_documents([["a b c d e f", "h i j k l m n", "o"]]))
+    assert capsys.readouterr().err.splitlines() == [
+        "fairseq-rope translate: warning: line 2 has 7 tokens, more than the longest segments that the model was "
+        "trained on, 6"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("f <sep> g", "line 5 contains <sep>, which this model uses as the separator of sentences: remove it"),
+        ("x " * 4097, "line 5 has 4097 tokens, more than the limit of this model, 4096: split the line"),
+        ("x" * 40_000, "line 5 has 40000 characters, more than the limit of 32768: split the line"),
+        (b"\xff", "standard input, line 5: the byte 0xff is not UTF-8"),
+    ],
+)
+def test_the_lines_before_a_refused_line_of_a_document_are_translated(documents, translated, line, message):
+    translator, _ = documents
+    text = b"a\nb\n\nc d\n" + (line if isinstance(line, bytes) else line.encode()) + b"\ne\n"
+    out, sentence = translated(text, "--documents", "--model", translator.folder)
+    assert (out, sentence) == (["A", "B", "", "C D"], f"fairseq-rope translate: {message}")
+
+
+def test_segments_are_not_longer_than_the_positions_of_the_model(documents):
+    translator, sources = documents
+    translator.settings["positions"]["source"] = 5  # one is for the end
+    assert list(translator.translate_documents([["a b", "c", "d"]])) == [["A B", "C", "D"]]
+    assert sources == ["a b <sep> c", "d"]
+
+
+@pytest.mark.parametrize(
+    "translation, expected",
+    [
+        ("A <sep> B <sep> C", ["A", "B", "C"]),
+        ("A <sep> B", ["A", "B", ""]),
+        ("A <sep> B <sep> C <sep> D <sep> E", ["A", "B", "C D E"]),
+        ("", ["", "", ""]),
+    ],
+)
+def test_translations_with_other_separators_are_counted_and_have_as_many_lines(
+    documents, monkeypatch, capsys, translation, expected
+):
+    translator, _ = documents
+    words = {"a <sep> b <sep> c": translation, "d": "D"}
+
+    def search(self, batch, *_):
+        return [[(words[" ".join(source)].split() if source else [], 0.0)] for source in batch]
+
+    monkeypatch.setattr(Translator, "search", search)
+    assert list(translator.translate_documents([["a", "b", "c"], ["d"], ["a", "b", "c"]])) == [
+        expected,
+        ["D"],
+        expected,
+    ]
+    warnings = capsys.readouterr().err.splitlines()
+    if translation.count("<sep>") == 2:
+        assert warnings == []
+    else:
+        assert warnings == [
+            "fairseq-rope translate: warning: 2 of 3 segments have a translation with another number of separators "
+            "than their source: some of their sentences may be on another line, or on none"
+        ]
+
+
+def test_a_document_is_translated_before_more_lines_arrive_and_a_long_one_in_parts(documents, pipe):
+    translator, sources = documents
+    chunks, put = pipe
+    translations = translator.document_lines(chunks)
+    put(b"a\nb\n\n")
+    lines = []
+    while len(lines) < 3:
+        lines += next(translations)
+    assert lines == ["A", "B", ""]
+    read = 0
+
+    def endless():
+        nonlocal read
+        while True:
+            read += 1
+            yield ["c d"] * 5
+
+    translations = translator.document_lines(endless())
+    lines = [line for _ in range(20) for line in next(translations)]
+    # At most one segment waits for its next line: two sentences of two tokens and a separator.
+    assert lines == ["C D"] * len(lines) and read == 20 and len(lines) >= 98
+
+
+@pytest.mark.parametrize("count", [200, 201])
+def test_a_long_text_without_a_blank_line_gives_a_warning(documents, capsys, count):
+    translator, _ = documents
+    list(translator.document_lines([["a"] * count]))
+    expected = (
+        f"fairseq-rope translate: warning: the text has {count} lines and no blank line: it was translated as one "
+    )
+    assert capsys.readouterr().err == (f"{expected}document\n" if count == 201 else "")
+    list(translator.translate_documents([["a"] * count]))
+    assert capsys.readouterr().err == ""
+
+
+def test_documents_need_a_model_of_segments(model, translated, capsys):
+    with pytest.raises(translate.TranslateError, match="--documents: the model in"):
+        next(Translator(str(model)).translate_documents([["the dog"]]))
+    _, sentence = translated("the dog\n", "--documents")
+    named = ("--documents", str(model), "--segment-tokens", "--separator")
+    assert all(word in sentence for word in named)
+    with pytest.raises(SystemExit, match="2"):
+        translate.main(["--model", str(model), "--documents", "--nbest", "2"])
+    assert "--nbest: not allowed with argument --documents" in capsys.readouterr().err
+
+
+def test_each_sentence_of_a_segment_is_converted_by_itself_and_moses_escapes_a_separator(model, tmp_path, monkeypatch):
+    segments = {"tokens": 40, "separator": "<sep>"}
+    translator = Translator(str(edited(model, tmp_path / "model", segments=segments)))
+    sources = []
+
+    def search(self, batch, *_):
+        sources.extend(batch)
+        return [[(source, 0.0)] for source in batch]
+
+    monkeypatch.setattr(Translator, "search", search)
+    document = ['He says "no', 'yes" <sep> (twice).', "'s"]
+    expected = ['He says "no', 'yes "< sep > (twice).', "'s"]  # the plain text of &lt; sep &gt;
+    assert list(translator.translate_documents([document])) == [expected]
+    assert sources[0].count("<sep>") == 2 and "&lt;" in sources[0]
+
+
+def test_a_segment_is_searched_like_a_line_with_the_same_tokens(build, task, tmp_path, capsys):
+    """The model writes w2, the separator, in some of its translations."""
+    dictionary, draw, model = task.source_dictionary, random.Random(5), build()
+    with torch.no_grad():
+        model.decoder.output_projection.weight.mul_(6.0)
+        steer(model, {dictionary.eos(): 16.0, dictionary.bos(): -16.0, dictionary.pad(): -16.0})
+    translator = served(model, dictionary, tmp_path, segments={"tokens": 7, "separator": "w2"})
+    documents = [[" ".join(f"w{draw.randrange(3, 40)}" for _ in range(3)) for _ in range(2)] for _ in range(60)]
+    lines = translator.translate([" w2 ".join(document) for document in documents])
+    parts = [" ".join("|" if word == "w2" else word for word in line.split()).split("|") for line in lines]
+    counts = [len(sentences) for sentences in parts]
+    assert {1, 2} < set(counts)  # too few, as many as the source, and too many
+    actual = list(translator.translate_documents(documents))
+    assert [first for first, _ in actual] == [sentences[0].strip() for sentences in parts]
+    assert [second.split() for _, second in actual] == [" ".join(sentences[1:]).split() for sentences in parts]
+    different = len(counts) - counts.count(2)
+    assert f"warning: {different} of 60 segments have a translation with another number" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""Measure in a new process, so that its peak memory is that of one model."""
+
+import contextlib
+import multiprocessing
+import resource
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class OutOfMemoryError(Exception):
+    """A process needs more memory than it may have."""
+
+
+def in_a_process(run: Callable[..., Any], *args: object, limit: int = 0) -> tuple[Any, float]:
+    """Return what *run* returns in a new process, and the MiB that the process took beyond its imports.
+
+    Args:
+        run: a function of a module
+        args: its arguments
+        limit: the bytes that *run* may allocate on the CPU, on Linux; 0: any number
+
+    Raises:
+        OutOfMemoryError: *run* needs more than *limit*, or the system ended the process
+        SystemExit: the process ended with another error, which it has printed
+    """
+    spawn = multiprocessing.get_context("spawn")
+    receive, send = spawn.Pipe()
+    process = spawn.Process(target=_measure, args=(run, args, limit, send))
+    process.start()
+    send.close()  # so that a process that dies is noticed
+    with contextlib.suppress(EOFError):
+        measured = receive.recv()
+        process.join()
+        if measured is None:
+            raise OutOfMemoryError(f"more than {limit / 2**30:.3g} GiB are needed")
+        return measured
+    process.join()
+    if process.exitcode < 0:  # by a signal: the system ends processes if its memory is full
+        raise OutOfMemoryError(f"the system ended the process with signal {-process.exitcode}")
+    raise SystemExit(f"{run.__module__}.{run.__qualname__}{args} ended with status {process.exitcode}")
+
+
+def _measure(run: Callable[..., Any], args: tuple[object, ...], limit: int, pipe: Connection) -> None:
+    before = _peak()
+    if limit and not torch.cuda.is_available():
+        with contextlib.suppress(FileNotFoundError):  # not on Linux
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            most = pages * resource.getpagesize() + limit
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    try:
+        result = run(*args)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):  # torch raises RuntimeErrors
+            raise
+        pipe.send(None)
+        return
+    pipe.send((result, torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _peak() - before))
+
+
+def _peak() -> float:
+    """Return the largest number of MiB that this process has had in memory."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(_table("/proc/self/status")["VmHWM"].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS; on Linux, it includes the parent's peak
+
+
+def _table(path: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in Path(path).read_text().splitlines())
+
+
+def available_memory() -> int:
+    """Return the bytes that new processes can have without swapping; 0 if the system does not say it."""
+    with contextlib.suppress(FileNotFoundError):
+        return 1024 * int(_table("/proc/meminfo")["MemAvailable"].split()[0])
+    return 0

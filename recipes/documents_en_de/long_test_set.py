@@ -1,0 +1,91 @@
+"""Make a test set of long documents: those of the test set, and some that are taken out of the training set.
+
+    python -m recipes.documents_en_de.long_test_set DIR OUTPUT
+
+DIR has train, valid and test, each as NAME.LANG.gz, with blank lines between documents. OUTPUT gets the same files. Its
+test set has the documents of more than 350 words, and 60 such documents of the training set, which has the others.
+"""
+
+import argparse
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_rope.errors import InputError, ending_in_one_sentence
+from fairseq_rope.files import written_whole
+from fairseq_rope.lines import split
+
+SETS = ("train", "valid", "test")
+
+Document = list[tuple[str, ...]]  # the lines of a document, each in all languages
+
+
+def read(folder: Path, name: str, languages: Sequence[str]) -> list[Document]:
+    """The documents of the set *name* in *folder*."""
+    texts = []
+    for lang in languages:
+        path = folder / f"{name}.{lang}.gz"
+        try:
+            texts.append(split(gzip.decompress(path.read_bytes()).decode("utf-8")))
+        except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read as text in gzip ({error})") from None
+    if len({len(text) for text in texts}) > 1:
+        raise InputError(f"{folder}: the sides of {name} have {' and '.join(str(len(text)) for text in texts)} lines")
+    documents: list[Document] = [[]]
+    for line in zip(*texts, strict=True):
+        if any(map(str.strip, line)):
+            documents[-1].append(line)
+        elif documents[-1]:
+            documents.append([])
+    return [document for document in documents if document]
+
+
+def words(document: Document) -> int:
+    """The words of the first language in *document*."""
+    return sum(len(line[0].split()) for line in document)
+
+
+def divide(train: list[Document], test: list[Document], least: int, count: int) -> tuple[list[Document], ...]:
+    """The new training set and the new test set.
+
+    Args:
+        least: documents of the test set have more words
+        count: documents of the training set that go to the test set; they are spread over it evenly
+
+    Raises:
+        InputError: the training set has fewer such documents than *count*
+    """
+    long = [n for n, document in enumerate(train) if words(document) > least]
+    if len(long) < count:
+        most = f"must be at most {len(long)}, the training documents of more than {least} words"
+        raise InputError(f"--documents {count}: {most}")
+    moved = {long[n * len(long) // count] for n in range(count)}
+    kept = [document for n, document in enumerate(train) if n not in moved]
+    return kept, [document for document in test if words(document) > least] + [train[n] for n in sorted(moved)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
+    description = "Make a test set of long documents, some of which are taken out of the training set."
+    parser = argparse.ArgumentParser(prog="recipes.documents_en_de.long_test_set", description=description)
+    flag = parser.add_argument
+    flag("folder", type=Path, metavar="DIR", help="has NAME.LANG.gz of train, valid and test")
+    flag("output", type=Path, metavar="OUTPUT", help="the folder to write")
+    flag("--languages", nargs=2, default=("en", "de"), metavar="LANG", help="default: en de")
+    flag("--words", type=int, default=350, metavar="N", help="test documents have more; default: %(default)s")
+    flag("--documents", type=int, default=60, metavar="N", help="taken out of train; default: %(default)s")
+    args = parser.parse_args(argv)
+    with ending_in_one_sentence("recipes.documents_en_de.long_test_set"):
+        train, valid, test = (read(args.folder, name, args.languages) for name in SETS)
+        train, test = divide(train, test, args.words, args.documents)
+        args.output.mkdir(parents=True, exist_ok=True)
+        for name, documents in zip(SETS, (train, valid, test), strict=True):
+            for n, lang in enumerate(args.languages):
+                text = "\n\n".join("\n".join(line[n] for line in document) for document in documents) + "\n"
+                with written_whole(str(args.output / f"{name}.{lang}.gz")) as (file,):
+                    file.write(gzip.compress(text.encode("utf-8"), mtime=0))
+            print(f"{name}: {len(documents)} documents, {sum(map(words, documents))} words")
+
+
+if __name__ == "__main__":
+    main()

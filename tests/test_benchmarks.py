@@ -1,0 +1,75 @@
+"""benchmarks/: peak memory in a process of its own, and the benchmark of long inputs."""
+
+import os
+
+import pytest
+
+from benchmarks import long_inputs
+from benchmarks.alternating import report
+from benchmarks.generate import ARCHS, Translating
+from benchmarks.processes import OutOfMemoryError, in_a_process
+
+
+def test_a_process_returns_its_result_and_its_own_peak():
+    result, peak = in_a_process(eval, "__import__('torch').ones(300 << 18).sum().item()", limit=1 << 30)
+    assert result == 300 << 18 and 290 < peak < 360
+
+
+@pytest.mark.parametrize(
+    "run, args, message",
+    [
+        (eval, ("__import__('torch').ones(300 << 18)",), "more than 0.2 GiB are needed"),
+        (eval, ("b'x' * (300 << 20)",), "more than 0.2 GiB are needed"),
+        (os.abort, (), "the system ended the process with signal 6"),
+        (int, ("two",), r"int\('two',\) ended with status 1"),
+    ],
+)
+def test_a_process_that_fails_is_reported(run, args, message):
+    with pytest.raises(SystemExit if run is int else OutOfMemoryError, match=message):
+        in_a_process(run, *args, limit=(1 << 30) // 5)
+
+
+@pytest.mark.parametrize("failing", [None, *ARCHS])
+def test_rows_are_medians_beside_fairseqs_and_say_which_model_needs_too_much(monkeypatch, capsys, failing):
+    calls = []
+    seconds = {ARCHS[0]: iter([9.0, 8.0, 1.0]), ARCHS[1]: iter([3.0, 2.0, 4.0])}
+
+    def measured(work, arch, size, tokens, limit):
+        calls.append(arch)
+        if arch == failing:
+            raise OutOfMemoryError("more than 3 GiB are needed")
+        return next(seconds[arch]), {ARCHS[0]: 400.0, ARCHS[1]: 100.0}[arch]
+
+    monkeypatch.setattr(long_inputs, "in_a_process", measured)
+    rows = {row["model"]: row for row in long_inputs.measure(long_inputs.encoding_seconds, "base", 9, 3, 0)}
+    if failing is None:
+        assert calls == [*ARCHS, *reversed(ARCHS), *ARCHS]
+        # The quotients of the rounds are 3, 4 and 1/4.
+        expected = {"seconds": 3.0, "times as fast": 3.0, "peak MiB": 100.0, "of the memory": 0.25}
+        assert rows[ARCHS[1]] == {"model": ARCHS[1], **expected}
+    else:
+        assert calls.count(failing) == 1 and rows[failing]["seconds"] == "more than 3 GiB are needed"
+        (other,) = set(ARCHS) - {failing}
+        assert calls.count(other) == 3 and rows[other]["seconds"] in (8.0, 3.0)
+    report("encoder", list(rows.values()), as_json=False)
+    printed = capsys.readouterr().out
+    assert all(arch in printed for arch in ARCHS) and (failing is None or "more than 3 GiB are needed" in printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_encoder_reads_and_the_search_writes_the_stated_number_of_tokens(monkeypatch, arch):
+    lengths = []
+    build = long_inputs.build
+
+    def observed(*args, **kwargs):
+        model = build(*args, **kwargs)
+        model.encoder.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].size(1)))
+        return model
+
+    monkeypatch.setattr(long_inputs, "build", observed)
+    assert long_inputs.encoding_seconds(arch, "small", 40) > 0
+    assert lengths == [16, 40]
+    (((best, *_),),) = Translating(arch, "small", 1, 30).translate()
+    assert len(best["tokens"]) == 30
+    assert long_inputs.search_seconds(arch, "small", 3) > 0
