@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.patches.loading import load_checkpoint
+from recipes.compare import __main__ as compare
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError, check_values, read_settings
@@ -117,24 +118,29 @@ def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, publi
     assert own[1][1:3] == ["-", "-"] and own[1][3].endswith("/v18.1/training/news-commentary-v18.de-en.tsv.gz")
 
 
+def longest_segments(work, name, tokens):
+    """The lines of both sides with the longest segments of the set *name*, without the tool's own functions."""
+    sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
+    expected = []
+    for document in zip(*sides, strict=True):
+        line = None
+        for pair in zip(*document, strict=True):
+            size = max(len(side.split()) for side in pair)  # a sentence counts with its longer side
+            if line is None or line[2] + 1 + size > tokens:
+                line = [*pair, size]
+                expected.append(line)
+            else:
+                line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
+    return [[line[side] for line in expected] for side in (0, 1)]
+
+
 def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
     work, _, _ = finished
     for name in ("valid", "test"):
-        sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
         segments = [read(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
-        expected = []
-        for document in zip(*sides, strict=True):
-            line = None
-            for pair in zip(*document, strict=True):
-                # Greedily, and without the tool's own functions. A sentence counts with its longer side.
-                size = max(len(side.split()) for side in pair)
-                if line is None or line[2] + 1 + size > TOKENS:
-                    line = [*pair, size]
-                    expected.append(line)
-                else:
-                    line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
-        assert [list(pair) for pair in zip(*segments, strict=True)] == [line[:2] for line in expected]
-        assert len(segments[0]) < sum(map(len, sides[0])), "some segments have several sentences"
+        assert segments == longest_segments(work, name, TOKENS)
+        sentences = [line for line in read(work / "bpe" / f"{name}.en") if line]
+        assert len(segments[0]) < len(sentences), "some segments have several sentences"
 
 
 def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
@@ -332,6 +338,45 @@ def test_a_document_is_one_line(tmp_path):
     write(tmp_path / "in", ["A", "B"])
     with pytest.raises(InputError, match="in: has 2 lines, and .*like has 3 that are not blank"):
         module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out")))
+
+
+@pytest.mark.slow
+def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_another_search(published, tmp_path):
+    work, systems = tmp_path / "work", tmp_path / "systems.yaml"
+    scaling = "{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}"
+    linear = {"of": "rope", "generate": f'--model-overrides "{scaling}"'}
+    systems.write_text(json.dumps({"linear": linear, "rope": "--arch transformer_rope"}))
+    printed = run_here(
+        words(published, work, "--name", "m", "--seeds", "1", "--systems", str(systems)), main=compare.main
+    )
+    assert printed.count("$ fairseq-train ") == 1
+    models = {name: work / f"{name}.seed1.m" for name in ("linear", "rope")}
+    assert models["linear"].joinpath("averaged.pt").samefile(models["rope"] / "averaged.pt")
+    for name in ("stage09_translate", "stage22_translate_joined"):
+        flags = {system: (model / "commands" / f"{name}.sh").read_text() for system, model in models.items()}
+        assert "rope_scaling" in flags["linear"] and "rope_scaling" not in flags["rope"]
+    results = json.loads((work / "compare.m" / "results.json").read_text())
+    lengths = (1, 64, 128, 256, 512, 1000)
+    assert [joined["tokens"] for joined in results["joined"]] == [TOKENS, *lengths]
+    references = read(work / "raw" / "test.sentences.de")
+    for joined in results["joined"][1:]:
+        tokens = joined["tokens"]
+        segments = [read(work / "joined" / f"{tokens}.bpe.{lang}") for lang in ("en", "de")]
+        assert segments == longest_segments(work, "test", tokens) and joined["lines"] == len(segments[0])
+        for system, model in models.items():
+            hypotheses = read(model / "joined" / f"{tokens}.de")
+            assert joined["scores"][system] == [pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score)]
+            counts = json.loads((model / "joined" / f"{tokens}.separators.json").read_text())
+            assert counts["segments"] == len(segments[0])
+            generated = model / "joined" / f"{tokens}.generate.txt"
+            if generated.exists():
+                sources = dict(re.findall(r"^S-(\d+)\t(.*)$", generated.read_text(), re.MULTILINE))
+                assert sorted(map(int, sources)) == [*range(len(segments[0]))]
+            else:
+                assert f"segments of up to {tokens} subwords: the same as in" in printed
+    first, second = (read(work / "joined" / f"{tokens}.bpe.en") for tokens in (512, 1000))
+    assert first == second and printed.count("segments of up to 1000 subwords: the same as in 512.de") == 2
+    assert (work / "compare.m" / "report.html").exists()
 
 
 @pytest.mark.slow
