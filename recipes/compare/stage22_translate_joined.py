@@ -45,10 +45,8 @@ class TranslateJoined(Stage):
         data = stage21_join.data(experiment)
         before = {test_segments(experiment): translated(experiment)}  # segments that are already translated
         for length in stage21_join.lengths(experiment):
-            source, segments = (
-                stage21_join.texts(experiment, length)[0],
-                stage21_join.in_subwords(experiment, length)[0],
-            )
+            source = stage21_join.texts(experiment, length)[0]
+            segments = stage21_join.in_subwords(experiment, length)[0]
             outputs = files(experiment, length)
             same = _same(segments, before) if experiment.documents and not experiment.dry_run else None
             if same is None:
