@@ -426,6 +426,10 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     state["cfg"]["model"].activation_fn = "gelu"
     torch.save(state, tmp_path / "gelu.pt")
     torch.save({"model": {}}, tmp_path / "none.pt")
+    # The contents of all files of the old model are among what the stages depend on.
+    started = describe(*words(published, tmp_path / "work", *start_flags(checkpoint, data)))
+    inputs = {path for stage in STAGES for path in stage.inputs(started)}
+    assert {checkpoint, *(data / name for name in ("bpecodes", "dict.en.txt", "dict.de.txt"))} <= inputs
     other = shutil.copytree(data, tmp_path / "other")
     write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
     entries = len(read(data / "dict.de.txt")) + 4
