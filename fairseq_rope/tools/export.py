@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
 from ..files import naming
+from ..segments import SEPARATOR, divided
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 from .translate import SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
 
@@ -472,7 +473,12 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
     lines = [[symbols[n] for n in source] for source, _ in validation_pairs(task) if unknown not in source]
     if not lines:
         return []
-    same = sum(text.tokens(back.plain(line)) == line for line in lines)
+
+    def is_same(line: List[str]) -> bool:
+        sentences, _ = divided(line, line.count(SEPARATOR) + 1)  # several if the line is a segment of a document
+        return all(text.tokens(back.plain(sentence)) == sentence for sentence in sentences)
+
+    same = sum(map(is_same, lines))
     report = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     cause = "--tokenizer or the subwords are not those of the data"
     refuse_below(SAME_SOURCES, same, len(lines), f"{report} ({cause})", force)

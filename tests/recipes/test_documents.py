@@ -200,6 +200,15 @@ def test_documents_are_scored_beside_sentences(finished):
     assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
 
 
+def test_a_model_of_segments_is_exported(finished, published, tmp_path):
+    work = shutil.copytree(finished[0], tmp_path / "work")
+    segments = read(work / "segments" / "valid.en")
+    assert sum("<sep>" in line for line in segments) > len(segments) / 8, "too many to count as tokenised differently"
+    flags = ["--name", "m", "--stage", "11", "--set", "export_quantization=float32"]
+    printed = run_here(words(published, work, *flags))
+    assert re.search(r"(\d+) of \1 sources of the validation set are tokenised from plain text as in the data", printed)
+
+
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
 def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
     experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
