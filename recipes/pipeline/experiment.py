@@ -64,7 +64,7 @@ class Experiment:
     @functools.cached_property
     def start(self) -> Start | None:
         """The old model from whose weights the training starts. Raises a StageError if the settings do not fit it."""
-        if not self.settings.start_checkpoint:
+        if self.start_checkpoint is None:
             return None
         try:
             return read_start(self.settings, self.start_dictionaries)
@@ -129,6 +129,11 @@ class Experiment:
         names = [f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in languages for end in ("bin", "idx")]
         names += [*(f"dict.{n}.txt" for n in languages), self.subwords, *([segments.FILE] if self.documents else [])]
         return [self.data_bin / name for name in names]
+
+    @property
+    def start_checkpoint(self) -> Path | None:
+        """The checkpoint of the old model, if the training starts from one."""
+        return Path(self.settings.start_checkpoint) if self.settings.start_checkpoint else None
 
     @property
     def start_data(self) -> Path | None:

@@ -205,6 +205,15 @@ def test_documents_are_scored_beside_sentences(finished):
     assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
 
 
+def test_a_model_of_segments_is_exported(finished, published, tmp_path):
+    work = shutil.copytree(finished[0], tmp_path / "work")
+    segments = read(work / "segments" / "valid.en")
+    assert sum("<sep>" in line for line in segments) > len(segments) / 8, "too many to count as tokenised differently"
+    flags = ["--name", "m", "--stage", "11", "--set", "export_quantization=float32"]
+    printed = run_here(words(published, work, *flags))
+    assert re.search(r"(\d+) of \1 sources of the validation set are tokenised from plain text as in the data", printed)
+
+
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
 def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
     experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
@@ -468,6 +477,10 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     state["cfg"]["model"].activation_fn = "gelu"
     torch.save(state, tmp_path / "gelu.pt")
     torch.save({"model": {}}, tmp_path / "none.pt")
+    # The contents of all files of the old model are among what the stages depend on.
+    started = describe(*words(published, tmp_path / "work", *start_flags(checkpoint, data)))
+    inputs = {path for stage in STAGES for path in stage.inputs(started)}
+    assert {checkpoint, *(data / name for name in ("bpecodes", "dict.en.txt", "dict.de.txt"))} <= inputs
     other = shutil.copytree(data, tmp_path / "other")
     write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
     entries = len(read(data / "dict.de.txt")) + 4
