@@ -125,6 +125,8 @@ def _executors(args: argparse.Namespace, folder: Path, experiment: Experiment) -
         return lambda place: executor
     gpus = _gpus(experiment)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # submitit stops a job with SIGINT, which it would ignore, as this process does in the background of a script.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def local(place: int) -> submitit.Executor:
         executor = LocalExecutor(folder=folder)

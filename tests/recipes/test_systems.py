@@ -295,18 +295,19 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     command = [sys.executable, "-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), "--seeds", "1"]
 
     def start(*more):
+        words = [*command, *named, "--jobs", "2", *more]
+        in_background = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *words]  # as scripts start "command &"
         return subprocess.Popen(
-            [*command, *named, "--jobs", "2", *more], cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            in_background, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
-    with start() as process:  # interrupted while two runs train
+    with start() as process:  # stopped while two runs train
         for line in process.stdout:
             if line.startswith("== rope, seed 1: begun"):
                 break
         time.sleep(15)
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 128 + signal.SIGINT
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     broken = ["--system", "broken=--arch transformer --max-tokens-valid 3"]  # no validation sentence fits
     with start(*broken) as process:
