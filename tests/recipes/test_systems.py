@@ -316,6 +316,9 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     folder = tmp_path / f"compare.{label('demo', SETTINGS)}"
     page = (folder / "report.html").read_text()
     assert all(name in page for name in (*three, "broken, seed 1"))
-    commands = [(path.parent.name, path.read_text()) for path in tmp_path.glob("*/commands/stage07_train.py.sh")]
-    assert not commands or all("--rope-layout half" in text for name, text in commands if name.startswith("half"))
+    commands = {path.parts[-3]: path.read_text() for path in tmp_path.glob("*/commands/stage07_train.sh")}
+    assert {name.split(".")[0]: "--rope-layout half" in text for name, text in commands.items()} == {
+        **{name: name == "half" for name in three},
+        "broken": False,
+    }
     assert Path(tmp_path / "jobs").is_dir()
