@@ -105,6 +105,7 @@ def finished(published, tmp_path_factory):
 # -- all stages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, published):
     work, _, printed = finished
     assert {name: len(requests) for name, requests in published[1].seen.items()} == {
@@ -134,6 +135,7 @@ def longest_segments(work, name, tokens):
     return [[line[side] for line in expected] for side in (0, 1)]
 
 
+@pytest.mark.slow
 def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
     work, _, _ = finished
     for name in ("valid", "test"):
@@ -143,6 +145,7 @@ def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(f
         assert len(segments[0]) < len(sentences), "some segments have several sentences"
 
 
+@pytest.mark.slow
 def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
     work, _, printed = finished
     sides = [documents_of(read(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
@@ -156,6 +159,7 @@ def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finishe
     assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments", printed)
 
 
+@pytest.mark.slow
 def test_the_data_folder_knows_the_separator(finished):
     work, _, _ = finished
     assert json.loads((work / "data-bin" / "segments.json").read_text()) == {"tokens": TOKENS, "separator": "<sep>"}
@@ -165,6 +169,7 @@ def test_the_data_folder_knows_the_separator(finished):
         assert int(entries["<sep>"]) == separators
 
 
+@pytest.mark.slow
 def test_translated_segments_become_one_line_for_each_sentence(finished):
     work, model, printed = finished
     sources, hypotheses = read(work / "raw" / "test.sentences.en"), read(model / "hypotheses.de")
@@ -191,6 +196,7 @@ def test_translated_segments_become_one_line_for_each_sentence(finished):
     assert printed.count(sentence) == 2, "by stages 9 and 10"
 
 
+@pytest.mark.slow
 def test_documents_are_scored_beside_sentences(finished):
     work, model, printed = finished
     hypotheses, references = read(model / "hypotheses.de"), documents_of(read(work / "raw" / "test.de"))
@@ -205,6 +211,7 @@ def test_documents_are_scored_beside_sentences(finished):
     assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_of_segments_is_exported(finished, published, tmp_path):
     work = shutil.copytree(finished[0], tmp_path / "work")
     segments = read(work / "segments" / "valid.en")
@@ -214,6 +221,7 @@ def test_a_model_of_segments_is_exported(finished, published, tmp_path):
     assert re.search(r"(\d+) of \1 sources of the validation set are tokenised from plain text as in the data", printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
 def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
     experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
@@ -437,6 +445,7 @@ def start_flags(checkpoint, data, *more):
     return setting_flags(f"start_checkpoint={checkpoint}", f"start_data={data}", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fairseq", "ours"])
 def test_training_on_segments_starts_with_the_weights_of_an_old_model(finished, published, old, tmp_path, kind):
     checkpoint, data = old(kind)
@@ -471,6 +480,7 @@ def test_the_separator_takes_the_place_of_a_madeupword_or_a_new_row():
     assert changed["other"] is weights["other"] and len(changed) == 2
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_stage(published, old, tmp_path, capsys):
     checkpoint, data = old("fairseq")
     state = load_checkpoint(str(checkpoint))
