@@ -119,6 +119,7 @@ class RopeScaling:
         flag: the flag that it comes from, for messages
 
     Attributes:
+        text: the scaling as JSON; equal scalings have the same text
         rope_type: a key of KEYS
         values: the value of each key of that type
         depends_on_length: whether the frequencies depend on the length of the input
@@ -158,7 +159,6 @@ class RopeScaling:
         for less, more in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if less in self.values and self.values[less] >= self.values[more]:
                 self._refuse(f"{less} is {self.values[less]:g}, and must be below {more}, {self.values[more]:g}")
-        # equal scalings have the same text
         self.text = json.dumps({"rope_type": self.rope_type, **self.values}, sort_keys=True)
         self.depends_on_length = self.rope_type in ("dynamic", "longrope")
 
