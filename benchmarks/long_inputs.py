@@ -2,7 +2,7 @@
 
     python -m benchmarks.long_inputs [--size small|base] [--lengths N …] [--outputs N …] [--rounds N] [--json]
 
-Each measurement is a process of its own, and the models take turns. Weights are random. The encoder reads one
+Each measurement has a process, and the models take turns. Weights are random. The encoder reads one
 sentence of each of --lengths. A search writes outputs of each of --outputs for a source of usual length. The peak
 is that of the process, with the model and without the imports. A model that needs more memory than the machine has
 free, or than --memory, is reported, and the others are measured.

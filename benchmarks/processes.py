@@ -2,7 +2,9 @@
 
 import contextlib
 import multiprocessing
+import re
 import resource
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -39,7 +41,7 @@ def in_a_process(run: Callable[..., Any], *args: object, limit: int = 0) -> tupl
             raise OutOfMemoryError(f"more than {limit / 2**30:.3g} GiB are needed")
         return measured
     process.join()
-    if process.exitcode < 0:  # by a signal: the system ends processes if its memory is full
+    if process.exitcode in (-signal.SIGKILL, -signal.SIGABRT):  # as the system does if its memory is full
         raise OutOfMemoryError(f"the system ended the process with signal {-process.exitcode}")
     raise SystemExit(f"{run.__module__}.{run.__qualname__}{args} ended with status {process.exitcode}")
 
@@ -54,7 +56,8 @@ def _measure(run: Callable[..., Any], args: tuple[object, ...], limit: int, pipe
     try:
         result = run(*args)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "memory" not in str(error):  # torch raises RuntimeErrors
+        # torch raises RuntimeErrors
+        if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory", str(error)):
             raise
         pipe.send(None)
         return

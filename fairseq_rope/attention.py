@@ -159,7 +159,8 @@ class FusedAttention(MultiheadAttention):
         """Return the factor of each query: (B or 1, 1, T, 1) in the type of *q*."""
         attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
         if attn_mask is not None:
-            attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else torch.isfinite(attn_mask))
+            # fairseq's encoder layer writes -1e4 or -1e8 where attention is forbidden
+            attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else attn_mask > -1e3)
         if key_padding_mask is not None:
             attended = attended & ~key_padding_mask.to(torch.bool).unsqueeze(1)
         count = attended.sum(dim=2).clamp(min=1).to(torch.float64)  # (B or 1, T)

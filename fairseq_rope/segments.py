@@ -6,7 +6,7 @@ A line with several sentences gives a model context. The recipes train on such l
 
 from typing import Any, Callable, List, Sequence, Tuple
 
-SEPARATOR = "<sep>"  # a token of its own, between two sentences
+SEPARATOR = "<sep>"  # a token between two sentences
 # In a data folder: an object with "tokens", the number of tokens in the longest segments, and "separator".
 FILE = "segments.json"
 
@@ -14,22 +14,22 @@ FILE = "segments.json"
 def segments(lengths: Sequence[int], limit: Callable[[], int]) -> List[range]:
     """Return the sentences of each segment of a document, as ranges of their indices.
 
-    A segment contains as many sentences as fit. A sentence that does not fit is a segment of its own.
+    A segment contains as many sentences as fit. A sentence that does not fit is a segment alone.
 
     Args:
         lengths: the number of tokens of each sentence of the document
         limit: returns the number of tokens that the next segment may have, with its separators
     """
-    found: List[range] = []
+    ranges: List[range] = []
     begin = 0
     while begin < len(lengths):
         end, tokens, most = begin + 1, lengths[begin], limit()
         while end < len(lengths) and tokens + 1 + lengths[end] <= most:
             tokens += 1 + lengths[end]
             end += 1
-        found.append(range(begin, end))
+        ranges.append(range(begin, end))
         begin = end
-    return found
+    return ranges
 
 
 def joined(sentences: Sequence[Sequence[str]], separator: str = SEPARATOR) -> List[str]:

@@ -30,7 +30,8 @@ needs_half_linear = half_on_cpus("linear layer", lambda x: torch.nn.functional.l
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("recipes/test_pipeline.py", "test_compatibility.py", "tools/test_translate.py", "tools/test_export.py"),
+    *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "tools/test_translate.py"),
+    "tools/test_export.py",
     *("patches/test_patches.py", "patches/test_faults.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py"),
 )

@@ -1,4 +1,4 @@
-"""benchmarks/: peak memory in a process of its own, and the benchmark of long inputs."""
+"""benchmarks/: peak memory in one process each, and the benchmark of long inputs."""
 
 import os
 

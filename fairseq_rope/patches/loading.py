@@ -14,14 +14,15 @@ import pickle
 import re
 import types
 import zipfile
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from contextvars import ContextVar
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
-from omegaconf import DictConfig
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from omegaconf import DictConfig, open_dict
 
 from ..errors import InputError
 
@@ -290,6 +291,26 @@ def why_weights_do_not_fit(message: str) -> str:
     return f"{name} has the shape {in_file} in the checkpoint and {in_model} in the model; {cause}"
 
 
+def _add_overrides(options: Any, overrides: Mapping[str, Any]) -> None:
+    """Add the *overrides* to the *options* of a model that its configuration has, and an older checkpoint lacks.
+
+    If the options are a DictConfig, fairseq overrides only the options that are in it
+    (``fairseq/dataclass/utils.py::overwrite_args_by_name``).
+    """
+    if not isinstance(options, DictConfig):
+        return
+    missing = {name: value for name, value in overrides.items() if name not in options}
+    name = option(options, "_name")
+    model = MODEL_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+    if missing and model is not None:
+        parser = ArgumentParser(add_help=False, conflict_handler="resolve")
+        model.add_args(parser)
+        flags = {action.dest for action in parser._actions}
+        with open_dict(options):
+            for name in flags & missing.keys():
+                options[name] = missing[name]
+
+
 # -- what replaces functions of fairseq.checkpoint_utils -----------------------------------------------
 
 
@@ -305,6 +326,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq cannot upgrade this state
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
         raise no_checkpoint(path, reason) from None
+    _add_overrides(part_of(state, "model"), arg_overrides or {})
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
             raise no_checkpoint(path, f"it has no options of its {part}")

@@ -61,8 +61,10 @@ def frequencies(dim: int, base: float = BASE) -> Tensor:
     return torch.pow(base, -2.0 * pair / dim)
 
 
-def rotary_tables(length: int, theta: Tensor, device: torch.device) -> Tuple[Tensor, Tensor]:
-    """Return cos(m theta_i) and sin(m theta_i) for positions m < *length*: two float32 tensors (T, d_r / 2).
+def rotary_tables(length: int, theta: Tensor, device: torch.device, offset: int = 0) -> Tuple[Tensor, Tensor]:
+    """Return cos(m theta_i) and sin(m theta_i) for positions m = *offset* … *offset* + *length* - 1.
+
+    The results are two float32 tensors (T, d_r / 2).
 
     The angle is computed in float64. At position 100,000 the error of a float32 angle is up to 4e-3
     radians, and in bfloat16 neighbouring positions above 256 are the same number.
@@ -70,7 +72,7 @@ def rotary_tables(length: int, theta: Tensor, device: torch.device) -> Tuple[Ten
     Args:
         theta: :func:`frequencies`
     """
-    position = torch.arange(length, dtype=torch.float64, device=device)
+    position = torch.arange(offset, offset + length, dtype=torch.float64, device=device)
     angle = position.unsqueeze(1) * theta.to(device).unsqueeze(0)  # (T, d_r / 2)
     return angle.cos().float(), angle.sin().float()
 
@@ -239,10 +241,10 @@ class RotaryEmbedding(PositionEncoding):
         size = 256
         while size < length:
             size *= 2  # doubled, so that step-by-step decoding computes tables rarely
-        return self._scaled_tables(size, self.theta, device)
+        return self._scaled_tables(0, size, self.theta, device)
 
-    def _scaled_tables(self, length: int, theta: Tensor, device: torch.device) -> Tuple[Tensor, Tensor]:
-        cos, sin = rotary_tables(length, theta, device)
+    def _scaled_tables(self, offset: int, length: int, theta: Tensor, device: torch.device) -> Tuple[Tensor, Tensor]:
+        cos, sin = rotary_tables(length, theta, device, offset)
         if self.attention_factor != 1.0:
             return cos * self.attention_factor, sin * self.attention_factor
         return cos, sin
@@ -250,12 +252,11 @@ class RotaryEmbedding(PositionEncoding):
     def _tables_of_length(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
         """Return :meth:`tables` with the frequencies of the source's length."""
         assert self.scaling is not None
-        positions = offset + length
         source = source_length()
-        key = (self, positions, device)
-        theta = self.scaling.frequencies(self.theta, self.base, positions if source is None else source)
-        cos, sin = once_per_forward_pass(key, self._scaled_tables, positions, theta, device)
-        return cos[offset:], sin[offset:]
+        theta = self.scaling.frequencies(self.theta, self.base, offset + length if source is None else source)
+        key = (self, offset, length, device)
+        tables: Tuple[Tensor, Tensor] = once_per_forward_pass(key, self._scaled_tables, offset, length, theta, device)
+        return tables
 
     def tables(self, offset: int, length: int, device: torch.device) -> Tuple[Tensor, Tensor]:
         """Return cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2).

@@ -2,8 +2,8 @@
 
 The names and keys are those of Hugging Face's ``rope_scaling`` (``transformers/modeling_rope_utils.py``), with ``ntk``
 added. For d_r rotating dimensions, pair i has the frequency theta_i = base^(-2i/d_r). Let s be ``factor``, and L
-be ``original_max_position_embeddings``: the number of tokens of the longest training sentence on that side, with the
-end of the sentence.
+be ``original_max_position_embeddings``: the number of tokens of the longest training sentence, with its end; that of
+the side, but that of the source for ``dynamic`` and ``longrope``.
 
 ============  ====================================================================================================
 rope_type     frequency of pair i
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 REQUIRED = object()
+LARGEST = 1e9  # of any number, so that none overflows
 
 
 class Key(NamedTuple):
@@ -48,15 +49,22 @@ class Key(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= LARGEST
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_number(number) and number > 0 for number in value)
+    return isinstance(value, (list, tuple)) and all(_is_number(number) and number > 0 for number in value)
 
 
 def _factor(default: Any = REQUIRED) -> Key:
-    return Key(default, lambda value: _is_number(value) and value >= 1, "a number of at least 1")
+    return Key(default, lambda value: _is_number(value) and value >= 1, "a number from 1 to 1e9")
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* with whole numbers as integers, and tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(number) for number in value]
+    return int(value) if type(value) is float and abs(value) <= LARGEST and value.is_integer() else value
 
 
 def _positive(default: Any = REQUIRED) -> Key:
@@ -111,6 +119,7 @@ class RopeScaling:
         flag: the flag that it comes from, for messages
 
     Attributes:
+        text: the scaling as JSON; equal scalings have the same text
         rope_type: a key of KEYS
         values: the value of each key of that type
         depends_on_length: whether the frequencies depend on the length of the input
@@ -121,40 +130,47 @@ class RopeScaling:
 
     def __init__(self, given: Union[str, Mapping[str, Any]], flag: str = "--rope-scaling") -> None:
         self.flag = flag
+        example = 'must be a JSON object like {"rope_type": "linear", "factor": 4}'
+        shown = given if isinstance(given, str) else repr(given)
+        shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
         try:
             read = json.loads(given) if isinstance(given, str) else dict(given)
-            if not isinstance(read, dict):
+            if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
                 raise ValueError("it is not an object")
-        except ValueError as error:
-            example = '{"rope_type": "linear", "factor": 4}'
-            raise ValueError(f"{flag} {given}: must be a JSON object like {example} ({error})") from None
-        self.text = json.dumps(read, sort_keys=True)
-        self.rope_type = read.pop("rope_type", None)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{flag} {shown}: {example} ({error})") from None
+        self._given = shown
+        if "rope_type" not in read:
+            self._refuse(f"has no key rope_type; {example}")
+        self.rope_type = read.pop("rope_type")
         if not isinstance(self.rope_type, str) or self.rope_type not in KEYS:
-            self._refuse(f"rope_type is {json.dumps(self.rope_type)}, and must be one of {', '.join(KEYS)}")
+            self._refuse(f"rope_type is {self.rope_type!r}, and must be one of {', '.join(KEYS)}")
         keys = KEYS[self.rope_type]
         unknown = next((key for key in read if key not in keys), None)
         if unknown is not None:
             base = "; the base is --rope-base" if unknown == "rope_theta" else ""
             self._refuse(f"{self.rope_type} has no key {unknown}, but {', '.join(keys) or 'none'}{base}")
-        self.values = {name: read.get(name, key.default) for name, key in keys.items()}
+        self.values = {name: _plain(read.get(name, key.default)) for name, key in keys.items()}
         for name, value in self.values.items():
             if value is REQUIRED:
                 self._refuse(f"{self.rope_type} needs the key {name}")
             if not keys[name].is_allowed(value):
-                self._refuse(f"{name} is {json.dumps(value)}, and must be {keys[name].allowed}")
+                self._refuse(f"{name} is {value!r}, and must be {keys[name].allowed}")
         for less, more in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if less in self.values and self.values[less] >= self.values[more]:
                 self._refuse(f"{less} is {self.values[less]:g}, and must be below {more}, {self.values[more]:g}")
+        self.text = json.dumps({"rope_type": self.rope_type, **self.values}, sort_keys=True)
         self.depends_on_length = self.rope_type in ("dynamic", "longrope")
 
     def _refuse(self, problem: str) -> None:
-        raise ValueError(f"{self.flag} {self.text}: {problem}")
+        raise ValueError(f"{self.flag} {self._given}: {problem}")
 
     def refuse_dimensions(self, dim: int, head_dim: int) -> None:
-        """Raise a ValueError if heads of *head_dim* dimensions, of which *dim* rotate, cannot have this scaling."""
+        """Raise a ValueError if *dim* rotating dimensions of heads of *head_dim* cannot have this scaling."""
         if self.rope_type == "proportional" and dim != head_dim:
             self._refuse(f"needs --rope-fraction 1, not {dim / head_dim:g}; partial_rotary_factor limits the rotation")
+        if self.rope_type == "proportional" and not self._rotating(dim):
+            self._refuse("partial_rotary_factor leaves no pair that rotates")
         if self.rope_type in ("ntk", "dynamic") and dim == 2:
             self._refuse("needs at least 4 rotating dimensions in a head")
         for name in ("short_factor", "long_factor"):
@@ -223,25 +239,28 @@ class RopeScaling:
             high += 0.001
         interpolated = [min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
         factor = self.values["factor"]
-        return [part * one / factor + (1 - part) * one for one, part in zip(theta, interpolated)]
+        return [part * theta_i / factor + (1 - part) * theta_i for theta_i, part in zip(theta, interpolated)]
 
     def _llama3(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
         factor, longest = self.values["factor"], self.values["original_max_position_embeddings"]
         low, high = self.values["low_freq_factor"], self.values["high_freq_factor"]
         # 1 if the wavelength is below L / high, 0 if it is above L / low
-        kept = [min(max((longest * one / (2 * math.pi) - low) / (high - low), 0), 1) for one in theta]
-        return [part * one + (1 - part) * one / factor for one, part in zip(theta, kept)]
+        kept = [min(max((longest * theta_i / (2 * math.pi) - low) / (high - low), 0), 1) for theta_i in theta]
+        return [part * theta_i + (1 - part) * theta_i / factor for theta_i, part in zip(theta, kept)]
 
     def _longrope(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
         is_long = length > self.values["original_max_position_embeddings"]
         factors = self.values["long_factor" if is_long else "short_factor"]
-        return [one / factor for one, factor in zip(theta, factors)]
+        return [theta_i / factor for theta_i, factor in zip(theta, factors)]
 
     def _proportional(self, theta: List[float], dim: int, base: float, length: int) -> List[float]:
-        rotating = int(self.values["partial_rotary_factor"] * dim // 2)
-        return [one / self.values["factor"] if i < rotating else 0.0 for i, one in enumerate(theta)]
+        rotating = self._rotating(dim)
+        return [frequency / self.values["factor"] if i < rotating else 0.0 for i, frequency in enumerate(theta)]
+
+    def _rotating(self, dim: int) -> int:
+        return int(self.values["partial_rotary_factor"] * dim // 2)
 
 
 def canonical(given: Union[str, Mapping[str, Any]], flag: str = "--rope-scaling") -> str:
-    """Return *given* as JSON with sorted keys; "" stays "". Raises the ValueError of :class:`RopeScaling`."""
-    return RopeScaling(given, flag).text if given else ""
+    """Return *given* as JSON in one form; "" stays "". Raises the ValueError of :class:`RopeScaling`."""
+    return "" if given is None or given == "" else RopeScaling(given, flag).text

@@ -31,16 +31,8 @@ Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 # The methods that a step replaces.
 LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
 ATTENTION = (
-    *(
-        *CALL,
-        "_attend",
-        "_scaled_by_length",
-        "_score_mask",
-        "_shared_mask",
-        "_split_heads",
-        "reorder_incremental_state",
-    ),
-    *("_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
+    *(*CALL, "_attend", "_scaled_by_length", "_score_mask", "_shared_mask", "_split_heads"),
+    *("reorder_incremental_state", "_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
 )
 PARTS = {
     SelfAttention: methods_of(SelfAttention, *ATTENTION, "_mask", "_with_bias", "_position_values"),

@@ -117,7 +117,7 @@ def refuse_other_model(first: str, first_state: Dict[str, Any], path: str, state
         values.append(("the direction", "{}-{}".format(*languages), "{}-{}".format(*first_languages)))
     for what, value, first_value in values:
         if (value or None) != (first_value or None):  # None and False are the same value of a flag
-            _refuse(path, first, f"{what} is {value} in the former and {first_value} in the latter")
+            _refuse(path, first, f"{what} is {_shown(value)} in the former and {_shown(first_value)} in the latter")
 
 
 def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, path: str) -> None:
@@ -135,6 +135,10 @@ def _add(sums: Dict[str, "Tensor"], weights: Dict[str, "Tensor"], first: str, pa
         if shape != expected:
             _refuse(path, first, f"{name} has shape {shape} in the former and {expected} in the latter")
         sums[name] += weight
+
+
+def _shown(value: Any) -> Any:
+    return "not given" if value == "" else value
 
 
 def _refuse(path: str, first: str, difference: str) -> None:

@@ -371,7 +371,7 @@ class Translator:
             raise refusal
 
     def translate_documents(
-        self, documents: Iterable[Sequence[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
+        self, documents: Iterable[Iterable[str]], beam: Optional[int] = None, lenpen: Optional[float] = None
     ) -> Iterator[List[str]]:
         """Yield the translations of the sentences of each document, in order, as soon as they are ready.
 
@@ -380,7 +380,7 @@ class Translator:
         each document.
 
         Args:
-            documents: each is a sequence of sentences
+            documents: each contains sentences
             beam, lenpen: as in :meth:`translate_lines`
 
         Raises:
@@ -391,8 +391,9 @@ class Translator:
 
         def lines() -> Iterator[str]:
             for document in documents:
-                counts.append(len(document))
-                yield from document
+                sentences = list(document)
+                counts.append(len(sentences))
+                yield from sentences
                 yield ""
 
         pending = lines()

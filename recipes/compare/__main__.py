@@ -69,16 +69,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser, args, system.arch, 1, f"{train_flags} {system.flags}"
         )  # refuses flags of the recipe
         experiment = describe_experiment(parser, args, system.arch, 1, train_flags)
-        flags = f"{experiment.settings.fairseq_train_flags} {system.flags}".strip()
-        settings = dataclasses.replace(experiment.settings, fairseq_train_flags=flags)
+        own = experiment.settings
+        settings = dataclasses.replace(
+            own,
+            fairseq_train_flags=f"{own.fairseq_train_flags} {system.flags}".strip(),
+            fairseq_generate_flags=f"{own.fairseq_generate_flags} {system.generate}".strip(),
+        )
         # Flags of the system are part of its name, so they do not change the label of the folder.
-        return dataclasses.replace(experiment, system=system.name, settings=settings)
+        return dataclasses.replace(experiment, system=system.name, training_of=system.of, settings=settings)
 
     experiments = {system.name: experiment_of(system) for system in compared}
     baseline = experiments[compared[0].name]
-    if baseline.documents:
-        tokens = baseline.settings.segment_tokens
-        parser.error(f"--set segment_tokens={tokens}: must be 0; comparisons do not support texts with documents")
     program = f"python -m recipes.compare {shlex.join(arguments)}"
     here = baseline if args.launcher == "local" else dataclasses.replace(baseline, gpus=0)  # jobs have the GPUs
     with at_work(here, args.recipe, program) as runner_of:
@@ -91,11 +92,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         for stage in OF_DATA:
             report_runner.ensure(stage)
         seeds = range(1, args.seeds + 1)
-        runs = [dataclasses.replace(experiments[one.name], seed=seed) for seed in seeds for one in trained]
+        # Systems that need the model of another one come after it.
+        ordered = sorted(trained, key=lambda one: bool(one.of))
+        runs = [dataclasses.replace(experiments[one.name], seed=seed) for seed in seeds for one in ordered]
         if baseline.dry_run:
             for run in runs:
                 print(f"== {run.system}, seed {run.seed}", flush=True)
-                for stage in launch.OF_RUN:
+                for stage in launch.stages_of(run):
                     runner_of(run).ensure(stage)
             of_systems = {one.name: [run for run in runs if run.system == one.name] for one in trained}
             report_runner.ensure(Report(of_systems, args.recipe, {}))
@@ -142,7 +145,7 @@ def _finished(experiment: Experiment, seeds: int) -> list[Experiment]:
     for seed in itertools.count(1):
         run = dataclasses.replace(experiment, seed=seed)
         stamps = Runner(run).stamps
-        if all(stamps.is_done(stage) for stage in launch.OF_RUN):
+        if all(stamps.is_done(stage) for stage in launch.stages_of(run)):
             runs.append(run)
         elif seed >= seeds:
             return runs

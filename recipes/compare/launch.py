@@ -17,15 +17,16 @@ from typing import Any
 import submitit
 from submitit.local.local import LocalExecutor
 
+from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.stage22_translate_joined import TranslateJoined
 from recipes.pipeline.experiment import ROOT, Experiment, StageError
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import write_down
 from recipes.pipeline.settings import SettingsError
-from recipes.pipeline.stages import STAGES, TO_SCORE
+from recipes.pipeline.stage import Stage
+from recipes.pipeline.stages import SCORE, STAGES, TO_SCORE, TRANSLATE
 
-OF_RUN = (*(stage for stage in TO_SCORE if stage.per_model), TranslateJoined())
 LONGEST = 60 * 24 * 365  # minutes that a job may take on this machine
 
 Outcome = tuple[Experiment, str]  # a run, and why it failed, or ""
@@ -60,6 +61,12 @@ def check(args: argparse.Namespace) -> None:
         raise SettingsError("--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes")
 
 
+def stages_of(run: Experiment) -> tuple[Stage, ...]:
+    """The stages of a run, in order."""
+    own = (TakeModel(), TRANSLATE, SCORE) if run.training_of else (stage for stage in TO_SCORE if stage.per_model)
+    return (*own, TranslateJoined())
+
+
 def train(experiment: Experiment, program: str, on_signal: bool = False) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or "".
 
@@ -74,7 +81,9 @@ def train(experiment: Experiment, program: str, on_signal: bool = False) -> str:
         record = functools.partial(write_down, experiment, program)
         runner = Runner(experiment, STAGES, locks=(lock,), record=record)
         try:
-            for stage in OF_RUN:
+            if experiment.training_of:
+                TakeModel().check(experiment)
+            for stage in stages_of(experiment):
                 runner.ensure(stage)
         except StageError as error:
             return str(error)
@@ -116,6 +125,8 @@ def _executors(args: argparse.Namespace, folder: Path, experiment: Experiment) -
         return lambda place: executor
     gpus = _gpus(experiment)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # submitit stops a job with SIGINT, which it would ignore, as this process does in the background of a script.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def local(place: int) -> submitit.Executor:
         executor = LocalExecutor(folder=folder)
@@ -143,8 +154,11 @@ def _submitted(
     running: dict[int, tuple[Experiment, submitit.Job, float]] = {}  # by place
     try:
         while waiting or running:
-            for place in [place for place in range(jobs) if place not in running][: len(waiting)]:
-                run = waiting.pop(0)
+            for place in [place for place in range(jobs) if place not in running]:
+                run = _first_ready(waiting, [run for run, _, _ in running.values()])
+                if run is None:
+                    break
+                waiting.remove(run)
                 job = executor(place).submit(train, run, program, on_signal=True)
                 print(f"== {run.system}, seed {run.seed}: begun, log: {job.paths.stdout}", flush=True)
                 running[place] = run, job, time.time()
@@ -162,6 +176,12 @@ def _submitted(
         for _, job, _ in running.values():  # the commands of a job end with it
             while not job.done():
                 time.sleep(0.1)
+
+
+def _first_ready(waiting: Sequence[Experiment], running: Sequence[Experiment]) -> Experiment | None:
+    """The first of the runs *waiting* whose model no other run has still to train, or None."""
+    trainings = {run.model for run in (*waiting, *running)}
+    return next((run for run in waiting if not run.training_of or run.training.model not in trainings), None)
 
 
 def _failure(job: submitit.Job) -> str:

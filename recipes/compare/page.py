@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from fairseq_rope.files import write_whole
 from recipes.compare.plots import FEWEST, plots
-from recipes.compare.results import Results, all_runs, buckets, per_system, ranked, read_results
+from recipes.compare.results import Results, all_runs, buckets, has_documents, per_system, ranked, read_results, sets
 
 Table = tuple[list[str], list[list[str]]]  # the head and the rows
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
@@ -234,28 +234,42 @@ def _run_table(results: Results) -> Table:
 
 
 def _definition_table(results: Results) -> Table:
-    rows = [[name, runs[0]["architecture"], runs[0]["flags"]] for name, runs in results["runs"].items()]
+    rows = [
+        [name, f"training of {first['training_of']}", first["generate"]]
+        if "training_of" in first
+        else [name, first["architecture"], first["flags"]]
+        for name, (first, *_) in results["runs"].items()
+    ]
     return ["system", "architecture", "flags"], rows
 
 
 def _joined_tables(results: Results) -> dict[str, Table]:
-    all_joined = results["joined"]
+    by_length = sets(results)
+    all_joined = [*by_length.values()]
+    documents = has_documents(results)
     joined_rows = [
         ["lines", *(str(one["lines"]) for one in all_joined)],
-        ["subwords a line", *(f"{one['subwords']:.0f}" for one in all_joined)],
+        ["mean" if documents else "subwords a line", *(f"{one['subwords']:.0f}" for one in all_joined)],
         ["lines longer than in training", *(str(one["longer_than_in_training"]) for one in all_joined)],
     ]
-    differences = []
+    differences, document_rows = [], []
     for name in ranked(results):
         cells = [
             f"{spread(one['scores'][name])} ({statistics.mean(one['length_ratio'][name]):.2f})" for one in all_joined
         ]
         joined_rows.append([name, *cells])
+        if documents:
+            shares = (statistics.mean(one["other_separators"][name]) for one in all_joined)
+            scores = (spread(one["document_scores"][name]) for one in all_joined)
+            document_rows.append(
+                [name, *(f"{score} ({share:.1%})" for score, share in zip(scores, shares, strict=True))]
+            )
         against = [one["against_baseline"].get(name) for one in all_joined]
         if all(against):
             differences.append([name, *(f"{interval(one)}, p {p_text(results, one)}" for one in against)])
-    head = ["sentences a line", *(str(one["times"]) for one in all_joined)]
-    return {"joined": (head, joined_rows), "differences": (head, differences)}
+    head = ["subwords a line, at most" if documents else "sentences a line", *by_length]
+    of_documents = {"documents": (head, document_rows)} if documents else {}
+    return {"joined": (head, joined_rows), "differences": (head, differences), **of_documents}
 
 
 def _parameters(run: dict[str, Any]) -> str:
@@ -277,6 +291,7 @@ def texts(results: Results) -> dict[str, str]:
     first = next(iter(_processes(results)), {})
     last = [processes[-1] for processes in process_lists if processes]
     shared = {**results, "tables": tables(results), "verdict": verdict(results), "significant": SIGNIFICANT}
+    shared["documents"] = has_documents(results)
     page = TEMPLATES.get_template("report.html.j2").render(
         shared,
         names=listed(systems) if len(systems) < 4 else f"{len(systems)} systems",
@@ -284,7 +299,7 @@ def texts(results: Results) -> dict[str, str]:
         fewest=FEWEST,
         made=_yaml({"command": results["command"], "settings": results["settings"]}),
         noted=_yaml({key: last[0].get(key) for key in NOTED} if last else "not noted"),
-        commands="\n\n".join(process["command"] for process in last),
+        commands="\n\n".join(dict.fromkeys(process["command"] for process in last)),
     )
     markdown = TEMPLATES.get_template("results.md.j2").render(
         shared,

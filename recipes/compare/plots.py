@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recipes.compare.results import Results, buckets, per_system
+from recipes.compare.results import Results, buckets, has_documents, per_system, ranked, sets
 
 FEWEST = 20  # sentences that a length bucket needs to appear in the plot
 # Distinguishable for colour-blind readers (Okabe and Ito 2008). Each system has the next of each list, so that two
@@ -25,12 +25,10 @@ def plots(results: Results) -> dict[str, Figure]:
     drawn = [n for n, (_, sentences) in enumerate(all_buckets) if sentences >= FEWEST] or range(len(all_buckets))
     lengths = per_system(results, lambda run: [run["by_length"][n]["score"] for n in drawn])
     of_lengths = lengths, ["{}\n({})".format(*all_buckets[n]) for n in drawn], "words of the source (sentences)"
-    times = [str(one["times"]) for one in results["joined"]]
-    joined = {system: zip(*(one["scores"][system] for one in results["joined"]), strict=True) for system in lengths}
     return {
         "losses": _figure(results, 2, lambda *axes: _draw_losses(results, *axes)),
         "lengths": _figure(results, 1, lambda axes: _draw_scores(axes, results, *of_lengths)),
-        "joined": _figure(results, 1, lambda axes: _draw_scores(axes, results, joined, times, "sentences a line")),
+        "joined": _figure(results, 1 + has_documents(results), lambda *axes: _draw_joined(results, *axes)),
     }
 
 
@@ -57,7 +55,11 @@ def style(results: Results, system: str) -> dict[str, Any]:
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    trainings = per_system(results, lambda run: run["training"])
+    trainings = {
+        system: [run["training"] for run in results["runs"][system]]
+        for system in ranked(results)
+        if results["runs"][system][0].get("training_of") not in results["systems"]
+    }
     for system, of_system in trainings.items():
         for number, training in enumerate(of_system):
             look = {**style(results, system), "label": None if number else system, "alpha": 0.8, "markevery": 0.2}
@@ -69,8 +71,29 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
 
+def _draw_joined(results: Results, of_sentences: Axes, of_documents: Axes | None = None) -> None:
+    """Draw the scores of the test set in lines of several lengths."""
+    by_length = sets(results)
+    xlabel = "subwords a line, at most" if of_documents else "sentences a line"
+    for axes, key, ylabel in (
+        (of_sentences, "scores", "sacreBLEU"),
+        (of_documents, "document_scores", "sacreBLEU of documents"),
+    ):
+        if axes is not None:
+            scores = {
+                system: zip(*(one[key][system] for one in by_length.values()), strict=True)
+                for system in ranked(results)
+            }
+            _draw_scores(axes, results, scores, [*by_length], xlabel, ylabel)
+
+
 def _draw_scores(
-    axes: Axes, results: Results, scores: Mapping[str, Iterable[Sequence[float]]], places: Sequence[str], xlabel: str
+    axes: Axes,
+    results: Results,
+    scores: Mapping[str, Iterable[Sequence[float]]],
+    places: Sequence[str],
+    xlabel: str,
+    ylabel: str = "sacreBLEU",
 ) -> None:
     """Draw a line for each system through the means over seeds of *scores* (system: seed, place)."""
     step = min(0.06, 0.6 / len(scores))
@@ -83,4 +106,4 @@ def _draw_scores(
         positions = [n + step * (number - (len(scores) - 1) / 2) for n in range(len(places))]
         axes.errorbar(positions, means, yerr=[below, above], capsize=3, label=system, **style(results, system))
     axes.set_xticks(range(len(places)), places)
-    axes.set(xlabel=xlabel, ylabel="sacreBLEU")
+    axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -48,6 +48,21 @@ def ranked(results: Results) -> list[str]:
     return sorted(results["systems"], key=lambda system: -statistics.mean(scores[system]))
 
 
+def has_documents(results: Results) -> bool:
+    """Whether the test set was divided into segments of several lengths; else sentences were joined."""
+    return "tokens" in results["joined"][0]
+
+
+def sets(results: Results) -> dict[str, dict[str, Any]]:
+    """The numbers of the test set in lines of several lengths, by the name of the length.
+
+    If the text has documents, the recipe's own segments are not among them.
+    """
+    if has_documents(results):
+        return {f"{one['tokens']:,}" if one["tokens"] > 1 else "single": one for one in results["joined"][1:]}
+    return {str(one["times"]): one for one in results["joined"]}
+
+
 def buckets(results: Results) -> list[tuple[str, int]]:
     """Word range and number of sentences of every length bucket, which are the same for all runs."""
     return [(bucket["words"], bucket["sentences"]) for bucket in all_runs(results)[0][1]["by_length"]]

@@ -1,4 +1,7 @@
-"""Stage 21: join 2, 4 and 8 consecutive sentences of the test set to longer inputs."""
+"""Stage 21: make longer inputs of the test set.
+
+It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides them into segments of several lengths.
+"""
 
 from pathlib import Path
 
@@ -8,12 +11,25 @@ from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lengths import LONGEST, has_room
 from recipes.pipeline.stage import Stage
 
-TIMES = (2, 4, 8)
+TIMES = (2, 4, 8)  # sentences a line
+TOKENS = (1, 64, 128, 256, 512, 1000)  # of a text with documents: subwords of the longest segments; 1: single sentences
 
 
-def texts(experiment: Experiment, times: int) -> list[Path]:
-    """The plain source and reference with *times* sentences a line."""
-    return [experiment.work / "joined" / f"{times}.{lang}" for lang in (experiment.source, experiment.target)]
+def lengths(experiment: Experiment) -> tuple[int, ...]:
+    """The lengths of the sets: subwords of the longest segments if the text has documents, else sentences a line."""
+    return TOKENS if experiment.documents else TIMES
+
+
+def texts(experiment: Experiment, length: int) -> list[Path]:
+    """The plain source and reference of a set. If the text has documents, they have one sentence a line."""
+    if experiment.documents:
+        return [experiment.test_source, experiment.test_reference]
+    return [experiment.text("joined", str(length), lang) for lang in (experiment.source, experiment.target)]
+
+
+def in_subwords(experiment: Experiment, length: int) -> list[Path]:
+    """The source and reference of a set as fairseq reads them."""
+    return experiment.texts("joined", [f"{length}.bpe"])
 
 
 def data(experiment: Experiment) -> Path:
@@ -21,9 +37,9 @@ def data(experiment: Experiment) -> Path:
     return experiment.work / "joined" / "data-bin"
 
 
-def subset(times: int) -> str:
-    """fairseq's name of the set with *times* sentences a line: test, test1 or test2."""
-    number = TIMES.index(times)
+def subset(experiment: Experiment, length: int) -> str:
+    """fairseq's name of a set: test, test1, test2, …"""
+    number = lengths(experiment).index(length)
     return f"test{number or ''}"
 
 
@@ -34,15 +50,16 @@ def lines(path: Path) -> list[str]:
 
 def check(experiment: Experiment) -> None:
     """Raise a StageError if the test set has too few lines, or if joined lines are too long to translate."""
-    most, where = max(TIMES), "stage 21 (join sentences of the test set): the test set"
+    most, where = 1 if experiment.documents else max(TIMES), "stage 21 (join sentences of the test set): the test set"
     for path in experiment.texts("bpe", ["test"]):
         words = [len(line.split()) for line in lines(path)]
         if len(words) < most:
             raise StageError(f"{where} has {len(words)} lines, and at least {most} are needed")
         longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
         if longest > LONGEST and not has_room(experiment):
+            what = "a sentence" if experiment.documents else f"{most} lines"
             raise StageError(
-                f"{where} has {most} lines of {longest} tokens ({path}), more than the {LONGEST} that "
+                f"{where} has {what} of {longest} tokens ({path}), more than the {LONGEST} that "
                 "fairseq takes: set --max-source-positions and --max-target-positions in "
                 "fairseq_train_flags and fairseq_generate_flags"
             )
@@ -53,6 +70,7 @@ class Join(Stage):
     title = "join sentences of the test set"
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
+    depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         return [*experiment.texts("raw", ["test"]), *experiment.texts("bpe", ["test"]), *experiment.binary_data]
@@ -60,27 +78,20 @@ class Join(Stage):
     def outputs(self, experiment: Experiment) -> list[Path]:
         pair = f"{experiment.source}-{experiment.target}"
         ends = [f"{pair}.{lang}.{end}" for lang in (experiment.source, experiment.target) for end in ("bin", "idx")]
-        binary = [data(experiment) / f"{subset(times)}.{end}" for times in TIMES for end in ends]
-        return [*(path for times in TIMES for path in texts(experiment, times)), *binary]
+        sets = lengths(experiment)
+        binary = [data(experiment) / f"{subset(experiment, length)}.{end}" for length in sets for end in ends]
+        written = in_subwords if experiment.documents else texts
+        return [*(path for length in sets for path in written(experiment, length)), *binary]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         if not experiment.dry_run:
             check(experiment)
         folder = experiment.work / "joined"
         shell.command(f"mkdir -p {quoted(folder)}")
-        for name, kind in (("raw", ""), ("bpe", "bpe.")):
-            for path in experiment.texts(name, ["test"]):
-                sentences = count_lines(str(path)) if path.exists() else 0  # in a dry run, it may not exist yet
-                for times in TIMES:
-                    out = folder / f"{times}.{kind}{path.suffix[1:]}"
-                    # The last line is dropped if it would have fewer sentences.
-                    count = sentences // times * times or "LINES"
-                    shell.command(
-                        f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * times}"
-                        f"> {quoted(out)}.tmp && mv {quoted(out)}.tmp {quoted(out)}"
-                    )
+        join = _join_to_segments if experiment.documents else _join_lines
+        join(experiment, shell, folder)
         final, part = data(experiment), folder / "data-bin.tmp"
-        prefixes = ",".join(quoted(folder / f"{times}.bpe") for times in TIMES)
+        prefixes = ",".join(quoted(folder / f"{length}.bpe") for length in lengths(experiment))
         dictionaries = " ".join(
             f"--{flag} {quoted(experiment.work / 'data-bin' / f'dict.{lang}.txt')}"
             for flag, lang in (("srcdict", experiment.source), ("tgtdict", experiment.target))
@@ -91,3 +102,26 @@ class Join(Stage):
             f"--testpref {prefixes} {dictionaries} --destdir {quoted(part)}"
         )
         shell.command(f"rm -rf {quoted(final)} && mv {quoted(part)} {quoted(final)}")
+
+
+def _join_to_segments(experiment: Experiment, shell: Shell, folder: Path) -> None:
+    for tokens in TOKENS:
+        shell.tool(
+            f"python -m recipes.text.segments join --source-lang {experiment.source} "
+            f"--target-lang {experiment.target} --input {quoted(experiment.work / 'bpe' / 'test')} "
+            f"--output {quoted(folder / f'{tokens}.bpe')} --tokens {tokens}"
+        )
+
+
+def _join_lines(experiment: Experiment, shell: Shell, folder: Path) -> None:
+    for name, kind in (("raw", ""), ("bpe", "bpe.")):
+        for path in experiment.texts(name, ["test"]):
+            sentences = count_lines(str(path)) if path.exists() else 0  # in a dry run, it may not exist yet
+            for times in TIMES:
+                out = folder / f"{times}.{kind}{path.suffix[1:]}"
+                # The last line is dropped if it would have fewer sentences.
+                count = sentences // times * times or "LINES"
+                shell.command(
+                    f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * times}"
+                    f"> {quoted(out)}.tmp && mv {quoted(out)}.tmp {quoted(out)}"
+                )

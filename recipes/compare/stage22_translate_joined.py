@@ -1,17 +1,24 @@
-"""Stage 22: translate the joined sentences (fairseq-generate), as stage 9 translates the test set."""
+"""Stage 22: translate the sets of stage 21 (fairseq-generate), as stage 9 translates the test set."""
 
 from pathlib import Path
 
 from recipes.compare import stage21_join
-from recipes.pipeline.commands import Shell, quoted
+from recipes.pipeline.commands import Shell, quoted, say
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
-from recipes.pipeline.stage09_translate import SETTINGS, translate
+from recipes.pipeline.stage09_translate import SETTINGS, Translated, test_segments, translate, translated
+from recipes.pipeline.stage10_score import join_documents
 
 
-def hypotheses(experiment: Experiment, times: int) -> Path:
-    """The file of plain translations with *times* sentences a line."""
-    return experiment.model / "joined" / f"{times}.{experiment.target}"
+def files(experiment: Experiment, length: int) -> Translated:
+    """The files of the translated set of *length*."""
+    names = f"{length}.generate.txt", f"{length}.{experiment.target}", f"{length}.separators.json"
+    return Translated(*(experiment.model / "joined" / name for name in names))
+
+
+def documents(experiment: Experiment, length: int) -> Path:
+    """The file of the translated documents, one a line."""
+    return experiment.model / "joined" / f"{length}.documents.{experiment.target}"
 
 
 class TranslateJoined(Stage):
@@ -21,15 +28,40 @@ class TranslateJoined(Stage):
     settings = SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.averaged, *stage21_join.Join().outputs(experiment)]
+        own = [experiment.averaged, *stage21_join.Join().outputs(experiment)]
+        if not experiment.documents:
+            return own
+        boundaries = experiment.text("raw", "test", experiment.target)
+        return [*own, experiment.test_source, boundaries, test_segments(experiment), *translated(experiment)[1:]]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [hypotheses(experiment, times) for times in stage21_join.TIMES]
+        lengths = stage21_join.lengths(experiment)
+        if not experiment.documents:
+            return [files(experiment, length).hypotheses for length in lengths]
+        return [path for n in lengths for path in (*files(experiment, n)[1:], documents(experiment, n))]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         shell.command(f"mkdir -p {quoted(experiment.model / 'joined')}")
         data = stage21_join.data(experiment)
-        for times in stage21_join.TIMES:
-            source, generated = stage21_join.texts(experiment, times)[0], f"{times}.generate.txt"
-            outputs = experiment.model / "joined" / generated, hypotheses(experiment, times)
-            translate(experiment, shell, data, stage21_join.subset(times), source, *outputs)
+        before = {test_segments(experiment): translated(experiment)}  # segments that are already translated
+        for length in stage21_join.lengths(experiment):
+            source = stage21_join.texts(experiment, length)[0]
+            segments = stage21_join.in_subwords(experiment, length)[0]
+            outputs = files(experiment, length)
+            same = _same(segments, before) if experiment.documents and not experiment.dry_run else None
+            if same is None:
+                subset = stage21_join.subset(experiment, length)
+                translate(experiment, shell, data, subset, source, segments, outputs)
+            else:
+                say(f"segments of up to {length} subwords: the same as in {same.hypotheses.name}, which is copied")
+                for old, new in zip(same[1:], outputs[1:], strict=True):
+                    shell.command(f"cp {quoted(old, new)}")
+            before[segments] = outputs
+            if experiment.documents:
+                join_documents(experiment, shell, outputs.hypotheses, documents(experiment, length))
+
+
+def _same(segments: Path, before: dict[Path, Translated]) -> Translated | None:
+    """The files of the set among those *before* that has the same *segments*, or None."""
+    contents = segments.read_bytes()
+    return next((files for path, files in before.items() if path.read_bytes() == contents), None)

@@ -15,7 +15,16 @@ import yaml
 from fairseq_rope.files import write_whole
 from fairseq_rope.tools.score import TOKENIZERS
 from recipes.compare import page, stage21_join, stage22_translate_joined
-from recipes.compare.bootstrap import RESAMPLES, SEED, draw, holm, paired_bootstrap, scores_of_draws, statistics
+from recipes.compare.bootstrap import (
+    RESAMPLES,
+    SEED,
+    corpus_bleu,
+    draw,
+    holm,
+    paired_bootstrap,
+    scores_of_draws,
+    statistics,
+)
 from recipes.compare.curves import read_history
 from recipes.compare.results import read_results
 from recipes.compare.stage21_join import lines
@@ -26,10 +35,11 @@ from recipes.pipeline.model_folder import Moves, next_earlier
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stages import SCORE, TRAIN
+from recipes.text.segments import Divided
 
 SEEDS = 3  # the default of --seeds
 SAME = ("recipe", "settings", "baseline", "signatures")  # keys of results that identify a report
-DEFINED = ("architecture", "flags")  # keys of a run that identify its system
+DEFINED = ("architecture", "flags", "training_of", "generate")  # keys of a run that identify its system
 
 Scores = Mapping[str, Mapping[int, np.ndarray]]  # system: seed: BLEU of every draw
 
@@ -71,11 +81,14 @@ class Report(Stage):
         }
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        paths = [*experiment.texts("raw", ["test"]), experiment.text("bpe", "train", experiment.source)]
+        paths = [*experiment.texts("raw", ["test"])]
+        paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in ("train", "test")]
         paths += stage21_join.Join().outputs(experiment)
+        if experiment.documents:
+            paths += [experiment.test_reference, experiment.reference_documents]
         for run in self.experiments:
-            paths += [run.hypotheses, run.history, run.score]
-            paths += [stage22_translate_joined.hypotheses(run, times) for times in stage21_join.TIMES]
+            paths += [run.hypotheses, run.history, run.score, *stage22_translate_joined.TranslateJoined().outputs(run)]
+            paths += [run.separators, run.document_hypotheses] if run.documents else []
         return paths
 
     def outputs(self, experiment: Experiment) -> list[Path]:
@@ -140,7 +153,9 @@ class Report(Stage):
         _refuse_unequal_lengths(self.experiments)
         runs = {system: [_run(run) for run in of_system] for system, of_system in self.runs.items() if of_system}
         metrics = next(iter(runs.values()))[0]["metrics"]
-        longest = max(len(line.split()) for line in lines(experiment.text("bpe", "train", experiment.source)))
+        longest = max(
+            len(line.split()) for line in lines(experiment.text(experiment.in_subwords, "train", experiment.source))
+        )
         return {
             **self._identity(experiment),
             "systems": [*runs],
@@ -148,7 +163,9 @@ class Report(Stage):
             "failed": dict(self.failed),
             "signatures": {name: metric["signature"] for name, metric in metrics.items()},
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED},
-            "joined": [self._joined(experiment, times, longest) for times in (1, *stage21_join.TIMES)],
+            "joined": [
+                self._joined(experiment, length, longest) for length in (None, *stage21_join.lengths(experiment))
+            ],
             "longest_in_training": longest,
             "command": self._command(experiment),
         }
@@ -163,24 +180,26 @@ class Report(Stage):
             return re.sub(r"(--seeds[ =])\d+", rf"\g<1>{seeds}", command)
         return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
 
-    def _joined(self, experiment: Experiment, times: int, longest: int) -> dict[str, Any]:
-        """Source lengths and scores of all systems on the test set with *times* sentences a line.
+    def _joined(self, experiment: Experiment, length: int | None, longest: int) -> dict[str, Any]:
+        """Source lengths and scores of all systems on one of the sets of stage 21.
 
         Args:
+            length: that of the set; None: the test set of stage 9
             longest: subwords of the longest source in training
         """
-        if times == 1:
-            reference, subwords = experiment.test_reference, experiment.text("bpe", "test", experiment.source)
+        if length is None:
+            reference = experiment.test_reference
+            subwords = experiment.text(experiment.in_subwords, "test", experiment.source)
         else:
-            reference = stage21_join.texts(experiment, times)[1]
-            subwords = experiment.text("joined", f"{times}.bpe", experiment.source)
+            reference = stage21_join.texts(experiment, length)[1]
+            subwords = stage21_join.in_subwords(experiment, length)[0]
         references = lines(reference)
         tokenize = _tokeniser(_score(self.experiments[0])["metrics"][0]["signature"])
         drawn = draw(len(references), RESAMPLES)
         scores: dict[str, dict[int, np.ndarray]] = {}
         ratios: dict[str, list[float]] = {}
         for run in self.experiments:
-            path = run.hypotheses if times == 1 else stage22_translate_joined.hypotheses(run, times)
+            path = run.hypotheses if length is None else stage22_translate_joined.files(run, length).hypotheses
             hypotheses = lines(path)
             if len(hypotheses) != len(references):
                 raise StageError(
@@ -194,9 +213,14 @@ class Report(Stage):
         measured = {system: [float(one[0]) for one in seeds.values()] for system, seeds in scores.items()}
         best = max(measured, key=lambda system: np.mean(measured[system]))
         baseline = next(iter(self.runs))
+        size = (
+            {"tokens": length or experiment.settings.segment_tokens, **self._documents(experiment, length, tokenize)}
+            if experiment.documents
+            else {"times": length or 1}
+        )
         return {
-            "times": times,
-            "lines": len(references),
+            **size,
+            "lines": len(words),
             "subwords": sum(words) / len(words),
             "longer_than_in_training": sum(count > longest for count in words),
             "length_ratio": ratios,
@@ -209,6 +233,22 @@ class Report(Stage):
                 for system, seeds, first in _sharing(baseline, scores)
             },
         }
+
+    def _documents(self, experiment: Experiment, length: int | None, tokenize: str) -> dict[str, Any]:
+        """The BLEU of documents, and the share of the segments with other separators than their source."""
+        references = lines(experiment.reference_documents)
+        scores: dict[str, list[float]] = {}
+        shares: dict[str, list[float]] = {}
+        for run in self.experiments:
+            hypotheses, separators = run.document_hypotheses, run.separators
+            if length is not None:
+                hypotheses = stage22_translate_joined.documents(run, length)
+                separators = stage22_translate_joined.files(run, length).separators
+            rows = statistics(lines(hypotheses), references, tokenize)
+            scores.setdefault(run.system, []).append(corpus_bleu(rows.sum(axis=0)))
+            counts = Divided(**json.loads(separators.read_text(encoding="utf-8")))
+            shares.setdefault(run.system, []).append(counts.with_other_separators / counts.segments)
+        return {"document_scores": scores, "other_separators": shares}
 
 
 def _sharing(reference: str, scores: Scores) -> list[tuple[str, Mapping[int, np.ndarray], Mapping[int, np.ndarray]]]:
@@ -235,7 +275,7 @@ def _against(reference: str, scores: Scores) -> dict[str, dict[str, Any]]:
 def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
     """What of the runs of an *earlier* report is not among *runs*: ["systems"], ["seeds"] or []."""
     for system, before in earlier.items():
-        if [runs.get(system, [{}])[0].get(key) for key in DEFINED] != [before[0][key] for key in DEFINED]:
+        if [runs.get(system, [{}])[0].get(key) for key in DEFINED] != [before[0].get(key) for key in DEFINED]:
             return ["systems"]
     seeds = [({run["seed"] for run in before}, {run["seed"] for run in runs[name]}) for name, before in earlier.items()]
     return [] if all(before <= now for before, now in seeds) else ["seeds"]
@@ -243,7 +283,7 @@ def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
 
 def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
     """Raise a StageError unless all *systems* average the same epochs or updates."""
-    averaged = [[number for number, _ in to_average(system)] for system in systems]
+    averaged = [[number for number, _ in to_average(system.training)] for system in systems]
     for system, numbers in zip(systems, averaged, strict=True):
         if numbers != averaged[0]:
             raise StageError(
@@ -275,14 +315,16 @@ def _finite(value: Any) -> Any:
 
 def _definition(run: Experiment) -> dict[str, Any]:
     """What a run is, known before training."""
-    return {"seed": run.seed, "architecture": run.arch, "flags": run.settings.fairseq_train_flags}
+    definition = {"seed": run.seed, "architecture": run.arch, "flags": run.settings.fairseq_train_flags}
+    search = {"training_of": run.training_of, "generate": run.settings.fairseq_generate_flags}
+    return definition | (search if run.training_of else {})
 
 
 def _run(run: Experiment) -> dict[str, Any]:
     """The scores and the training of one run."""
     score = _score(run)
     training = read_history(run.history)
-    log = Runner(run).log(TRAIN).read_text(encoding="utf-8")
+    log = Runner(run.training).log(TRAIN).read_text(encoding="utf-8")
     parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
     by_length = score["sacreBLEU_by_source_length"]
     metrics = {one["name"]: {"score": one["score"], "signature": one["signature"]} for one in score["metrics"]}
@@ -291,6 +333,7 @@ def _run(run: Experiment) -> dict[str, Any]:
         "metrics": metrics,
         "by_length": [{key: row[key] for key in ("words", "sentences", "score")} for row in by_length],
         "training": vars(training),
-        "curve_is_whole": bool(run.settings.save_every_updates) or training.last_epoch == to_average(run)[-1][0],
+        "curve_is_whole": bool(run.settings.save_every_updates)
+        or training.last_epoch == to_average(run.training)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
     }

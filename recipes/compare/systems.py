@@ -1,10 +1,16 @@
-"""The systems of a comparison: each is a name and flags of fairseq-train, from a YAML file or the command line."""
+"""The systems of a comparison: each is a name and flags of fairseq-train, from a YAML file or the command line.
+
+A system of a file can also be the model of another system, with further flags of fairseq-generate.
+"""
 
 import argparse
+import dataclasses
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -20,17 +26,25 @@ class System:
         name: in folders and in the report
         arch: its architecture
         flags: further flags for fairseq-train, quoted for a shell
+        of: the system whose model it translates with; "": it is trained itself
+        generate: further flags for fairseq-generate, quoted for a shell
     """
 
     name: str
     arch: str
     flags: str = ""
+    of: str = ""
+    generate: str = ""
+
+
+def _check_name(name: str, where: str) -> None:
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise SettingsError(f"{where}: the system's name {name} must consist of letters, digits, _ and -")
 
 
 def read_system(name: str, flags: str, where: str) -> System:
     """The system *name* with *flags*, which include --arch. Raises a SettingsError that begins with *where*."""
-    if not re.fullmatch(r"\w[\w-]*", name):
-        raise SettingsError(f"{where}: the system's name {name} must consist of letters, digits, _ and -")
+    _check_name(name, where)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--arch", "-a")
     try:
@@ -42,6 +56,27 @@ def read_system(name: str, flags: str, where: str) -> System:
     return System(name, given.arch, shlex.join(further))
 
 
+def _with_other_search(name: str, given: dict[str, Any], systems: Mapping[str, System], where: str) -> System:
+    """The system *name* that has the model of one of *systems*. Raises a SettingsError that begins with *where*."""
+    _check_name(name, where)
+    if {*given} != {"of", "generate"}:
+        raise SettingsError(
+            f"{where}: {name} has {', '.join(map(str, given)) or 'no keys'}, and must have of and generate"
+        )
+    of, generate = str(given["of"]), given["generate"]
+    if of not in systems:
+        raise SettingsError(
+            f"{where}: {name} is of {of}, which must be a system with flags of fairseq-train in the file"
+        )
+    try:
+        words = shlex.split(generate) if isinstance(generate, str) else []
+    except ValueError as error:
+        raise SettingsError(f"{where}: the flags of {name}, {generate}, cannot be read: {error}") from None
+    if not words:
+        raise SettingsError(f"{where}: generate of {name} must be flags of fairseq-generate, not {generate!r}")
+    return dataclasses.replace(systems[of], name=name, of=of, generate=generate.strip())
+
+
 def read_systems(path: Path) -> list[System]:
     """The systems in the YAML file *path*, which maps names to flags. Raises a SettingsError that names the file."""
     where = f"--systems {path}"
@@ -51,9 +86,15 @@ def read_systems(path: Path) -> list[System]:
         raise SettingsError(f"{where}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
-    if not isinstance(contents, dict) or not all(isinstance(flags, str) for flags in contents.values()):
+    if not isinstance(contents, dict) or not all(isinstance(flags, (str, dict)) for flags in contents.values()):
         raise SettingsError(f"{where}: must be lines of the form NAME: flags of fairseq-train")
-    return [read_system(str(name), flags, where) for name, flags in contents.items()]
+    trained = {
+        str(name): read_system(str(name), flags, where) for name, flags in contents.items() if isinstance(flags, str)
+    }
+    return [
+        _with_other_search(str(name), given, trained, where) if isinstance(given, dict) else trained[str(name)]
+        for name, given in contents.items()
+    ]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -66,7 +66,7 @@ def divide(train: list[Document], test: list[Document], least: int, count: int) 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exits with status 1 and one sentence on standard error if it cannot."""
-    description = "Make a test set of long documents, some of which are taken out of the training set."
+    description = "Make a test set of long documents; some are taken out of the training set."
     parser = argparse.ArgumentParser(prog="recipes.documents_en_de.long_test_set", description=description)
     flag = parser.add_argument
     flag("folder", type=Path, metavar="DIR", help="has NAME.LANG.gz of train, valid and test")

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Experiment:
         work: the recipe's work folder; files that depend only on the data are directly in it
         arch, seed: the model; files that depend on it are in ``work/SYSTEM.seedSEED``
         system: the name of the model in comparisons; default: *arch*
+        training_of: the system whose model it is, if it differs from that only in the search; default: its own
         name: the user's suffix to the name of that folder
         differs: settings that differ from the recipe's own and change the model; their hash is the default suffix
         bpe: "subword-nmt" or "sentencepiece"
@@ -52,6 +53,7 @@ class Experiment:
     manifest: Path | None = None
     dry_run: bool = False
     system: str = ""
+    training_of: str = ""
 
     def __post_init__(self) -> None:
         self.system = self.system or self.arch
@@ -62,7 +64,7 @@ class Experiment:
     @functools.cached_property
     def start(self) -> Start | None:
         """The old model from whose weights the training starts. Raises a StageError if the settings do not fit it."""
-        if not self.settings.start_checkpoint:
+        if self.start_checkpoint is None:
             return None
         try:
             return read_start(self.settings, self.start_dictionaries)
@@ -129,6 +131,11 @@ class Experiment:
         return [self.data_bin / name for name in names]
 
     @property
+    def start_checkpoint(self) -> Path | None:
+        """The checkpoint of the old model, if the training starts from one."""
+        return Path(self.settings.start_checkpoint) if self.settings.start_checkpoint else None
+
+    @property
     def start_data(self) -> Path | None:
         """The folder with the dictionaries and the subword model of the old model, if the training starts from one."""
         return Path(self.settings.start_data) if self.settings.start_data else None
@@ -146,6 +153,11 @@ class Experiment:
         if self.name or not self.differs:
             return self.name
         return hashlib.sha256(json.dumps(self.differs, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def training(self) -> "Experiment":
+        """The run that trained the model."""
+        return replace(self, system=self.training_of, training_of="") if self.training_of else self
 
     # The name of the model's folder for the recipe's own settings.
     unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")

@@ -29,8 +29,7 @@ class Train(Stage):
     )
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        start = experiment.settings.start_checkpoint
-        return [*experiment.binary_data, *([Path(start)] if start else [])]
+        return [*experiment.binary_data, *filter(None, [experiment.start_checkpoint])]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.last_checkpoint, *(path for _, path in to_average(experiment))]
@@ -54,9 +53,9 @@ class Train(Stage):
             process = {**describe(), "batches": batches, "command": command}
             with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")
-        if settings.start_checkpoint and not experiment.last_checkpoint.exists():
+        if experiment.start_checkpoint and not experiment.last_checkpoint.exists():
             source, target = (quoted(experiment.data_bin / path.name) for path in experiment.start_dictionaries)
-            files = f"--input {quoted(Path(settings.start_checkpoint))} --output {quoted(experiment.start_copy)}"
+            files = f"--input {quoted(experiment.start_checkpoint)} --output {quoted(experiment.start_copy)}"
             shell.tool(
                 f"python -m recipes.text.old_model checkpoint {files} "
                 f"--source-dictionary {source} --target-dictionary {target}"

@@ -6,6 +6,7 @@ If the text has documents, its lines are segments, whose translations are divide
 
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -17,6 +18,20 @@ from recipes.pipeline.stage import Stage
 SETTINGS = ("beam", "length_penalty", "max_len_b", "source_lang", "target_lang", "fairseq_generate_flags")
 
 
+class Translated(NamedTuple):
+    """The files of a translated set.
+
+    Attributes:
+        generated: the output of fairseq-generate
+        hypotheses: plain text, in the order of the source
+        separators: of segments, how many translations have other separators than their source
+    """
+
+    generated: Path
+    hypotheses: Path
+    separators: Path
+
+
 class Translate(Stage):
     number = 9
     title = "translate the test set"
@@ -24,16 +39,26 @@ class Translate(Stage):
     settings = SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        segments = [experiment.text("segments", "test", experiment.source)] if experiment.documents else []
+        segments = [test_segments(experiment)] if experiment.documents else []
         return [experiment.averaged, *experiment.binary_data, experiment.test_source, *segments]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        separators = [experiment.separators] if experiment.documents else []
-        return [experiment.generated, experiment.hypotheses, *separators]
+        files = translated(experiment)
+        return [*(files if experiment.documents else files[:2])]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        source, outputs = experiment.test_source, (experiment.generated, experiment.hypotheses)
-        translate(experiment, shell, experiment.data_bin, "test", source, *outputs)
+        source, segments = experiment.test_source, test_segments(experiment)
+        translate(experiment, shell, experiment.data_bin, "test", source, segments, translated(experiment))
+
+
+def test_segments(experiment: Experiment) -> Path:
+    """The segments of the source of the test set, of a text with documents."""
+    return experiment.text("segments", "test", experiment.source)
+
+
+def translated(experiment: Experiment) -> Translated:
+    """The files that stage 9 writes."""
+    return Translated(experiment.generated, experiment.hypotheses, experiment.separators)
 
 
 def command(experiment: Experiment, data: Path, subset: str) -> str:
@@ -56,19 +81,20 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
 
 
 def translate(
-    experiment: Experiment, shell: Shell, data: Path, subset: str, source: Path, generated: Path, hypotheses: Path
+    experiment: Experiment, shell: Shell, data: Path, subset: str, source: Path, segments: Path, files: Translated
 ) -> None:
     """Translate a set with the averaged model. Raises a StageError if a sentence has no translation.
 
     Args:
         data, subset: the folder that fairseq-preprocess wrote, and the name of the set in it
-        source: the text of the set, one sentence a line; the lines of the set are segments if the text has documents
-        generated: the file for the output of fairseq-generate
-        hypotheses: the file for the translations, plain text in the order of *source*
+        source: the text of the set
+        segments: if the text has documents, the lines of the set; they contain the lines of *source*
+        files: the files to write
     """
     dry_run = experiment.dry_run
+    generated, hypotheses, separators = files
     part = generated.with_name(generated.name + ".tmp")
-    in_subwords = experiment.text("segments", subset, experiment.source) if experiment.documents else source
+    in_subwords = segments if experiment.documents else source
     unit, lines = "segments" if experiment.documents else "sentences", 0 if dry_run else count_lines(str(in_subwords))
     generate = command(experiment, data, subset)
     with tqdm(total=lines, unit=f" {unit}", desc="  translated", delay=0.1, disable=dry_run) as bar:
@@ -80,7 +106,7 @@ def translate(
         moses = "" if experiment.bpe == "sentencepiece" else f" --moses {experiment.source} {experiment.target}"
         shell.tool(
             f"python -m recipes.text.segments divide --segments {quoted(in_subwords)} --generated {quoted(generated)} "
-            f"--output {quoted(hypotheses)} --counts {quoted(experiment.separators)} "
+            f"--output {quoted(hypotheses)} --counts {quoted(separators)} "
             f"--subwords {quoted(experiment.data_bin / experiment.subwords)}{moses}"
         )
     else:

@@ -40,22 +40,24 @@ class Score(Stage):
             f"> {quoted(part)} && mv {quoted(part, experiment.score)}"
         )
         if experiment.documents:
-            self._score_documents(experiment, shell)
+            join_documents(experiment, shell, experiment.hypotheses, experiment.document_hypotheses)
+            part = experiment.document_score.with_name(experiment.document_score.name + ".tmp")
+            # sacrebleu's TER, among the other metrics, takes minutes for a document.
+            shell.command(
+                f"python -m sacrebleu {quoted(experiment.reference_documents)} "
+                f"--input {quoted(experiment.document_hypotheses)} "
+                f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6 "
+                f"> {quoted(part)} && mv {quoted(part, experiment.document_score)}"
+            )
 
-    def _score_documents(self, experiment: Experiment, shell: Shell) -> None:
-        """Write the document BLEU. sacrebleu's TER, among the other metrics, takes minutes for a document."""
-        boundaries = experiment.text("raw", "test", experiment.target)
-        shell.tool(
-            f"python -m recipes.text.segments documents --boundaries {quoted(boundaries)} "
-            f"--input {quoted(experiment.hypotheses)} --output {quoted(experiment.document_hypotheses)}"
-        )
-        part = experiment.document_score.with_name(experiment.document_score.name + ".tmp")
-        shell.command(
-            f"python -m sacrebleu {quoted(experiment.reference_documents)} "
-            f"--input {quoted(experiment.document_hypotheses)} "
-            f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6 "
-            f"> {quoted(part)} && mv {quoted(part, experiment.document_score)}"
-        )
+
+def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, output: Path) -> None:
+    """Write the translated documents of the test set to *output*, one a line."""
+    boundaries = experiment.text("raw", "test", experiment.target)
+    shell.tool(
+        f"python -m recipes.text.segments documents --boundaries {quoted(boundaries)} "
+        f"--input {quoted(hypotheses)} --output {quoted(output)}"
+    )
 
 
 def check_tokenize(experiment: Experiment) -> None:

@@ -12,7 +12,7 @@ from recipes.pipeline.stage09_translate import Translate
 from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
 
-TRAIN, TRANSLATE, SCORE = Train(), Translate(), Score()
+TRAIN, AVERAGE, TRANSLATE, SCORE = Train(), Average(), Translate(), Score()
 # The stages that run by default.
-TO_SCORE = (Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise(), TRAIN, Average(), TRANSLATE, SCORE)
+TO_SCORE = (Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise(), TRAIN, AVERAGE, TRANSLATE, SCORE)
 STAGES = (*TO_SCORE, Export())

@@ -67,7 +67,7 @@ def _refuse_other_options(settings: Settings, options: Any) -> None:
     for name, option in SIZES.items():
         own = getattr(settings, name)
         for side in ("encoder", "decoder"):
-            value = getattr(options, f"{side}_{option}")
+            value = getattr(options, f"{side}_{option}", None)
             if value != own:
                 raise StartError(f"--set {name}={own}: start_checkpoint={path} has {value} in its {side}")
     if getattr(options, "adaptive_softmax_cutoff", None):

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.positions.rotary import RotaryEmbedding, frequencies
@@ -125,6 +124,30 @@ def test_frequencies_are_those_of_the_formula(dim, base):
         torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
+# What ROPE_INIT_FUNCTIONS of Hugging Face's transformers 5.23.0 returns for d = 8, base 10000 and 300 tokens: the
+# frequencies and the attention factor.
+HUGGING_FACES = [
+    (scaling("linear", factor=4.0), [0.25, 0.025, 0.0025, 0.00025], 1.0),
+    (scaling("dynamic", factor=2.0, **{L: 128}), [1.0, 0.06472757, 0.004189659, 0.0002711864], 1.0),
+    (scaling("yarn", factor=4.0, beta_fast=4, beta_slow=0.5, **{L: 64}), [1.0, 0.0625, 0.0025, 0.00025], 1.1386294),
+    (scaling("llama3", **{**LLAMA3, L: 64}), [1.0, 0.01304226, 0.00125, 0.000125], 1.0),
+    (
+        scaling("longrope", short_factor=[1, 1.25, 1.5, 1.75], long_factor=[1, 2, 3, 4], factor=4.0, **{L: 128}),
+        [1.0, 0.05, 0.003333333, 0.00025],
+        1.1338934,
+    ),
+    (scaling("proportional", partial_rotary_factor=0.5, factor=2.0), [0.5, 0.05, 0.0, 0.0], 1.0),
+]
+
+
+@pytest.mark.parametrize("case, expected, factor", HUGGING_FACES, ids=lambda case: str(case)[:30])
+def test_frequencies_and_attention_factors_are_those_that_hugging_faces_functions_returned(case, expected, factor):
+    ours = RopeScaling(case)
+    actual = ours.frequencies(frequencies(8, 10000.0), 10000.0, 300)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-12)
+    assert ours.attention_factor() == pytest.approx(factor)
+
+
 def test_frequencies_and_attention_factors_are_hugging_faces():
     rope_utils = pytest.importorskip(
         "transformers.modeling_rope_utils", reason="Hugging Face's transformers is not installed"
@@ -211,14 +234,21 @@ def test_the_length_of_the_source_chooses_the_frequencies(length, is_long):
     [
         ("{", r"--rope-scaling \{: must be a JSON object like .* \(.*\)"),
         ("[1]", r"--rope-scaling \[1\]: must be a JSON object like .* \(it is not an object\)"),
-        ("{}", "rope_type is null, and must be one of default, linear, dynamic|default, linear, ntk"),
-        ('{"rope_type": "su"}', 'rope_type is "su", and must be one of '),
+        ("{}", r"--rope-scaling \{\}: has no key rope_type; must be a JSON object like"),
+        ({"type": "linear"}, "has no key rope_type; must be a JSON object like"),
+        (4, "--rope-scaling 4: must be a JSON object like"),
+        ({1: 2}, "must be a JSON object like .* \\(it is not an object\\)"),
+        ("[" * 100_000, r"--rope-scaling \[+…: must be a JSON object like"),
+        ('{"rope_type": null}', "rope_type is None, and must be one of default, linear, ntk, dynamic, yarn, llama3, "),
+        ('{"rope_type": "su"}', "rope_type is 'su', and must be one of "),
         ('{"rope_type": ["linear"]}', "rope_type is .*, and must be one of "),
+        (scaling("linear", factor=10**400), "factor is 10+, and must be a number from 1 to 1e9"),
+        (scaling("linear", factor={2}), r"factor is \{2\}, and must be a number from 1 to 1e9"),
         (scaling("linear"), "linear needs the key factor"),
-        (scaling("linear", factor=0.5), "factor is 0.5, and must be a number of at least 1"),
-        (scaling("linear", factor="4"), 'factor is "4", and must be a number of at least 1'),
-        (scaling("linear", factor=math.inf), "factor is Infinity, and must be a number of at least 1"),
-        (scaling("linear", factor=True), "factor is true, and must be a number of at least 1"),
+        (scaling("linear", factor=0.5), "factor is 0.5, and must be a number from 1 to 1e9"),
+        (scaling("linear", factor="4"), "factor is '4', and must be a number from 1 to 1e9"),
+        (scaling("linear", factor=math.inf), "factor is inf, and must be a number from 1 to 1e9"),
+        (scaling("linear", factor=True), "factor is True, and must be a number from 1 to 1e9"),
         (scaling("linear", factor=2, beta_fast=3), "linear has no key beta_fast, but factor$"),
         (scaling("linear", factor=2, rope_theta=3), "linear has no key rope_theta, .*; the base is --rope-base"),
         (scaling("default", factor=2), "default has no key factor, but none"),
@@ -252,6 +282,7 @@ def test_a_wrong_scaling_is_refused_in_one_sentence(given, message):
             r"--decoder-rope-scaling .*: needs --rope-fraction 1, not 0.5",
         ),
         ({"encoder_rope_scaling": "linear"}, "--encoder-rope-scaling linear: must be a JSON object"),
+        ({"rope_scaling": scaling("proportional", partial_rotary_factor=0.001)}, "leaves no pair that rotates"),
         (
             {"rope_scaling": scaling("ntk", factor=2), "rope_fraction": 2 / 32},
             "--rope-scaling .*: needs at least 4 rotating dimensions",
@@ -278,6 +309,12 @@ def test_each_side_can_have_its_own_scaling(build):
     model = build(rope_scaling=both, decoder_rope_scaling=scaling("ntk", factor=3))
     types = [side.layers[0].self_attn.position.scaling.rope_type for side in (model.encoder, model.decoder)]
     assert types == ["linear", "ntk"]
+    equal = [
+        scaling("yarn", factor=4, **{L: 64}),
+        scaling("yarn", truncate=True, factor=4.0, beta_fast=32.0, **{L: 64}),
+        json.dumps(scaling("yarn", factor=4.0, attention_factor=None, **{L: 64}), indent=1),
+    ]
+    assert len({build(rope_scaling=one).cfg.rope_scaling for one in equal}) == 1, "resuming compares them"
     assert model.cfg.decoder_rope_scaling == '{"factor": 3, "rope_type": "ntk"}', "in one form, to be compared"
     assert model.encoder.layers[0].self_attn.position.theta[1] == frequencies(32)[1] / 2
 
@@ -378,6 +415,20 @@ def test_a_trained_model_takes_another_scaling_without_training_but_not_when_it_
         train(data_bin, tmp_path, *resume, "--attention-length-scaling", 9)
 
 
+def test_overrides_reach_a_checkpoint_of_hydra_that_lacks_the_option(data_bin, trained, tmp_path):
+    """fairseq-hydra-train writes a mapping, and fairseq overrides only the options that are in it."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    options = {name: value for name, value in vars(state["cfg"]["model"]).items() if "scaling" not in name}
+    state["cfg"]["model"] = {**options, "_name": options["arch"]}
+    torch.save(state, tmp_path / "older.pt")
+    overrides = {"rope_scaling": scaling("linear", factor=2), "attention_length_scaling": 9.0}
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(tmp_path / "older.pt")], {"data": str(data_bin), **overrides}
+    )
+    attention = model.encoder.layers[0].self_attn
+    assert (attention.position.scaling.rope_type, attention.average_length) == ("linear", 9.0)
+
+
 def test_the_options_of_a_model_contain_its_scaling():
     args = Namespace(rope_scaling={"rope_type": "linear", "factor": 4})
     set_defaults(args)
@@ -425,16 +476,15 @@ def test_queries_are_multiplied_by_the_logarithm_of_the_number_of_keys(build, pa
             torch.testing.assert_close(fused[~pad.T], out[~pad.T], atol=1e-5, rtol=1e-5)
 
 
-def test_a_search_with_length_scaling_gives_the_scores_of_teacher_forcing(build, task):
+def test_a_search_with_length_scaling_gives_the_scores_of_teacher_forcing(build):
     model, source = fast(build(attention_length_scaling=5.0)), sentences()
     hypotheses, took_steps = search(model, source, beam_size=2, max_len_b=20)
     assert not took_steps, "the fast search does not support it"
-    generator = SequenceGenerator([model], task.target_dictionary, beam_size=2, max_len_b=20)
-    assert_same(generator.generate([model], source), hypotheses)
     net_input = source["net_input"]
-    tokens = hypotheses[0][0]["tokens"]
-    previous = torch.cat([tokens[-1:], tokens[:-1]]).unsqueeze(0)
-    with torch.no_grad():
-        logits, _ = model(net_input["src_tokens"][:1], net_input["src_lengths"][:1], previous)
-    scores = logits[0].log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(hypotheses[0][0]["positional_scores"], scores, atol=1e-4, rtol=1e-4)
+    for n, nbest in enumerate(hypotheses):
+        tokens = nbest[0]["tokens"]
+        previous = torch.cat([tokens[-1:], tokens[:-1]]).unsqueeze(0)
+        with torch.no_grad():
+            logits, _ = model(net_input["src_tokens"][n : n + 1], net_input["src_lengths"][n : n + 1], previous)
+        scores = logits[0].log_softmax(dim=-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(nbest[0]["positional_scores"], scores, atol=1e-4, rtol=1e-4)

@@ -48,10 +48,10 @@ def describe(recipe, *flags):
     return describe_experiment(parser, args, args.arch, args.seed, train_flags)
 
 
-def run_here(words, stop_before=None):
+def run_here(words, stop_before=None, main=pipeline.main):
     """Run a recipe and its text tools in this process. Returns its output. (test_pipeline.py runs run.sh.)
 
-    Ctrl-C interrupts the tool with the number *stop_before*.
+    Ctrl-C interrupts the tool with the number *stop_before*. *main* can be that of a comparison.
     """
     run_logged = commands.run_logged
     tools = count(1)
@@ -71,7 +71,7 @@ def run_here(words, stop_before=None):
         patch.setattr(commands, "run_logged", in_this_process)
         patch.setattr(os, "cpu_count", lambda: 1)
         patch.setattr(pipeline, "check_flags", lambda _: None)
-        pipeline.main(words)
+        main(words)
     return printed.getvalue()
 
 

@@ -6,11 +6,12 @@ import io
 import json
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from copy import copy
+from dataclasses import asdict, replace
 from unittest import mock
 
 import numpy as np
@@ -27,6 +28,7 @@ from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import TRAIN
+from recipes.text import segments
 from tests.commands import ENVIRONMENT, ROOT, outputs
 from tests.recipes.small_demo import SMALL, check_flags_here, describe, label, setting_flags, small_corpus, usage_error
 
@@ -183,7 +185,13 @@ def no_bootstrap(monkeypatch):
     monkeypatch.setattr(stage23_report, "paired_bootstrap", lambda *_: nothing)
 
 
-def make_report(work, source="en", target="de", words=None, tokenize="13a"):
+def make_report(work, source="en", target="de", words=None, tokenize="13a", documents=0):
+    """A report.
+
+    Args:
+        documents: 0, or the number of sentences in each document of the test set. The report then also has a system
+            "search" with the model of the second one.
+    """
     words = words or WORDS
     draw = random.Random(4)
 
@@ -199,19 +207,39 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a"):
 
     flags = ["--work-dir", work, "--tokenize", tokenize]
     flags += setting_flags(f"source_lang={source}", f"target_lang={target}", "average_checkpoints=1")
+    flags += setting_flags(f"segment_tokens={20 if documents else 0}")
     runs = {arch: [describe("demo", *flags, "--arch", arch, "--seed", seed) for seed in (1, 2)] for arch in ARCHS}
     for lang in (source, target):
         rows = sentences(17)
+        if documents:
+            write(work / "raw" / f"test.sentences.{lang}", rows)
+            of_documents = [rows[n : n + documents] for n in range(0, 17, documents)]
+            write(work / "raw" / f"test.documents.{lang}", map(" ".join, of_documents))
+            write(work / "segments" / f"train.{lang}", ["word " * 12])
+            write(work / "segments" / f"test.{lang}", rows)
+            rows = "\n\n".join(map("\n".join, of_documents)).split("\n")
         write(work / "raw" / f"test.{lang}", rows)
         write(work / "bpe" / f"test.{lang}", rows)
         write(work / "bpe" / f"train.{lang}", ["word " * 12])
-    with mock.patch.object(Shell, "command", lambda _, line: run_unless_binarising(line)):
+    if documents:
+        search = {"system": "search", "training_of": ARCHS[1]}
+        runs["search"] = [replace(run, **search, settings=copy(run.settings)) for run in runs[ARCHS[1]]]
+        for run in runs["search"]:
+            run.settings.fairseq_generate_flags = "--lenpen 2"
+    with mock.patch.object(Shell, "command", lambda _, line, *more: run_unless_binarising(line)):
         stage21_join.Join().run(runs[ARCHS[0]][0], Shell(stage21_join.Join()))
-    for run in (runs[arch][n] for n in (0, 1) for arch in ARCHS):
+    for run in (runs[arch][n] for n in (0, 1) for arch in runs):
         write(run.hypotheses, distorted(lines(run.test_reference)))
-        for times in TIMES:
-            name = Path("joined", f"{times}.{target}")
-            write(run.model / name, distorted(lines(work / name)))
+        written = [("", run.hypotheses)]
+        for length in stage21_join.lengths(run):
+            path = run.model / "joined" / f"{length}.{target}"
+            write(path, distorted(lines(stage21_join.texts(run, length)[1])))
+            written.append((f"{length}.", path))
+        for name, path in written if documents else ():
+            folder, rows = path.parent, lines(path)
+            joined = (" ".join(rows[n : n + documents]) for n in range(0, 17, documents))
+            write(folder / f"{name}documents.{target}", joined)
+            write(folder / f"{name}separators.json", [json.dumps({"segments": 8, "with_other_separators": run.seed})])
         entries = [{"process": PROCESS}, valid(10, 8.0), train(10, 60), valid(20, 7.5), train(20, 120)]
         entries.append({"peak_memory_mib": 700 + run.seed})
         write(run.history, map(json.dumps, entries))
@@ -226,7 +254,10 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a"):
 
 
 def run_unless_binarising(line):
-    if "data-bin" not in line:
+    if line.startswith("python -m recipes.text.segments "):
+        with contextlib.redirect_stdout(io.StringIO()):
+            segments.main(shlex.split(line)[3:])
+    elif "data-bin" not in line:
         subprocess.run(line, shell=True, check=True)
 
 
@@ -280,6 +311,50 @@ def test_scores_equal_sacrebleus_and_joined_lines_are_consecutive_sentences(writ
         assert against["p_holm"] == against["p_value"], "one comparison needs no correction"
         by_seed = [bootstrap["difference"] for bootstrap in joined["by_seed"][ARCHS[1]]]
         assert by_seed == pytest.approx(np.subtract(other, base))
+
+
+def test_a_text_with_documents_is_scored_by_sentences_and_by_documents_in_segments_of_all_lengths(
+    tmp_path, no_bootstrap
+):
+    report = make_report(tmp_path, documents=5)
+    results = report.results(report.experiments[0])
+    assert [joined["tokens"] for joined in results["joined"]] == [20, 1, 64, 128, 256, 512, 1000]
+    sizes = [max(len(side.split()) for side in pair) for pair in zip(*map(lines, texts_of(tmp_path)), strict=True)]
+    assert [joined["lines"] for joined in results["joined"][1:3]] == [17, len(greedy_segments(sizes, 5, 64))]
+    for joined in results["joined"]:
+        own = joined is results["joined"][0]
+        for system, of_system in report.runs.items():
+            for n, run in enumerate(of_system):
+                folder = run.model if own else run.model / "joined"
+                name = "hypotheses.de" if own else f"{joined['tokens']}.de"
+                sentences, references = lines(folder / name), lines(texts_of(tmp_path)[1])
+                expected = sacrebleu.corpus_bleu(sentences, [references])
+                assert joined["scores"][system][n] == pytest.approx(expected.score)
+                assert joined["length_ratio"][system][n] == pytest.approx(expected.sys_len / expected.ref_len)
+                documents = [[" ".join(side[n : n + 5]) for n in range(0, 17, 5)] for side in (sentences, references)]
+                expected = sacrebleu.corpus_bleu(documents[0], [documents[1]]).score
+                assert joined["document_scores"][system][n] == pytest.approx(expected)
+                assert joined["other_separators"][system][n] == run.seed / 8
+    assert results["longest_in_training"] == 12
+    for text in page.texts(results).values():
+        assert f"training of {ARCHS[1]}" in text and "--lenpen 2" in text
+    for run in results["runs"]["search"]:
+        assert run["parameters"] == 12345 and run["curve_is_whole"], "those of the training"
+
+
+def texts_of(work):
+    return [work / "raw" / f"test.sentences.{lang}" for lang in ("en", "de")]
+
+
+def greedy_segments(sizes, document, tokens):
+    """The sizes of the segments of sentences with *sizes*, in documents of *document* sentences."""
+    segments = []
+    for number, size in enumerate(sizes):
+        if number % document and segments[-1] + 1 + size <= tokens:
+            segments[-1] += 1 + size
+        else:
+            segments.append(size)
+    return segments
 
 
 @pytest.mark.parametrize("target, asked", [("zh", "zh"), ("zh", "13a"), ("de", "13a")])
@@ -418,6 +493,9 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
             stage21_join.check(experiment)
     settings.fairseq_generate_flags = roomy
     stage21_join.check(experiment)
+    settings.fairseq_generate_flags, settings.segment_tokens = "", 512
+    with pytest.raises(StageError, match=r"a sentence of 1101 tokens \(.*test.de\), more than the 1024"):
+        stage21_join.check(experiment)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,36 @@ def test_the_page_shows_the_results_of_two_systems(two):
     assert "longest source has 55 subwords" in re.sub(r"\s+", " ", text)
 
 
+def test_the_page_of_a_text_with_documents_has_segments_of_all_lengths(two):
+    """The first results are those of the recipe's own segments. The second system has the model of the first one."""
+    of_two = two["joined"]
+    for tokens, one in zip((1, 1000), of_two, strict=True):
+        one["tokens"] = tokens
+        one["document_scores"] = {"base": [20.0, 22.0], "<other>": [25.0 - tokens / 1000] * 2}
+        one["other_separators"] = {"base": [0.25, 0.5], "<other>": [0.125, 0.125]}
+        del one["times"]
+    two["joined"] = [{**of_two[0], "tokens": 128}, *of_two]
+    for run in two["runs"]["<other>"]:
+        run |= {"training_of": "base", "generate": "--beam 9"}
+    texts = page.texts(two)
+    joined, documents = (rows_of(texts["report.html"], table) for table in ("joined", "documents"))
+    assert [*joined["base"]] == ["subwords a line, at most", "single", "1,000"] == [*documents["base"]]
+    assert joined["base"]["1,000"] == "15.25 ± 0.35 (0.85)"
+    assert [*documents] == ["<other>", "base"], "the system with the best sentences first, as in all tables"
+    assert values(documents["base"]) == ["21.00 ± 1.41 (37.5%)"] * 2
+    assert values(documents["<other>"]) == ["25.00 ± 0.00 (12.5%)", "24.00 ± 0.00 (12.5%)"]
+    assert values(rows_of(texts["report.html"], "differences")["<other>"])[1] == "+0.50 (-0.25 to +1.25), p 0.125"
+    assert values(rows_of(texts["report.html"], "systems")["<other>"]) == ["training of base", "--beam 9"]
+    assert "in segments of up to 128 subwords" in texts["report.html"]
+    assert "| <other> | 25.00 ± 0.00 (12.5%) | 24.00 ± 0.00 (12.5%) |" in texts["results.md"]
+    figures = plots.plots(two)
+    for axes, means in zip(figures["joined"].axes, ([30.5, 15.25], [21, 21]), strict=True):
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["single", "1,000"]
+        bars = {one.get_label(): one for one in axes.containers}
+        assert list(bars["base"].lines[0].get_ydata()) == means
+    assert [line.get_label() for line in figures["losses"].axes[0].get_lines()][::2] == ["base"], "each training once"
+
+
 def test_the_verdict_on_two_systems_reports_seeds_bootstrap_and_differences_between_trainings(two):
     assert page.verdict(two) == [
         "<other> differs from base by +0.50 sacreBLEU, the mean over 2 seeds (+2.00, -1.00; standard "

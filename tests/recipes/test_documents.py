@@ -105,6 +105,7 @@ def finished(published, tmp_path_factory):
 # -- all stages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, published):
     work, _, printed = finished
     assert {name: len(requests) for name, requests in published[1].seen.items()} == {
@@ -118,26 +119,33 @@ def test_the_corpus_is_downloaded_and_described_for_the_manifest(finished, publi
     assert own[1][1:3] == ["-", "-"] and own[1][3].endswith("/v18.1/training/news-commentary-v18.de-en.tsv.gz")
 
 
+def longest_segments(work, name, tokens):
+    """The lines of both sides with the longest segments of the set *name*, without the tool's own functions."""
+    sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
+    expected = []
+    for document in zip(*sides, strict=True):
+        line = None
+        for pair in zip(*document, strict=True):
+            size = max(len(side.split()) for side in pair)  # a sentence counts with its longer side
+            if line is None or line[2] + 1 + size > tokens:
+                line = [*pair, size]
+                expected.append(line)
+            else:
+                line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
+    return [[line[side] for line in expected] for side in (0, 1)]
+
+
+@pytest.mark.slow
 def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
     work, _, _ = finished
     for name in ("valid", "test"):
-        sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
         segments = [read(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
-        expected = []
-        for document in zip(*sides, strict=True):
-            line = None
-            for pair in zip(*document, strict=True):
-                # Greedily, and without the tool's own functions. A sentence counts with its longer side.
-                size = max(len(side.split()) for side in pair)
-                if line is None or line[2] + 1 + size > TOKENS:
-                    line = [*pair, size]
-                    expected.append(line)
-                else:
-                    line[:] = [f"{line[0]} <sep> {pair[0]}", f"{line[1]} <sep> {pair[1]}", line[2] + 1 + size]
-        assert [list(pair) for pair in zip(*segments, strict=True)] == [line[:2] for line in expected]
-        assert len(segments[0]) < sum(map(len, sides[0])), "some segments have several sentences"
+        assert segments == longest_segments(work, name, TOKENS)
+        sentences = [line for line in read(work / "bpe" / f"{name}.en") if line]
+        assert len(segments[0]) < len(sentences), "some segments have several sentences"
 
 
+@pytest.mark.slow
 def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
     work, _, printed = finished
     sides = [documents_of(read(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
@@ -151,6 +159,7 @@ def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finishe
     assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments", printed)
 
 
+@pytest.mark.slow
 def test_the_data_folder_knows_the_separator(finished):
     work, _, _ = finished
     assert json.loads((work / "data-bin" / "segments.json").read_text()) == {"tokens": TOKENS, "separator": "<sep>"}
@@ -160,6 +169,7 @@ def test_the_data_folder_knows_the_separator(finished):
         assert int(entries["<sep>"]) == separators
 
 
+@pytest.mark.slow
 def test_translated_segments_become_one_line_for_each_sentence(finished):
     work, model, printed = finished
     sources, hypotheses = read(work / "raw" / "test.sentences.en"), read(model / "hypotheses.de")
@@ -186,6 +196,7 @@ def test_translated_segments_become_one_line_for_each_sentence(finished):
     assert printed.count(sentence) == 2, "by stages 9 and 10"
 
 
+@pytest.mark.slow
 def test_documents_are_scored_beside_sentences(finished):
     work, model, printed = finished
     hypotheses, references = read(model / "hypotheses.de"), documents_of(read(work / "raw" / "test.de"))
@@ -200,6 +211,17 @@ def test_documents_are_scored_beside_sentences(finished):
     assert json.loads((model / "score.documents.json").read_text())["score"] == pytest.approx(of_documents, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_a_model_of_segments_is_exported(finished, published, tmp_path):
+    work = shutil.copytree(finished[0], tmp_path / "work")
+    segments = read(work / "segments" / "valid.en")
+    assert sum("<sep>" in line for line in segments) > len(segments) / 8, "too many to count as tokenised differently"
+    flags = ["--name", "m", "--stage", "11", "--set", "export_quantization=float32"]
+    printed = run_here(words(published, work, *flags))
+    assert re.search(r"(\d+) of \1 sources of the validation set are tokenised from plain text as in the data", printed)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens, done", [(TOKENS, 10), (TOKENS + 1, 5), (0, 1)])
 def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
     experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
@@ -233,7 +255,7 @@ def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(tmp_p
     assert message in refused.value.code
 
 
-def test_settings_and_comparisons_that_documents_do_not_support_are_refused(capsys):
+def test_segments_that_training_lacks_or_that_are_too_long_are_refused(capsys):
     demo = ROOT / "recipes" / "demo" / "settings.yaml"
     with pytest.raises(SettingsError, match="segment_share=0 segment_tokens=9: a model without segments in training"):
         check_values(read_settings(demo, ["segment_tokens=9", "segment_share=0"]))
@@ -242,8 +264,6 @@ def test_settings_and_comparisons_that_documents_do_not_support_are_refused(caps
     assert "segment_tokens=1024: must be below the 1024 tokens" in usage_error(capsys, pipeline.main, long)
     positions = "--max-source-positions 2000 --max-target-positions 2000"
     describe(*long, *setting_flags(f"fairseq_train_flags={positions}", f"fairseq_generate_flags={positions}"))
-    refused = usage_error(capsys, compare.main, ["demo", "--set", "segment_tokens=9"])
-    assert "--set segment_tokens=9: must be 0; comparisons do not support texts with documents" in refused
 
 
 @pytest.mark.parametrize(
@@ -338,6 +358,45 @@ def test_a_document_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_another_search(published, tmp_path):
+    work, systems = tmp_path / "work", tmp_path / "systems.yaml"
+    scaling = "{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}"
+    linear = {"of": "rope", "generate": f'--model-overrides "{scaling}"'}
+    systems.write_text(json.dumps({"linear": linear, "rope": "--arch transformer_rope"}))
+    printed = run_here(
+        words(published, work, "--name", "m", "--seeds", "1", "--systems", str(systems)), main=compare.main
+    )
+    assert printed.count("$ fairseq-train ") == 1
+    models = {name: work / f"{name}.seed1.m" for name in ("linear", "rope")}
+    assert models["linear"].joinpath("averaged.pt").samefile(models["rope"] / "averaged.pt")
+    for name in ("stage09_translate", "stage22_translate_joined"):
+        flags = {system: (model / "commands" / f"{name}.sh").read_text() for system, model in models.items()}
+        assert "rope_scaling" in flags["linear"] and "rope_scaling" not in flags["rope"]
+    results = json.loads((work / "compare.m" / "results.json").read_text())
+    lengths = (1, 64, 128, 256, 512, 1000)
+    assert [joined["tokens"] for joined in results["joined"]] == [TOKENS, *lengths]
+    references = read(work / "raw" / "test.sentences.de")
+    for joined in results["joined"][1:]:
+        tokens = joined["tokens"]
+        segments = [read(work / "joined" / f"{tokens}.bpe.{lang}") for lang in ("en", "de")]
+        assert segments == longest_segments(work, "test", tokens) and joined["lines"] == len(segments[0])
+        for system, model in models.items():
+            hypotheses = read(model / "joined" / f"{tokens}.de")
+            assert joined["scores"][system] == [pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score)]
+            counts = json.loads((model / "joined" / f"{tokens}.separators.json").read_text())
+            assert counts["segments"] == len(segments[0])
+            generated = model / "joined" / f"{tokens}.generate.txt"
+            if generated.exists():
+                sources = dict(re.findall(r"^S-(\d+)\t(.*)$", generated.read_text(), re.MULTILINE))
+                assert sorted(map(int, sources)) == [*range(len(segments[0]))]
+            else:
+                assert f"segments of up to {tokens} subwords: the same as in" in printed
+    first, second = (read(work / "joined" / f"{tokens}.bpe.en") for tokens in (512, 1000))
+    assert first == second and printed.count("segments of up to 1000 subwords: the same as in 512.de") == 2
+    assert (work / "compare.m" / "report.html").exists()
+
+
+@pytest.mark.slow
 def test_the_recipe_divides_segments_of_sentencepiece(published, tmp_path):
     run_here(words(published, tmp_path, "--bpe", "sentencepiece", "--name", "m"))
     hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
@@ -386,6 +445,7 @@ def start_flags(checkpoint, data, *more):
     return setting_flags(f"start_checkpoint={checkpoint}", f"start_data={data}", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fairseq", "ours"])
 def test_training_on_segments_starts_with_the_weights_of_an_old_model(finished, published, old, tmp_path, kind):
     checkpoint, data = old(kind)
@@ -420,12 +480,17 @@ def test_the_separator_takes_the_place_of_a_madeupword_or_a_new_row():
     assert changed["other"] is weights["other"] and len(changed) == 2
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_stage(published, old, tmp_path, capsys):
     checkpoint, data = old("fairseq")
     state = load_checkpoint(str(checkpoint))
     state["cfg"]["model"].activation_fn = "gelu"
     torch.save(state, tmp_path / "gelu.pt")
     torch.save({"model": {}}, tmp_path / "none.pt")
+    # The contents of all files of the old model are among what the stages depend on.
+    started = describe(*words(published, tmp_path / "work", *start_flags(checkpoint, data)))
+    inputs = {path for stage in STAGES for path in stage.inputs(started)}
+    assert {checkpoint, *(data / name for name in ("bpecodes", "dict.en.txt", "dict.de.txt"))} <= inputs
     other = shutil.copytree(data, tmp_path / "other")
     write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
     entries = len(read(data / "dict.de.txt")) + 4

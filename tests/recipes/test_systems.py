@@ -1,8 +1,10 @@
 """recipes/compare: systems by name, and runs side by side."""
 
 import argparse
+import ast
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
+from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from recipes.compare import launch, systems
 from recipes.compare.__main__ import build_parser
+from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.systems import System
 from recipes.pipeline.experiment import StageError
+from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError
 from tests.commands import ENVIRONMENT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
@@ -47,9 +53,69 @@ def test_the_encodings_of_the_recipes_are_all_encodings():
     assert {system.name for system in all_systems} == set(ENCODINGS) and all_systems[0].name == "sinusoidal"
 
 
+def test_a_system_of_a_file_can_have_the_model_of_another_one(tmp_path):
+    flags = "--model-overrides \"{'a': 1}\" --beam 9"
+    systems_of_file = {"long": {"of": "half", "generate": flags}, "half": f"--arch {HALF.arch} {HALF.flags}"}
+    file = tmp_path / "systems.yaml"
+    file.write_text(yaml.safe_dump(systems_of_file, sort_keys=False))
+    assert chosen("--systems", file)[0] == [System("long", HALF.arch, HALF.flags, "half", flags), HALF]
+
+
+def test_the_scalings_of_the_documents_fit_the_small_model_of_the_recipe():
+    folder = ROOT / "recipes" / "documents_en_de"
+    section = (ROOT / "docs" / "recipes.md").read_text().partition("\n## Documents\n")[2].partition("\n## ")[0]
+    width, heads = (int(re.search(rf"--set {name}=(\d+)", section)[1]) for name in ("width", "heads"))
+    (all_systems, _) = chosen("--systems", folder / "lengths.yaml")
+    encodings = {system.name: system for system in chosen("--systems", folder.parent / "compare" / "encodings.yaml")[0]}
+    trained = [system for system in all_systems if not system.of]
+    assert [system.name for system in trained] == ["sinusoidal", "rope", "alibi", "t5", "none"]
+    assert all(system == encodings[system.name] for system in trained)
+    scalings = {}
+    for system in all_systems[len(trained) :]:
+        flag, overrides = shlex.split(system.generate)
+        (given,) = ast.literal_eval(overrides).values()
+        assert (system.of, flag, list(ast.literal_eval(overrides))) == ("rope", "--model-overrides", ["rope_scaling"])
+        scaling = RopeScaling(given)
+        scaling.refuse_dimensions(width // heads, width // heads)
+        assert scaling.values.get("original_max_position_embeddings", 129) == 129 and scaling.values["factor"] == 4
+        scalings[scaling.rope_type] = system.name
+    assert scalings == {kind: f"rope-{kind}" for kind in KEYS if kind != "default"}
+
+
+OTHER_SEARCH = "a: --arch x\nb: {of: a, generate: --beam 2}\n"
+
+
 @pytest.mark.parametrize(
     "text, flags, message",
     [
+        (
+            "a: --arch x\nb: {of: c, generate: --beam 2}",
+            [],
+            "--systems FILE: b is of c, which must be a system with flags",
+        ),
+        (
+            f"{OTHER_SEARCH}c: {{of: b, generate: --beam 3}}",
+            [],
+            "--systems FILE: c is of b, which must be a system with",
+        ),
+        (
+            "a: --arch x\nb: {of: a, generate: --beam 2, arch: y}",
+            [],
+            "--systems FILE: b has of, generate, arch, and must have of and generate",
+        ),
+        ("a: --arch x\nb: {of: a}", [], "--systems FILE: b has of, and must have of and generate"),
+        (
+            "a: --arch x\nb: {of: a, generate: ' '}",
+            [],
+            "--systems FILE: generate of b must be flags of fairseq-generate",
+        ),
+        ("a: --arch x\nb: {of: a, generate: 3}", [], "--systems FILE: generate of b must be flags of fairseq-generate"),
+        (
+            "a: --arch x\nb: {of: a, generate: --beam '2}",
+            [],
+            "--systems FILE: the flags of b, --beam '2, cannot be read",
+        ),
+        ("a: --arch x\nb/c: {of: a, generate: --beam 2}", [], "--systems FILE: the system's name b/c must consist"),
         ("a: --arch x\nb: --lr 1", [], r"--systems FILE: the flags of b, --lr 1, must contain --arch"),
         (
             "a: --arch x\nb/c: --arch y",
@@ -109,11 +175,13 @@ def arguments(**options):
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
-    names = ["first", "fails", *(["dies"] if jobs > 1 else []), "last"]
+    names = ["first", "search", "fails", *(["dies"] if jobs > 1 else []), "last"]
     monkeypatch.setattr(launch, "train", training_stub(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    outcomes = {run.system: why for run, why in launch.outcomes(runs(tmp_path, *names), "x", arguments(jobs=jobs))}
+    all_runs = runs(tmp_path, *names)
+    all_runs[1].training_of = "first"
+    outcomes = {run.system: why for run, why in launch.outcomes(all_runs, "x", arguments(jobs=jobs))}
     assert list(outcomes) == names or jobs > 1
     assert outcomes["first"] == outcomes["last"] == "" and "no memory" in outcomes["fails"]
     if jobs > 1:
@@ -121,6 +189,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
         assert (tmp_path / "first.threads").read_text() == "1"  # a thread for each run
         times = [list(map(float, (tmp_path / f"{name}.times").read_text().split())) for name in ("first", "fails")]
         assert max(begun for begun, _ in times) < min(ended for _, ended in times)  # side by side
+        begun = float((tmp_path / "search.times").read_text().split()[0])
+        assert begun > times[0][1], "a system with the model of another one begins after its training"
 
 
 def training_stub(folder):
@@ -142,6 +212,28 @@ def training_stub(folder):
         return "stage 7 (train) failed with status 1: no memory" if name == "fails" else ""
 
     return train
+
+
+def test_a_system_with_another_search_takes_the_present_model(tmp_path):
+    (trained,) = runs(tmp_path, "rope")
+    search = replace(trained, system="search", training_of="rope")
+    refused = (
+        f"stage 8 (take the averaged model of another system): rope, seed 1, has no averaged model ({trained.model})"
+    )
+    assert launch.train(search, "x") == refused
+    trained.checkpoints.mkdir(parents=True)
+    for number in (1, 2):
+        for path in (trained.averaged, trained.history):
+            path.unlink(missing_ok=True)
+            path.write_text(f"{path.name} {number}")
+        assert launch.train(search, "x") == refused, "no stage has written these files"
+        Runner(search).ensure(TakeModel())
+        assert search.averaged.samefile(trained.averaged)
+        assert search.history.read_text() == f"history.jsonl {number}"
+    assert (search.model / "earlier" / "1" / "averaged.pt").read_text() == "averaged.pt 1"
+    search.history.unlink()
+    Runner(search).ensure(TakeModel())
+    assert search.history.exists() and search.averaged.samefile(trained.averaged)
 
 
 def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, monkeypatch):
@@ -203,18 +295,19 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     command = [sys.executable, "-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), "--seeds", "1"]
 
     def start(*more):
+        words = [*command, *named, "--jobs", "2", *more]
+        in_background = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *words]  # as scripts start "command &"
         return subprocess.Popen(
-            [*command, *named, "--jobs", "2", *more], cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            in_background, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
-    with start() as process:  # interrupted while two runs train
+    with start() as process:  # stopped while two runs train
         for line in process.stdout:
             if line.startswith("== rope, seed 1: begun"):
                 break
         time.sleep(15)
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 128 + signal.SIGINT
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     broken = ["--system", "broken=--arch transformer --max-tokens-valid 3"]  # no validation sentence fits
     with start(*broken) as process:
@@ -223,6 +316,9 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     folder = tmp_path / f"compare.{label('demo', SETTINGS)}"
     page = (folder / "report.html").read_text()
     assert all(name in page for name in (*three, "broken, seed 1"))
-    commands = [(path.parent.name, path.read_text()) for path in tmp_path.glob("*/commands/stage07_train.py.sh")]
-    assert not commands or all("--rope-layout half" in text for name, text in commands if name.startswith("half"))
+    commands = {path.parts[-3]: path.read_text() for path in tmp_path.glob("*/commands/stage07_train.sh")}
+    assert {name.split(".")[0]: "--rope-layout half" in text for name, text in commands.items()} == {
+        **{name: name == "half" for name in three},
+        "broken": False,
+    }
     assert Path(tmp_path / "jobs").is_dir()
