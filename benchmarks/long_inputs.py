@@ -8,17 +8,12 @@ is that of the process, with the model and without the imports. A model that nee
 free, or than --memory, is reported, and the others are measured.
 """
 
-import statistics
-from collections.abc import Callable
-
 import torch
 
-from benchmarks.alternating import build_parser, ratio, report, seconds_of, turned
+from benchmarks.alternating import build_parser, report, seconds_of
 from benchmarks.generate import ARCHS, Translating
-from benchmarks.processes import OutOfMemoryError, available_memory, in_a_process
+from benchmarks.processes import available_memory, measure
 from benchmarks.subjects import DEVICE, SIZES, build, dictionary
-
-YARDSTICK = ARCHS[0]
 
 
 @torch.no_grad()
@@ -44,41 +39,6 @@ def search_seconds(arch: str, size_name: str, tokens: int) -> float:
     return seconds_of(Translating(arch, size_name, 1, tokens).translate)
 
 
-def measure(
-    seconds_for: Callable[[str, str, int], float], size: str, tokens: int, rounds: int, limit: int
-) -> list[dict[str, object]]:
-    """Return a row for each model: medians of its seconds and of its peak memory over the rounds."""
-    seconds: dict[str, list[float]] = {arch: [] for arch in ARCHS}
-    peaks: dict[str, list[float]] = {arch: [] for arch in ARCHS}
-    failures: dict[str, str] = {}
-    for number in range(rounds):
-        for arch in turned(ARCHS, number):
-            if arch not in failures:
-                try:
-                    second, peak = in_a_process(seconds_for, arch, size, tokens, limit=limit)
-                except OutOfMemoryError as error:
-                    failures[arch] = str(error)
-                    continue
-                seconds[arch].append(second)
-                peaks[arch].append(peak)
-    rows: list[dict[str, object]] = []
-    for arch in ARCHS:
-        row = {
-            "model": arch,
-            "seconds": failures.get(arch, ""),
-            "times as fast": "",
-            "peak MiB": "",
-            "of the memory": "",
-        }
-        if arch not in failures:
-            row.update({"seconds": statistics.median(seconds[arch]), "peak MiB": statistics.median(peaks[arch])})
-            if YARDSTICK not in failures:
-                row["times as fast"] = ratio(seconds, arch, YARDSTICK)
-                row["of the memory"] = row["peak MiB"] / statistics.median(peaks[YARDSTICK])
-        rows.append(row)
-    return rows
-
-
 def main() -> None:
     parser = build_parser("long_inputs", __doc__, rounds=3)
     numbers = {"type": int, "nargs": "*", "metavar": "N"}
@@ -93,7 +53,7 @@ def main() -> None:
     ):
         for tokens in lengths:
             limit = available_memory() if args.memory is None else int(args.memory * 2**30)
-            rows = measure(seconds_for, args.size, tokens, args.rounds, limit)
+            rows = measure(seconds_for, ARCHS, args.rounds, args.size, tokens, limit=limit)
             report(f"{work}, {tokens} tokens, {args.size}", rows, args.json)
 
 

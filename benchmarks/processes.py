@@ -5,12 +5,15 @@ import multiprocessing
 import re
 import resource
 import signal
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.alternating import ratio, turned
 
 
 class OutOfMemoryError(Exception):
@@ -44,6 +47,49 @@ def in_a_process(run: Callable[..., Any], *args: object, limit: int = 0) -> tupl
     if process.exitcode in (-signal.SIGKILL, -signal.SIGABRT):  # as the system does if its memory is full
         raise OutOfMemoryError(f"the system ended the process with signal {-process.exitcode}")
     raise SystemExit(f"{run.__module__}.{run.__qualname__}{args} ended with status {process.exitcode}")
+
+
+def measure(
+    seconds_for: Callable[..., float], names: Sequence[str], rounds: int, *args: object, limit: int
+) -> list[dict[str, object]]:
+    """Return a row for each of *names*: medians of its seconds and of its peak memory over the rounds.
+
+    Each measurement has a process, and the names take turns. The first name is what the others are compared with.
+
+    Args:
+        seconds_for: called with a name and *args*
+        limit: the bytes that a process may allocate; 0: any number
+    """
+    first = names[0]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks: dict[str, list[float]] = {name: [] for name in names}
+    failures: dict[str, str] = {}
+    for number in range(rounds):
+        for name in turned(names, number):
+            if name not in failures:
+                try:
+                    second, peak = in_a_process(seconds_for, name, *args, limit=limit)
+                except OutOfMemoryError as error:
+                    failures[name] = str(error)
+                    continue
+                seconds[name].append(second)
+                peaks[name].append(peak)
+    rows: list[dict[str, object]] = []
+    for name in names:
+        row = {
+            "model": name,
+            "seconds": failures.get(name, ""),
+            "times as fast": "",
+            "peak MiB": "",
+            "of the memory": "",
+        }
+        if name not in failures:
+            row.update({"seconds": statistics.median(seconds[name]), "peak MiB": statistics.median(peaks[name])})
+            if first not in failures:
+                row["times as fast"] = ratio(seconds, name, first)
+                row["of the memory"] = row["peak MiB"] / statistics.median(peaks[first])
+        rows.append(row)
+    return rows
 
 
 def _measure(run: Callable[..., Any], args: tuple[object, ...], limit: int, pipe: Connection) -> None:

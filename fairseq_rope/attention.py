@@ -268,11 +268,7 @@ class SelfAttention(FusedAttention):
             float32 (float64 if *query* is).
         """
         assert not static_kv, "self-attention has no static keys"
-        q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
-        k = self._split_heads(self.k_proj(query))  # (B, G, T, D)
-        v = self._split_heads(self.v_proj(query))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self._projected(query)
 
         saved_state: Dict[str, Optional[Tensor]] = {}
         if incremental_state is not None:
@@ -304,6 +300,13 @@ class SelfAttention(FusedAttention):
         mask = self._mask(attn_mask, key_padding_mask, projected, keys)
         explicit = self.position.explicit_weights
         return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, explicit)
+
+    def _projected(self, query: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, H, T, D), keys and values (B, G, T, D) of *query* (T, B, C), without positions."""
+        q, k = self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(query))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, self._split_heads(self.v_proj(query))
 
     def _mask(
         self, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor], q: Tensor, keys: int

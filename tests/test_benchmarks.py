@@ -1,10 +1,10 @@
-"""benchmarks/: peak memory in one process each, and the benchmark of long inputs."""
+"""benchmarks/: peak memory in one process each, and the benchmarks of long inputs and of linear attention."""
 
 import os
 
 import pytest
 
-from benchmarks import long_inputs
+from benchmarks import linear_attention, long_inputs, processes
 from benchmarks.alternating import report
 from benchmarks.generate import ARCHS, Translating
 from benchmarks.processes import OutOfMemoryError, in_a_process
@@ -35,13 +35,15 @@ def test_rows_are_medians_beside_fairseqs_and_say_which_model_needs_too_much(mon
     seconds = {ARCHS[0]: iter([9.0, 8.0, 1.0]), ARCHS[1]: iter([3.0, 2.0, 4.0])}
 
     def measured(work, arch, size, tokens, limit):
+        assert (size, tokens, limit) == ("base", 9, 5)
         calls.append(arch)
         if arch == failing:
             raise OutOfMemoryError("more than 3 GiB are needed")
         return next(seconds[arch]), {ARCHS[0]: 400.0, ARCHS[1]: 100.0}[arch]
 
-    monkeypatch.setattr(long_inputs, "in_a_process", measured)
-    rows = {row["model"]: row for row in long_inputs.measure(long_inputs.encoding_seconds, "base", 9, 3, 0)}
+    monkeypatch.setattr(processes, "in_a_process", measured)
+    measured_rows = processes.measure(long_inputs.encoding_seconds, ARCHS, 3, "base", 9, limit=5)
+    rows = {row["model"]: row for row in measured_rows}
     if failing is None:
         assert calls == [*ARCHS, *reversed(ARCHS), *ARCHS]
         # The quotients of the rounds are 3, 4 and 1/4.
@@ -73,3 +75,19 @@ def test_the_encoder_reads_and_the_search_writes_the_stated_number_of_tokens(mon
     (((best, *_),),) = Translating(arch, "small", 1, 30).translate()
     assert len(best["tokens"]) == 30
     assert long_inputs.search_seconds(arch, "small", 3) > 0
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_each_kind_of_layer_is_trained_on_the_stated_number_of_tokens(monkeypatch, side):
+    lengths, build = [], linear_attention.build
+
+    def observed(kind):
+        layer = build(kind)
+        layer.q_proj.register_full_backward_hook(lambda *_: lengths.append((kind, _[2][0].size(0))))
+        return layer
+
+    monkeypatch.setattr(linear_attention, "build", observed)
+    for kind in linear_attention.KINDS:
+        assert linear_attention.training_seconds(kind, side, 70) > 0
+    assert lengths == [(kind, 70) for kind in linear_attention.KINDS for _ in range(2)]
+    assert len({type(build(kind)) for kind in linear_attention.KINDS}) == 2

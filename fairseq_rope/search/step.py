@@ -35,7 +35,7 @@ ATTENTION = (
     *("reorder_incremental_state", "_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
 )
 PARTS = {
-    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_mask", "_with_bias", "_position_values"),
+    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_projected", "_mask", "_with_bias", "_position_values"),
     CrossAttention: methods_of(CrossAttention, *ATTENTION),
     RotaryEmbedding: methods_of(RotaryEmbedding, *CALL, "queries_and_keys"),
     XPos: methods_of(XPos, *CALL, "queries_and_keys"),

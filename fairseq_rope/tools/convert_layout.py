@@ -169,23 +169,26 @@ def _rotates(options: Namespace, side: str) -> bool:
 def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Tensor":
     """Return *rows*, the parameter *name* or a moment of it, of shape (C, ...), in *layout*.
 
-    Only query and key projections of self-attention and their norms change. For other parameters, *rows* itself is
-    returned.
+    Only query and key projections of self-attention and their norms change, or the vectors of favor's features. For
+    other parameters, *rows* itself is returned.
     """
     from ..positions.rotary import rotary_dim
+    from ..transformer.config import block_options
 
     module, _, parameter = name.rpartition(".self_attn.")
     part = parameter.split(".")[0]
-    if part not in ("q_proj", "k_proj", "q_norm", "k_norm"):
+    if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map"):
         return rows
-    if parameter.split(".")[1:] not in (["weight"], ["bias"]):
+    if parameter.split(".")[1:] not in (["weight"], ["bias"], ["omega"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
     side = "encoder" if "encoder" in module.split(".") else "decoder"
-    if not _rotates(options, side):
+    block = block_options(options)
+    rotates_features = block[f"{side}_attention_type"] == "linear" and block["feature_map"] == "favor"
+    if not _rotates(options, side) or rotates_features != (part == "feature_map"):
         return rows
-    heads = getattr(options, f"{side}_attention_heads") if part.endswith("proj") else 1  # heads share the norms
+    heads = getattr(options, f"{side}_attention_heads") if part.endswith("proj") else 1  # heads share the others
     if part == "k_proj":
-        heads = getattr(options, f"{side}_kv_heads") or heads
+        heads = block[f"{side}_kv_heads"] or heads
     if rows.size(0) == 0 or rows.size(0) % heads:
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of its {heads} heads")
     head_dim = rows.size(0) // heads

@@ -126,6 +126,8 @@ def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> 
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
     from torch import nn
 
+    from ..linear_attention import LinearSelfAttention
+
     def refuse(what: str) -> None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
 
@@ -167,6 +169,8 @@ def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> 
                 refuse(f"layers of its {name} are quantised")
             if any(attention.bias_k is not None or attention.add_zero_attn for attention in attentions):
                 refuse("its attention has extra keys")
+            if isinstance(layer.self_attn, LinearSelfAttention):
+                refuse(f"its {name} has --attention-type linear")
             if not is_supported(position_of(layer)):
                 refuse(f"its {name} has the position encoding {name_of(position_of(layer))}")
             if type(position_of(layer)) is not type(position_of(side.layers[0])):

@@ -43,10 +43,17 @@ def one_of(name: str, choices: Tuple[str, ...], value: Any) -> str:
     return str(value)
 
 
-def number_of_heads(name: str, value: Any) -> int:
+def natural_number(name: str, value: Any) -> int:
     """Return *value* of the option *name*; raise a ValueError if it is not an integer of at least 0."""
     if type(value) is not int or value < 0:
         raise ValueError(f"--{name.replace('_', '-')} {value}: must be an integer of at least 0")
+    return value
+
+
+def even_number(name: str, value: Any) -> int:
+    """Return *value* of the option *name*; raise a ValueError if it is not an even integer of at least 0."""
+    if type(value) is not int or value < 0 or value % 2:
+        raise ValueError(f"--{name.replace('_', '-')} {value}: must be an even integer of at least 0")
     return value
 
 
@@ -69,6 +76,7 @@ OF_BOTH_BLOCKS = {
     **_choice("norm_type", ("layer", "rms"), "normalisation: layer norm, or RMSNorm without mean and bias"),
     **_choice("ffn_type", ("mlp", "glu"), "feed-forward layers: fc2(act(fc1(x))), or gated: fc2(act(gate(x)) * up(x))"),
     **_switch("scale_glu_width", "gated layers have 2/3 of the inner width, which keeps the number of parameters"),
+    **_choice("attention_type", ("softmax", "linear"), "self-attention: softmax, or linear in the length"),
     **_switch("qk_norm", "RMSNorm of each head's queries and keys of self-attention"),
     **_switch("no_projection_bias", "no biases in attention's projections and in feed-forward layers"),
 }
@@ -76,11 +84,24 @@ KV_HEADS = {
     f"{name}_kv_heads": Option(
         0,
         f"number of heads of keys and values in {where}; 0: as many as heads of queries, 1: multi-query attention",
-        partial(number_of_heads, f"{name}_kv_heads"),
+        partial(natural_number, f"{name}_kv_heads"),
     )
     for name, where in (*((side, f"self-attention of the {side}") for side in SIDES), ("cross", "cross-attention"))
 }
-OF_BLOCK = {**OF_BOTH_BLOCKS, **KV_HEADS}
+OF_FEATURES = {
+    "feature_map": Option(
+        "elu1",
+        "of linear attention: elu(x) + 1, or favor, random features whose products estimate softmax",
+        partial(one_of, "feature_map", ("elu1", "favor")),
+    ),
+    "favor_features": Option(
+        0,
+        "number of favor's features of a head, even; 0: D ln D for heads of D dimensions",
+        partial(even_number, "favor_features"),
+    ),
+    "favor_seed": Option(0, "seed of favor's random vectors", partial(natural_number, "favor_seed")),
+}
+OF_BLOCK = {**OF_BOTH_BLOCKS, **KV_HEADS, **OF_FEATURES}
 
 
 def all_options() -> Dict[str, Option]:
@@ -126,8 +147,20 @@ def block_options(args: Any) -> Dict[str, Any]:
     sides = {name: name.split("_", 1)[1] for name in OF_BOTH_BLOCKS if name.split("_", 1)[0] in SIDES}
     return {
         **{own: values[own] or values[both] for own, both in sides.items()},
-        **{name: values[name] for name in KV_HEADS},
+        **{name: values[name] for name in (*KV_HEADS, *OF_FEATURES)},
     }
+
+
+def features_of_head(args: Any, side: str) -> int:
+    """Return the number of dimensions of a head that the positions of *side* rotate.
+
+    It is D, or favor's number of features, which is D ln D rounded up to a multiple of 8 if it is not given.
+    """
+    sizes, block = getattr(args, side), block_options(args)
+    head_dim: int = sizes.embed_dim // sizes.attention_heads
+    if block[f"{side}_attention_type"] == "softmax" or block["feature_map"] == "elu1":
+        return head_dim
+    return int(block["favor_features"]) or max(8, math.ceil(head_dim * math.log(head_dim) / 8) * 8)
 
 
 def position_options(args: Any) -> Dict[str, Any]:
@@ -301,7 +334,35 @@ def refuse_block(args: Union[Namespace, DictConfig], side: str) -> None:
         if block[name] and heads % block[name]:
             flag = f"--{name.replace('_', '-')} {block[name]}"
             raise ValueError(f"{flag}: must divide --{side}-attention-heads {heads} without remainder")
+    if block[f"{side}_attention_type"] == "linear":
+        refuse_with_linear_attention(args, side)
+    for name, default in {name: option.default for name, option in OF_FEATURES.items()}.items():
+        needed = "--attention-type linear" if name == "feature_map" else "--feature-map favor"
+        is_used = block["feature_map"] == "favor" or name == "feature_map"
+        linear = any(block[f"{one}_attention_type"] == "linear" for one in SIDES)
+        if block[name] != default and not (linear and is_used):
+            raise ValueError(f"--{name.replace('_', '-')} {block[name]}: is used with {needed} only; drop the flag")
     for name, sides in ((f"{side}_scale_glu_width", (side,)), ("scale_glu_width", SIDES)):
         if option_of(args, name) and all(block[f"{one}_ffn_type"] != "glu" for one in sides):
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag}: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")
+
+
+def refuse_with_linear_attention(args: Union[Namespace, DictConfig], side: str) -> None:
+    """Raise a ValueError with one sentence if linear attention cannot have the positions of *side* in *args*."""
+    flag = f"--{'' if option_of(args, 'attention_type') == 'linear' else f'{side}-'}attention-type linear"
+    possible = [
+        name
+        for name, encoding in ENCODINGS.items()
+        if encoding.bias is PositionEncoding.bias and encoding.values is PositionEncoding.values
+    ]
+    name = encoding_name(args, side)
+    if name not in possible:
+        raise ValueError(
+            f"{flag}: computes no scores of pairs, which the {side}'s position encoding {name} changes; "
+            f"use one of {', '.join(possible)}"
+        )
+    if args.attention_length_scaling:
+        raise ValueError(
+            f"--attention-length-scaling {args.attention_length_scaling}: is for softmax; drop it, or {flag}"
+        )

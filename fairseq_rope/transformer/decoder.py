@@ -13,6 +13,7 @@ from ..overrides import methods_of
 from ..positions.sharing import forward_pass, once_per_forward_pass
 from ..search.projection import PackedProjection
 from .block import fit_norms
+from .config import block_options
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
 
@@ -29,6 +30,7 @@ class Decoder(TransformerDecoderBase):
         output_projection: Optional[nn.Module] = None,
     ) -> None:
         self.positions = SidePositions(cfg, "decoder")
+        self.is_linear = block_options(cfg)["decoder_attention_type"] == "linear"
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True
         super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)
@@ -47,9 +49,13 @@ class Decoder(TransformerDecoderBase):
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """Return fairseq's mask of later positions, the same object for all layers of a forward pass.
 
+        It is empty if self-attention is linear, which needs no (T, T) numbers.
+
         Args:
             tensor: (T, B, C)
         """
+        if self.is_linear:
+            return torch.empty([0], dtype=tensor.dtype, device=tensor.device)
         if not torch.jit.is_scripting():
             return once_per_forward_pass((self, tensor.size(0)), super().buffered_future_mask, tensor)
         positions = tensor.size(0)

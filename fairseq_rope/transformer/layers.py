@@ -11,21 +11,26 @@ from torch import nn
 
 from ..attention import CrossAttention, SelfAttention
 from ..dropout import Dropout, ResidualInPlace
+from ..linear_attention import Elu1, Favor, LinearSelfAttention
 from ..positions.absolute import NoPositions
 from .block import fit_attention, fit_layer, with_inner_width
+from .config import block_options, features_of_head
 
 
 def build_self_attention(cfg: TransformerConfig, side: str) -> SelfAttention:
     """Return the self-attention of one layer of *side*, "encoder" or "decoder", without positions yet."""
-    sizes = getattr(cfg, side)
-    attention = SelfAttention(
-        sizes.embed_dim,
-        sizes.attention_heads,
-        NoPositions(),
-        dropout=cfg.attention_dropout,
-        q_noise=cfg.quant_noise.pq,
-        qn_block_size=cfg.quant_noise.pq_block_size,
-    )
+    sizes, block = getattr(cfg, side), block_options(cfg)
+    noise = {"q_noise": cfg.quant_noise.pq, "qn_block_size": cfg.quant_noise.pq_block_size}
+    if block[f"{side}_attention_type"] == "linear":
+        feature_map: nn.Module = Elu1()
+        if block["feature_map"] == "favor":
+            head_dim = sizes.embed_dim // sizes.attention_heads
+            feature_map = Favor(head_dim, features_of_head(cfg, side), block["favor_seed"])
+        attention: SelfAttention = LinearSelfAttention(sizes.embed_dim, sizes.attention_heads, feature_map, **noise)
+    else:
+        attention = SelfAttention(
+            sizes.embed_dim, sizes.attention_heads, NoPositions(), dropout=cfg.attention_dropout, **noise
+        )
     attention.average_length = cfg.attention_length_scaling
     fit_attention(attention, cfg, side, getattr(cfg, f"{side}_kv_heads"))
     return attention

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..patches.loading import is_resumed
 from ..positions import ENCODINGS, PositionEncoding
-from .config import encoding_name
+from .config import encoding_name, features_of_head
 
 logger = logging.getLogger(__name__)
 # What some versions of fairseq write for sinusoids, which have no parameters; all versions can read it.
@@ -59,7 +59,8 @@ class SidePositions:
         sizes = getattr(self.cfg, self.side)
         options = {name: getattr(self.cfg, name) for name in self.encoding.options_of(self.side)}
         with own_random_numbers():
-            position = self.encoding.build(self.side, sizes.embed_dim, sizes.attention_heads, **options)
+            width = features_of_head(self.cfg, self.side) * sizes.attention_heads
+            position = self.encoding.build(self.side, width, sizes.attention_heads, **options)
         if self.encoding.shared:
             self._shared = position
             self._refuse_shared_parameters(position)

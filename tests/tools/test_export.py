@@ -344,6 +344,7 @@ REFUSED = {
         "decoder_rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 16, "long_factor": [2] * 16, **TRAINED}
     },
     "--attention-length-scaling": {"attention_length_scaling": 20.0},
+    "its decoder has --attention-type linear": {"decoder_attention_type": "linear"},
 }
 
 
