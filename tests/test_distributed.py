@@ -3,6 +3,8 @@
 import socket
 import subprocess
 
+import pytest
+
 from tests.commands import BIN, ENVIRONMENT, run_program, training, valid_losses
 
 
@@ -28,6 +30,7 @@ def train_in_two_processes(*command):
     return logs[0]
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_resume_with_the_losses_of_one_with_accumulated_gradients(data_bin, tmp_path):
     same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints", "--save-interval-updates", 1]
     one = run_program(*training(data_bin, tmp_path / "one", *same, "--update-freq", 2))

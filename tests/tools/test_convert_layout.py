@@ -89,14 +89,16 @@ def update_losses(log):
     "flags, flat",
     [
         (["--rope-fraction", 0.5, "--encoder-attention-heads", 4, "--encoder-kv-heads", 2, "--qk-norm"], False),
-        (["--store-ema", "--ema-fp32"], False),
-        (["--optimizer", "nag", "--lr", 0.1, "--momentum", 0.9], False),
-        (["--optimizer", "sgd", "--lr", 0.1, "--momentum", 0.9], False),
-        (["--optimizer", "adamax"], False),
-        (["--optimizer", "adagrad"], False),
-        (["--optimizer", "adadelta", "--lr", 1], False),
-        (["--arch", "transformer_rope_align", *SMALL], False),
-        pytest.param(["--memory-efficient-fp16"], False, marks=[needs_half_layer_norm, needs_half_linear]),
+        pytest.param(["--store-ema", "--ema-fp32"], False, marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "nag", "--lr", 0.1, "--momentum", 0.9], False, marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "sgd", "--lr", 0.1, "--momentum", 0.9], False, marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "adamax"], False, marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "adagrad"], False, marks=pytest.mark.slow),
+        pytest.param(["--optimizer", "adadelta", "--lr", 1], False, marks=pytest.mark.slow),
+        pytest.param(["--arch", "transformer_rope_align", *SMALL], False, marks=pytest.mark.slow),
+        pytest.param(
+            ["--memory-efficient-fp16"], False, marks=[needs_half_layer_norm, needs_half_linear, pytest.mark.slow]
+        ),
         pytest.param(["--fp16"], True, marks=[needs_half_layer_norm, needs_half_linear]),
     ],
 )

@@ -109,7 +109,10 @@ def refused(model, tmp_path):
     return load
 
 
-@pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), (8, 0.6), (8, 0.0), (4, 1.0)])
+SLOW_SEARCHES = [pytest.param(search, marks=pytest.mark.slow) for search in ((8, 0.6), (8, 0.0), (4, 1.0))]
+
+
+@pytest.mark.parametrize("search", [(4, 0.6), (1, 0.0), *SLOW_SEARCHES])
 def test_translations_equal_those_of_fairseq_interactive(model, interactive, sources, search):
     beam, lenpen = search
     flags = ("--nbest", 3) if search == (4, 0.6) else ("--beam", beam, "--lenpen", lenpen)
