@@ -20,7 +20,7 @@ from fairseq_rope.positions.rotary import RotaryEmbedding
 
 KINDS = ("softmax", "linear, elu1", "linear, favor")
 WIDTH, HEADS = SIZES["base"]["width"], SIZES["base"]["heads"]
-FEATURES = 272  # the default of favor for heads of 64 dimensions
+FEATURES = 272  # what --feature-map favor has for heads of 64 dimensions
 
 
 def build(kind: str) -> SelfAttention:

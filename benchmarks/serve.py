@@ -61,13 +61,19 @@ class ByFairseq:
 
 
 class Exported:
-    """The rotary model of the same size, converted into *folder*."""
+    """A model of *size*, transformer_rope if *arch* is not given, converted into *folder*."""
 
     def __init__(
-        self, size: dict[str, int], pairs: list[tuple[list[int], int]], quantization: str | None, folder: Path
+        self,
+        size: dict[str, int],
+        pairs: list[tuple[list[int], int]],
+        quantization: str | None,
+        folder: Path,
+        arch: str = "transformer_rope",
+        **options: Any,
     ) -> None:
         vocabulary = dictionary(size["vocab"])
-        spec = to_spec(build("transformer_rope", vocabulary, size).eval().cpu(), vocabulary, vocabulary)
+        spec = to_spec(build(arch, vocabulary, size, **options).eval().cpu(), vocabulary, vocabulary)
         spec.validate()
         spec.optimize(quantization=quantization)
         folder.mkdir()
@@ -118,24 +124,28 @@ class Exported:
         return float(done.stdout)
 
 
+def sentences(size_name: str) -> tuple[list[dict[str, Any]], list[tuple[list[int], int]]]:
+    """Return the batches that are translated, and the source and the target's length of each of their sentences."""
+    vocabulary = dictionary(SIZES[size_name]["vocab"])
+    special = (vocabulary.pad(), vocabulary.eos())
+    samples = [  # CTranslate2's side is the CPU
+        sample for sample in batches(vocabulary, sentences=64) if sample["nsentences"] == 64
+    ][: BATCHES[size_name]]
+    pairs = [
+        ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
+        for sample in samples
+        for source, target in zip(sample["net_input"]["src_tokens"].tolist(), sample["target"].tolist(), strict=True)
+    ]
+    return samples, pairs
+
+
 def main() -> None:
     parser = build_parser("serve", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     args = parser.parse_args()
     for name in args.size or SIZES:
         size = SIZES[name]
-        vocabulary = dictionary(size["vocab"])
-        special = (vocabulary.pad(), vocabulary.eos())
-        samples = [  # CTranslate2's side is the CPU
-            sample for sample in batches(vocabulary, sentences=64) if sample["nsentences"] == 64
-        ][: BATCHES[name]]
-        pairs = [
-            ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
-            for sample in samples
-            for source, target in zip(
-                sample["net_input"]["src_tokens"].tolist(), sample["target"].tolist(), strict=True
-            )
-        ]
+        samples, pairs = sentences(name)
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, samples)}
             for quantization in QUANTIZATIONS:

@@ -83,8 +83,8 @@ class FusedAttention(MultiheadAttention):
                 setattr(projection, name, nn.Parameter(parameter.detach()[:rows].clone()))
 
     def _adaptive_prune_heads(self, reserve_head_index: List[Tuple[int, int]]) -> None:
-        if self.k_proj.out_features != self.q_proj.out_features:
-            raise ValueError("heads that share keys and values cannot be pruned")
+        if self.k_proj.out_features != self.q_proj.out_features or self.q_proj.bias is None:
+            raise ValueError("heads that share keys and values, and projections without biases, cannot be pruned")
         super()._adaptive_prune_heads(reserve_head_index)
 
     def _attend(

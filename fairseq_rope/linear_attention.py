@@ -24,15 +24,16 @@ class Elu1(nn.Module):
     """φ(x) = elu(x) + 1, of Katharopoulos et al. 2020: M = D."""
 
     def forward(self, x: Tensor, is_key: bool) -> Tensor:
-        return F.elu(x) + 1
+        return torch.where(x > 0, x + 1, x.clamp(max=0.0).exp())  # F.elu(x) + 1 rounds small features
 
 
 class Favor(nn.Module):
     """Positive random features whose products estimate softmax's exp(qᵀk / sqrt(D)).
 
-    With x' = x D^(-1/4), φ(x) = M^(-1/2) (exp(ωᵀx' - |x'|² / 2 - c) + 1e-4) (Choromanski et al. 2021,
-    arXiv:2009.14794). For queries, c is the maximum of the exponents of each query; it cancels out in equation 19. For
-    keys, c = 0. The maximum over all keys, which the authors' code uses, would let a decoder see later words.
+    With x' = x D^(-1/4), φ(x) = M^(-1/2) (exp(min(ωᵀx' - |x'|² / 2 - c, 40)) + 1e-4) (Choromanski et al. 2021,
+    arXiv:2009.14794). For queries, c is the largest exponent of each query; but for the 1e-4, it cancels out in
+    equation 19. For keys, c = 0. The largest exponent of all keys, which the authors' code uses, would let a decoder
+    see later words. The bound of 40 keeps sums finite in float32: |ω|² / 2 is the largest possible exponent.
 
     The vectors ω are orthogonal in groups of D, with lengths of normal vectors. All layers and heads have the same.
     They are stored in the checkpoint, because different machines can compute different ones from the same seed.
@@ -61,8 +62,7 @@ class Favor(nn.Module):
         x = x * dim**-0.25
         exponents = torch.matmul(x, self.omega.to(x.dtype).t()) - x.square().sum(dim=-1, keepdim=True) / 2
         if not is_key:
-            exponents = exponents - exponents.amax(dim=-1, keepdim=True).detach()
-        # A key as long as ω can reach |ω|² / 2; the bound keeps sums finite in float32.
+            exponents = exponents - exponents.amax(dim=-1, keepdim=True)
         return (exponents.clamp(max=40.0).exp() + 1e-4) * features**-0.5
 
 

@@ -483,7 +483,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     preprocess(data, folder / "train", folder / "valid", "--align-suffix", "align")
     supervised = ["--load-alignments", "--criterion", "label_smoothed_cross_entropy_with_alignment"]
     of_layer = ["--alignment-layer", 0, "--full-context-alignment"]
-    of_block = ["--norm-type", "rms", "--cross-kv-heads", 1]
+    of_block = "--norm-type rms --cross-kv-heads 1 --ffn-type glu --qk-norm --encoder-attention-type linear".split()
     log = train(data, path.parent, "--arch", "transformer_rope_align", *SMALL, *supervised, *of_layer, *of_block)
     assert '"valid_alignment_loss"' in log
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
@@ -505,6 +505,7 @@ def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
 def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     path, task = tmp_path / "checkpoint_last.pt", ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en"]
     shared = ["--share-encoders", "--rope-layout", "half", "--decoder-norm-type", "rms", "--encoder-kv-heads", 1]
+    shared += "--ffn-type glu --qk-norm --no-projection-bias --decoder-attention-type linear".split()
     log = train(data_bin, tmp_path, "--arch", "multilingual_transformer_rope", *task, *SMALL, *shared)
     assert math.isfinite(float(valid_losses(log)[1]))
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])

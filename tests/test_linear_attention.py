@@ -125,6 +125,26 @@ def test_it_is_equation_19_in_both_directions_with_padding_on_both_sides(name, g
         assert bool(gradient.isfinite().all()), "a row with only padding"
 
 
+@pytest.mark.parametrize("name", ["elu1", "favor"])
+def test_small_features_and_long_keys_keep_their_shares(name):
+    """Features of 1e-9, whose products a bound of the denominator could hide, and exponents of favor beyond float32."""
+    module, phi = build_attention(name)
+    with torch.no_grad():
+        for projection in (module.q_proj, module.k_proj):
+            projection.bias.sub_(20.0 if name == "elu1" else 3.0)
+    x = torch.randn(4, 1, 16, dtype=torch.float64)
+    future = torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)
+    with torch.no_grad():
+        expected = [equation_19(module, x, phi, rule) for rule in (lambda b, m, n: True, lambda b, m, n: n <= m)]
+        for mask, exact in zip((None, future), expected, strict=True):
+            torch.testing.assert_close(module(x, None, None, attn_mask=mask)[0], exact, **TABLES)
+    narrow = Elu1()(torch.tensor([-20.0, -80.0]), True)
+    torch.testing.assert_close(narrow.double(), torch.tensor([-20.0, -80.0]).double().exp(), rtol=1e-5, atol=0)
+    favor = Favor(256, 256, seed=0)
+    as_long_as_omega = favor.omega * 256**0.25  # exponents of |ω|² / 2, about 128
+    assert bool(favor(as_long_as_omega, True).sum(0).square().isfinite().all())
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 11])
 def test_sums_over_chunks_are_sums_over_positions(length):
     q, k = (torch.randn(2, 3, length, 5, dtype=torch.float64) for _ in range(2))
@@ -222,6 +242,10 @@ def test_a_search_has_the_scores_of_the_full_pass(build, name, beam_size):
 # -- whole models ------------------------------------------------------------------------------------
 
 
+def side_mask(decoder):
+    return decoder.buffered_future_mask(torch.zeros(5, 1, 64))
+
+
 def test_it_is_where_the_flags_put_it_and_all_parameters_start_as_without_it(build):
     def built(**options):
         torch.manual_seed(7)
@@ -238,6 +262,8 @@ def test_it_is_where_the_flags_put_it_and_all_parameters_start_as_without_it(bui
                 assert torch.equal(value, plain[key]), (name, key)
             else:
                 assert key.endswith((".omega", ".q_norm.weight", ".k_norm.weight", "._float_tensor")), key
+        masks = (side_mask(model.decoder), side_mask(built().decoder))
+        assert [mask.numel() for mask in masks] == [0, 25], "no mask of pairs"
     favor = built(**{**FAVOR, "favor_features": 0, "rope_fraction": 0.5})
     attention = favor.encoder.layers[0].self_attn
     assert attention.feature_map.omega.shape == (48, 16)  # 16 ln 16 = 44.4
@@ -275,7 +301,7 @@ REFUSED = {
     "biases": (
         {**LINEAR, "position_encoding": "alibi"},
         "--attention-type linear: computes no scores of pairs, which the encoder's position encoding alibi changes; "
-        "use one of none, sinusoidal, learned, rope, xpos",
+        "use one of none, sinusoidal, learned, rope",
     ),
     "values": (
         {"decoder_attention_type": "linear", "decoder_position_encoding": "shaw"},
@@ -283,8 +309,13 @@ REFUSED = {
     ),
     "length": ({**LINEAR, "attention_length_scaling": 9.0}, "--attention-length-scaling 9.0: is for softmax; drop it"),
     "a type": ({"attention_type": "lineal"}, "--attention-type lineal: must be one of softmax, linear"),
-    "features": ({**FAVOR, "favor_features": 7}, "--favor-features 7: must be an even integer of at least 0"),
-    "a seed": ({**FAVOR, "favor_seed": -1}, "--favor-seed -1: must be an integer of at least 0"),
+    "features": ({**FAVOR, "favor_features": 7}, "--favor-features 7: must be an even integer from 0 to 65536"),
+    "a seed": ({**FAVOR, "favor_seed": -1}, "--favor-seed -1: must be an integer from 0 to 2147483647"),
+    "many features": ({**FAVOR, "favor_features": 2**40}, "--favor-features 1099511627776: must be an even integer"),
+    "a factor of scores": (
+        {**LINEAR, "rope_scaling": '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64}'},
+        '--rope-scaling: multiplies scores by 1.13863², and linear attention has no scores; add "attention_factor": 1',
+    ),
     "an unused map": ({"feature_map": "favor"}, "--feature-map favor: is used with --attention-type linear only"),
     "an unused seed": ({**LINEAR, "favor_seed": 1}, "--favor-seed 1: is used with --feature-map favor only; drop the"),
 }
@@ -316,6 +347,9 @@ def test_a_model_trains_resumes_and_averages(data_bin, tmp_path):
         train(data_bin, tmp_path / "resumed", *flags, *resume, "--decoder-attention-type", "softmax")
     with pytest.raises(InputError, match="was trained without --favor-seed, not with 1; drop the flag"):
         train(data_bin, tmp_path / "resumed", *flags, *resume, "--favor-seed", 1)
+    start = ("--finetune-from-model", paths[0], "--max-epoch", 1)
+    with pytest.raises(InputError, match="was trained without --favor-seed, not with 1"):  # its vectors are of seed 0
+        train(data_bin, tmp_path / "finetuned", *flags, *start, "--favor-seed", 1)
     mean, omega = average_checkpoints(paths)["model"], "encoder.layers.0.self_attn.feature_map.omega"
     assert torch.equal(mean[omega], uninterrupted["model"][omega])
 

@@ -368,7 +368,9 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     positions_of: Callable[[Any], Mapping[str, Any]] = getattr(model, "position_options", lambda options: {})
     positions = positions_of(trainer.cfg.model)
     if not resumes:
-        positions = {name: value for name, value in positions.items() if name == "rope_layout"}
+        # options that say how to read the weights: the seed is that of the vectors in the checkpoint
+        of_weights = {"rope_layout", "favor_seed" if positions.get("feature_map") == "favor" else "rope_layout"}
+        positions = {name: value for name, value in positions.items() if name in of_weights}
     reading = Reading([path], languages, positions, positions_of, resumes=resumes, path=path)
     with _reading_for(reading):
         return _load_checkpoint(cfg, trainer, **kwargs)

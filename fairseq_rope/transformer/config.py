@@ -43,17 +43,11 @@ def one_of(name: str, choices: Tuple[str, ...], value: Any) -> str:
     return str(value)
 
 
-def natural_number(name: str, value: Any) -> int:
-    """Return *value* of the option *name*; raise a ValueError if it is not an integer of at least 0."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"--{name.replace('_', '-')} {value}: must be an integer of at least 0")
-    return value
-
-
-def even_number(name: str, value: Any) -> int:
-    """Return *value* of the option *name*; raise a ValueError if it is not an even integer of at least 0."""
-    if type(value) is not int or value < 0 or value % 2:
-        raise ValueError(f"--{name.replace('_', '-')} {value}: must be an even integer of at least 0")
+def natural_number(name: str, value: Any, largest: int = 2**31 - 1, step: int = 1) -> int:
+    """Return *value* of the option *name*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
+    if type(value) is not int or not 0 <= value <= largest or value % step:
+        kind = "an integer" if step == 1 else "an even integer"
+        raise ValueError(f"--{name.replace('_', '-')} {value}: must be {kind} from 0 to {largest}")
     return value
 
 
@@ -97,7 +91,7 @@ OF_FEATURES = {
     "favor_features": Option(
         0,
         "number of favor's features of a head, even; 0: D ln D for heads of D dimensions",
-        partial(even_number, "favor_features"),
+        partial(natural_number, "favor_features", largest=2**16, step=2),
     ),
     "favor_seed": Option(0, "seed of favor's random vectors", partial(natural_number, "favor_seed")),
 }
@@ -151,6 +145,11 @@ def block_options(args: Any) -> Dict[str, Any]:
     }
 
 
+def is_linear(args: Any, side: str) -> bool:
+    """Return whether the self-attention of *side* is linear."""
+    return bool(block_options(args)[f"{side}_attention_type"] == "linear")
+
+
 def features_of_head(args: Any, side: str) -> int:
     """Return the number of dimensions of a head that the positions of *side* rotate.
 
@@ -158,7 +157,7 @@ def features_of_head(args: Any, side: str) -> int:
     """
     sizes, block = getattr(args, side), block_options(args)
     head_dim: int = sizes.embed_dim // sizes.attention_heads
-    if block[f"{side}_attention_type"] == "softmax" or block["feature_map"] == "elu1":
+    if not is_linear(args, side) or block["feature_map"] == "elu1":
         return head_dim
     return int(block["favor_features"]) or max(8, math.ceil(head_dim * math.log(head_dim) / 8) * 8)
 
@@ -307,6 +306,7 @@ def refuse_what_cannot_work(args: Union[Namespace, DictConfig]) -> None:
                     f"{scaling.flag} {text}: does not work with --checkpoint-activations, because the frequencies of "
                     f"{scaling.rope_type} depend on the length of the source; drop one of the two"
                 )
+    refuse_unused_features(args)
     for side in SIDES:
         heads, width = getattr(args, f"{side}_attention_heads"), getattr(args, f"{side}_embed_dim")
         if heads < 1 or width % heads:
@@ -334,18 +334,27 @@ def refuse_block(args: Union[Namespace, DictConfig], side: str) -> None:
         if block[name] and heads % block[name]:
             flag = f"--{name.replace('_', '-')} {block[name]}"
             raise ValueError(f"{flag}: must divide --{side}-attention-heads {heads} without remainder")
-    if block[f"{side}_attention_type"] == "linear":
+    if block["cross_kv_heads"] and getattr(args, "no_cross_attention", False):
+        raise ValueError(
+            f"--cross-kv-heads {block['cross_kv_heads']}: has no use with --no-cross-attention; drop one of the two"
+        )
+    if is_linear(args, side):
         refuse_with_linear_attention(args, side)
-    for name, default in {name: option.default for name, option in OF_FEATURES.items()}.items():
-        needed = "--attention-type linear" if name == "feature_map" else "--feature-map favor"
-        is_used = block["feature_map"] == "favor" or name == "feature_map"
-        linear = any(block[f"{one}_attention_type"] == "linear" for one in SIDES)
-        if block[name] != default and not (linear and is_used):
-            raise ValueError(f"--{name.replace('_', '-')} {block[name]}: is used with {needed} only; drop the flag")
     for name, sides in ((f"{side}_scale_glu_width", (side,)), ("scale_glu_width", SIDES)):
         if option_of(args, name) and all(block[f"{one}_ffn_type"] != "glu" for one in sides):
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag}: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")
+
+
+def refuse_unused_features(args: Union[Namespace, DictConfig]) -> None:
+    """Raise a ValueError with one sentence if *args* has options of features that its attention does not have."""
+    block = block_options(args)
+    any_linear = any(is_linear(args, side) for side in SIDES)
+    for name, option in OF_FEATURES.items():
+        of_favor = name != "feature_map"
+        if block[name] != option.default and not (any_linear and (block["feature_map"] == "favor" or not of_favor)):
+            needed = "--feature-map favor" if of_favor else "--attention-type linear"
+            raise ValueError(f"--{name.replace('_', '-')} {block[name]}: is used with {needed} only; drop the flag")
 
 
 def refuse_with_linear_attention(args: Union[Namespace, DictConfig], side: str) -> None:
@@ -354,7 +363,9 @@ def refuse_with_linear_attention(args: Union[Namespace, DictConfig], side: str) 
     possible = [
         name
         for name, encoding in ENCODINGS.items()
-        if encoding.bias is PositionEncoding.bias and encoding.values is PositionEncoding.values
+        if side in encoding.sides
+        and encoding.bias is PositionEncoding.bias
+        and encoding.values is PositionEncoding.values
     ]
     name = encoding_name(args, side)
     if name not in possible:

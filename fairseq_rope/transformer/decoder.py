@@ -13,7 +13,7 @@ from ..overrides import methods_of
 from ..positions.sharing import forward_pass, once_per_forward_pass
 from ..search.projection import PackedProjection
 from .block import fit_norms
-from .config import block_options
+from .config import is_linear
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .positions import SidePositions, fit_positions
 
@@ -30,7 +30,7 @@ class Decoder(TransformerDecoderBase):
         output_projection: Optional[nn.Module] = None,
     ) -> None:
         self.positions = SidePositions(cfg, "decoder")
-        self.is_linear = block_options(cfg)["decoder_attention_type"] == "linear"
+        self.is_linear = is_linear(cfg, "decoder")
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True
         super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)

@@ -14,14 +14,14 @@ from ..dropout import Dropout, ResidualInPlace
 from ..linear_attention import Elu1, Favor, LinearSelfAttention
 from ..positions.absolute import NoPositions
 from .block import fit_attention, fit_layer, with_inner_width
-from .config import block_options, features_of_head
+from .config import block_options, features_of_head, is_linear
 
 
 def build_self_attention(cfg: TransformerConfig, side: str) -> SelfAttention:
     """Return the self-attention of one layer of *side*, "encoder" or "decoder", without positions yet."""
     sizes, block = getattr(cfg, side), block_options(cfg)
     noise = {"q_noise": cfg.quant_noise.pq, "qn_block_size": cfg.quant_noise.pq_block_size}
-    if block[f"{side}_attention_type"] == "linear":
+    if is_linear(cfg, side):
         feature_map: nn.Module = Elu1()
         if block["feature_map"] == "favor":
             head_dim = sizes.embed_dim // sizes.attention_heads

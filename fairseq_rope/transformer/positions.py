@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..patches.loading import is_resumed
 from ..positions import ENCODINGS, PositionEncoding
-from .config import encoding_name, features_of_head
+from .config import encoding_name, features_of_head, is_linear
 
 logger = logging.getLogger(__name__)
 # What some versions of fairseq write for sinusoids, which have no parameters; all versions can read it.
@@ -61,6 +61,11 @@ class SidePositions:
         with own_random_numbers():
             width = features_of_head(self.cfg, self.side) * sizes.attention_heads
             position = self.encoding.build(self.side, width, sizes.attention_heads, **options)
+        if is_linear(self.cfg, self.side) and getattr(position, "attention_factor", 1.0) != 1.0:
+            raise ValueError(
+                f"--rope-scaling: multiplies scores by {position.attention_factor:.6g}², and linear attention has no "
+                'scores; add "attention_factor": 1'
+            )
         if self.encoding.shared:
             self._shared = position
             self._refuse_shared_parameters(position)

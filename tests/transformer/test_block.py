@@ -73,6 +73,9 @@ def test_rms_norm_is_its_formula():
         torch.testing.assert_close(norm(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
     for inputs in (x[1:], x[1:].transpose(0, 2).contiguous().transpose(0, 2)):
         assert torch.autograd.gradcheck(rms_norm, (inputs.requires_grad_(), norm.weight, norm.eps))
+    (gradient,) = torch.autograd.grad(rms_norm(x, norm.weight, norm.eps).square().sum(), norm.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):  # no wrong second derivative
+        gradient.sum().backward()
     assert [name for name, _ in norm.named_parameters()] == ["weight"] and torch.equal(RMSNorm(3).weight, torch.ones(3))
 
 
@@ -220,7 +223,7 @@ def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
         older = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(older, expected, rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match="heads that share keys and values cannot be pruned"):
+    with pytest.raises(ValueError, match="heads that share keys and values, and projections without"):
         module._adaptive_prune_heads([(0, 4)])
 
 
@@ -356,6 +359,10 @@ UNBINDABLE = {
     "a hook of the gate": lambda layer: layer.fc1.gate.register_forward_hook(lambda *_: None),
     "a hook of a gated layer": lambda layer: layer.fc1.register_forward_hook(lambda *_: None),
     "a hook of a norm of heads": lambda layer: layer.self_attn.k_norm.register_forward_hook(lambda *_: None),
+    "one norm of two": lambda layer: setattr(layer.self_attn, "q_norm", None),
+    "a bias of one projection": lambda layer: layer.self_attn.k_proj.register_parameter(
+        "bias", torch.nn.Parameter(torch.ones(layer.self_attn.k_proj.out_features))
+    ),
     "another norm": lambda layer: setattr(layer, "final_layer_norm", type("Own", (RMSNorm,), {})(64)),
 }
 
@@ -434,8 +441,12 @@ REFUSED = {
         {"cross_kv_heads": 3},
         "--cross-kv-heads 3: must divide --decoder-attention-heads 2 without remainder",
     ),
-    "negative heads": ({"cross_kv_heads": -1}, "--cross-kv-heads -1: must be an integer of at least 0"),
-    "half a head": ({"encoder_kv_heads": 0.5}, "--encoder-kv-heads 0.5: must be an integer of at least 0"),
+    "negative heads": ({"cross_kv_heads": -1}, "--cross-kv-heads -1: must be an integer from 0 to 2147483647"),
+    "half a head": ({"encoder_kv_heads": 0.5}, "--encoder-kv-heads 0.5: must be an integer from 0 to 2147483647"),
+    "heads of no attention": (
+        {"no_cross_attention": True, "cross_kv_heads": 1},
+        "--cross-kv-heads 1: has no use with --no-cross-attention; drop one of the two",
+    ),
     "a switch": ({"qk_norm": "yes"}, "--qk-norm yes: must be true or false"),
     "a width": ({"scale_glu_width": True}, "--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu"),
     "a width of a side": (
