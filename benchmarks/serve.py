@@ -29,6 +29,7 @@ from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SET
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
 SEARCH = {"beam": 4, "lenpen": 0.6}
+THREADS = torch.get_num_threads()  # now, because CTranslate2 changes torch's number when it loads a model
 FIRST = """
 import json, sys, time
 import ctranslate2, sacremoses
@@ -86,7 +87,8 @@ class Exported:
         settings["sha256"] = {path.name: checksum(str(path)) for path in folder.iterdir()}
         (folder / SETTINGS).write_text(json.dumps(settings))
         self.folder = folder
-        self.model = ctranslate2.Translator(str(folder), inter_threads=torch.get_num_threads(), intra_threads=1)
+        self.model = ctranslate2.Translator(str(folder), inter_threads=THREADS, intra_threads=1)
+        torch.set_num_threads(THREADS)
         names = words(vocabulary)
         sources = [[names[n] for n in source] for source, _ in pairs]
         order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
