@@ -20,15 +20,15 @@ import random
 import shutil
 import statistics
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
 from ..files import naming
 from ..segments import FILE as SEGMENTS
 from ..segments import SEPARATOR, divided, joined
-from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
-from .translate import ALLOWED, SETTINGS, SUBWORDS, Text, Translator, checksum, refuse_numbers
+from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser, shortlist
+from .translate import ALLOWED, SETTINGS, SHORTLIST, SUBWORDS, Text, Translator, checksum, refuse_numbers
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -39,6 +39,8 @@ QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
 # model with random weights by 0.25.
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
+SHORTLIST_SAMPLES = 1000
+SHORTLIST_LOSS = 0.2  # sacreBLEU that a shortlist may cost
 LONGEST_SAMPLE = 128  # random words
 LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
 # The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
@@ -413,8 +415,8 @@ def random_pairs(task: Any, longest: int) -> Pairs:
     return pairs
 
 
-def validation_pairs(task: Any) -> Pairs:
-    """Return up to SAMPLES pairs from all parts of the validation set; none if the data have no such set.
+def validation_pairs(task: Any, count: int = SAMPLES) -> Pairs:
+    """Return up to *count* pairs from all parts of the validation set; none if the data have no such set.
 
     Raises:
         ExportError: the validation set is damaged
@@ -428,7 +430,7 @@ def validation_pairs(task: Any) -> Pairs:
             task.load_dataset("valid")
         data = task.dataset("valid")
         short = [n for n, size in enumerate(data.src_sizes) if 1 < size <= 201] if data.tgt is not None else []
-        chosen = short[:: max(1, len(short) // SAMPLES)]
+        chosen = short[:: max(1, len(short) // count)]
         pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
     except FileNotFoundError:
         return []
@@ -436,7 +438,7 @@ def validation_pairs(task: Any) -> Pairs:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
         raise ExportError(damage) from error
-    return [(source, target) for source, target in pairs if target][:SAMPLES]
+    return [(source, target) for source, target in pairs if target][:count]
 
 
 def torch_scores(model: Any, task: Any, pairs: Pairs) -> List[List[float]]:
@@ -526,7 +528,7 @@ class Reference:
 
 def agreeing(folder: str, reference: Reference) -> int:
     """Return how many sources of the validation set :mod:`.translate` translates into the same words as fairseq."""
-    results = Translator(folder).search([source for source, _ in reference.translations])
+    results = Translator(folder, shortlist=False).search([source for source, _ in reference.translations])
     return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
 
 
@@ -607,6 +609,81 @@ def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = F
     cause = "--tokenizer or the subwords are not those of the data"
     refuse_below(SAME_SOURCES, same, len(lines), f"{report} ({cause})", force)
     return [report]
+
+
+# -- the shortlist ---------------------------------------------------------------------------------
+
+
+def build_shortlist(args: argparse.Namespace, settings: Dict[str, Any], task: Any) -> shortlist.Shortlist:
+    """Return the shortlist of the corpus that ``--shortlist`` names, or of the training set in ``--data``.
+
+    Raises:
+        InputError: the corpus cannot be read or aligned
+    """
+    if args.shortlist:
+        moses = settings["moses"] and {**settings["moses"], "source": settings["target"]}
+        tokens = [Text("", {**settings, "moses": of_side}).tokens for of_side in (settings["moses"], moses)]
+        source, target = args.shortlist
+        pairs = shortlist.read_corpus(source, target, *tokens)
+    else:
+        try:
+            task.load_dataset("train")
+        except FileNotFoundError:
+            missing = f"--shortlist: --data {args.data} has no training set; name two files of parallel text"
+            raise ExportError(missing) from None
+        data = task.dataset("train")
+        pairs = in_words(
+            task, ((source.tolist()[:-1], target.tolist()[:-1]) for source, target in zip(data.src, data.tgt))
+        )
+    built = shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent)
+    if settings["segments"]:
+        built.frequent.append(settings["segments"]["separator"])
+    return built
+
+
+def in_words(task: Any, pairs: Iterable[Tuple[List[int], List[int]]]) -> Iterator[shortlist.Pair]:
+    """Yield *pairs* of numbers of words as words."""
+    source, target = task.source_dictionary.symbols, task.target_dictionary.symbols
+    for one, other in pairs:
+        yield [source[n] for n in one], [target[n] for n in other]
+
+
+def check_shortlist(
+    folder: str, settings: Dict[str, Any], task: Any, built: shortlist.Shortlist, force: bool = False
+) -> str:
+    """Compare the translations with and without the shortlist, and return a sentence about them.
+
+    Raises:
+        ExportError: without *force*, there is no validation set, or BLEU is lower by more than SHORTLIST_LOSS
+    """
+    import sacrebleu
+
+    from .score import default_tokenize
+
+    pairs = list(in_words(task, validation_pairs(task, SHORTLIST_SAMPLES)))
+    if not pairs:
+        if force:
+            return "the shortlist was not checked: the data have no validation set"
+        raise ExportError("--shortlist: cannot be checked without a validation set (--force writes it anyway)")
+    text, tokenize = Text(folder, settings), default_tokenize(task.cfg.target_lang)
+    references = [text.plain(target) for _, target in pairs]
+    found: List[List[List[str]]] = []
+    scores = []
+    for use in (False, True):
+        results = Translator(folder, shortlist=use).search([source for source, _ in pairs])
+        found.append([hypotheses[0][0] for hypotheses in results])
+        plain = [text.plain(words) for words in found[-1]]
+        scores.append(sacrebleu.corpus_bleu(plain, [references], tokenize=tokenize, force=True).score)
+    same = 100.0 * sum(one == other for one, other in zip(*found)) / len(pairs)
+    size = statistics.mean(len(built.of(source)) for source, _ in pairs)
+    report = (
+        f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
+        f"validation set; {same:.1f}% of the translations are the same; a sentence has {size:.0f} of "
+        f"{len(task.target_dictionary)} words, and {shortlist.coverage(built, pairs):.1f}% of its reference's words"
+    )
+    if scores[1] < scores[0] - SHORTLIST_LOSS and not force:
+        raise ExportError(f"{report}: sacreBLEU may be {SHORTLIST_LOSS} lower (--force writes it anyway)")
+    return report
 
 
 # -- the folder ------------------------------------------------------------------------------------
@@ -723,10 +800,20 @@ documents, and translates consecutive sentences together, in segments of up to {
 """
 
 
-def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str]) -> None:
-    """Write the model, vocabularies, subword model, settings and README into *folder*."""
+OF_SHORTLIST = f"""
+`{SHORTLIST}` is a shortlist: only the target subwords that it has for the words of a batch are scored.
+`--no-shortlist` scores all of them.
+"""
+
+
+def write_folder(
+    folder: str, spec: Any, settings: Dict[str, Any], file: Optional[str], built: Optional[shortlist.Shortlist] = None
+) -> None:
+    """Write the model, vocabularies, subword model, shortlist, settings and README into *folder*."""
     os.makedirs(folder, exist_ok=True)
     spec.save(folder)
+    if built is not None:
+        built.write(os.path.join(folder, SHORTLIST))
     if file is not None:
         shutil.copyfile(file, os.path.join(folder, settings["subwords"]["file"]))
     sums = {name: checksum(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
@@ -737,6 +824,8 @@ def write_folder(folder: str, spec: Any, settings: Dict[str, Any], file: Optiona
         out.write(README.format(**{**settings, "settings": SETTINGS}))
         if settings.get("segments"):
             out.write(DOCUMENTS.format(**settings["segments"]))
+        if built is not None:
+            out.write(OF_SHORTLIST)
 
 
 def exchange(one: str, other: str) -> bool:
@@ -856,6 +945,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
     }
     of_text = check_text("", settings, task, args.force)
+    built = None if args.shortlist is None else build_shortlist(args, settings, task)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
     reference = Reference(model, task, beam=args.beam, lenpen=args.lenpen, max_len_b=args.max_len_b)
@@ -869,8 +959,10 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             spec.optimize(quantization=quantization)
             if os.path.exists(folder):
                 shutil.rmtree(folder)
-            write_folder(folder, spec, settings, file)
+            write_folder(folder, spec, settings, file, built)
             report.append(check(folder, reference, quantization, args.force))
+        if built is not None:
+            of_text.append(check_shortlist(folder, settings, task, built, args.force))
     return "\n".join([*report, *of_text])
 
 
@@ -881,7 +973,7 @@ def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
     if not os.path.isdir(output):
         raise ExportError(f"--output {args.output}: is a file, and must be a folder")
     names = set(os.listdir(output))
-    own = {"model.bin", "config.json", SETTINGS, "README.md", *SUBWORDS.values()}
+    own = {"model.bin", "config.json", SETTINGS, SHORTLIST, "README.md", *SUBWORDS.values()}
     others = {name for name in names - own if not name.endswith("_vocabulary.json")}
     if SETTINGS not in names or others:
         what = f"files that are not a model's ({min(others)})" if others else "no exported model"
@@ -928,6 +1020,18 @@ def build_parser() -> argparse.ArgumentParser:
     ]
     add_flags(parser.add_mutually_exclusive_group(), files)
     longer = "how many tokens longer than its source an output may be; default: %(default)s"
+    of_shortlist = parser.add_argument_group("a shortlist, with which large vocabularies are searched faster")
+    corpus_help = "build a shortlist from two files of parallel text, or without files from the training set in --data"
+    count_help = "how many target subwords each source subword has, at most; default: %(default)s"
+    rows = [
+        ("--shortlist", {"nargs": "*", "metavar": "FILE"}, corpus_help),
+        ("--shortlist-candidates", {**INTEGER, "default": shortlist.CANDIDATES}, count_help),
+        (
+            *("--shortlist-frequent", {**INTEGER, "default": shortlist.FREQUENT}),
+            "how many of the most frequent target subwords are always possible; default: %(default)s",
+        ),
+    ]
+    add_flags(of_shortlist, rows)
     rows = [
         ("--beam", {**INTEGER, "default": 4}, "beam size; default: %(default)s"),
         ("--lenpen", {**NUMBER, "default": 0.6}, "length penalty; default: %(default)s"),
@@ -942,7 +1046,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = build_parser()
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)
+    if len(args.shortlist or []) not in (0, 2):
+        parser.error(f"--shortlist {' '.join(args.shortlist)}: takes two files, or none")
     with ending_in_one_sentence("fairseq-rope export"):
+        if args.shortlist is not None:
+            shortlist.find_aligner()
         output = os.path.realpath(args.output)
         if not os.path.isdir(os.path.dirname(output)):
             raise ExportError(f"--output {args.output}: must be in a folder that exists")

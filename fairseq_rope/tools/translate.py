@@ -37,6 +37,7 @@ SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which
 # The file names of subword models, by the method's name in fairseq's --bpe. Data folders of the recipes and
 # exported folders use the same names.
 SUBWORDS = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
+SHORTLIST = "vmap.txt"  # in the folder, if it has a shortlist; the name that CTranslate2 knows
 CHUNK = 512  # lines that are sorted by length and translated together
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
 # Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest in
@@ -101,6 +102,8 @@ NUMBERS = {
     "max_len_b": _integer(0, 10_000),
     "lenpen": _number(100),
     "segment_tokens": _integer(1, LONGEST),
+    "shortlist_candidates": _integer(1, 1_000_000),
+    "shortlist_frequent": _integer(0, 1_000_000),
 }
 _SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
 # The allowed values of each setting.
@@ -250,14 +253,16 @@ class Translator:
         folder: a folder that ``fairseq-rope export`` wrote
         threads: CPU threads; default: the number of cores that this process may use
         device: "cpu", "cuda" or "auto"
+        shortlist: whether the search uses the shortlist of the folder, if it has one
 
     Raises:
         TranslateError: *folder* is not an exported folder, or a file in it has changed
     """
 
-    def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu") -> None:
+    def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu", shortlist: bool = True) -> None:
         self.folder = folder
         self.settings = read_settings(folder)
+        self.shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
         with ThreadPoolExecutor(1) as pool:  # check the files while the tokenisers are imported
             check = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
             self._text = Text(folder, self.settings)
@@ -566,6 +571,7 @@ class Translator:
                 num_hypotheses=beam,
                 return_scores=True,
                 suppress_sequences=[["<blank>"]],  # fairseq's search never selects padding
+                use_vmap=self.shortlist,
                 max_input_length=cut,
                 max_decoding_length=limit(batch[0]),  # the first of a batch is its longest
                 asynchronous=True,
@@ -758,6 +764,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--max-len-b", INTEGER, longer),
         ("--threads", INTEGER, "CPU threads; default: all cores"),
         ("--device", devices, "default: %(default)s"),
+        ("--no-shortlist", SWITCH, "score every target subword, even if the folder has a shortlist"),
     ]
     add_flags(parser, rows)
     rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
@@ -796,7 +803,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if args.output is not None:
             refuse_output(args.output)
         with opened(args.input) as (read, name):
-            translator = Translator(args.model, args.threads, args.device)
+            translator = Translator(args.model, args.threads, args.device, not args.no_shortlist)
             settings = translator.settings
             flags = {flag: getattr(args, flag) for flag in ("beam", "lenpen", "max_len_b")}
             settings.update({flag: value for flag, value in flags.items() if value is not None})

@@ -1,0 +1,175 @@
+"""Build a shortlist: for each subword of the source, the subwords of the target that can translate it.
+
+CTranslate2 reads it (``vmap.txt``) and scores only these subwords, and frequent ones, for a batch of sentences. So the
+projection onto the vocabulary, nearly half of a large vocabulary's decoder, becomes cheap. The idea is from Jean et al.
+2015 (arXiv:1412.2007) and Marian (Junczys-Dowmunt et al. 2018, arXiv:1805.12096).
+
+The words are aligned by eflomal (Östling and Tiedemann 2016), a separate program under the GPL.
+"""
+
+import collections
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Callable, Counter, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+from ..errors import InputError
+from ..lines import lines_of
+
+ALIGNER = "eflomal-align"
+# Measured on Multi30k and on LibreOffice's help: docs/serving.md
+CANDIDATES, FREQUENT = 200, 50
+
+Tokens = List[str]
+Pair = Tuple[Tokens, Tokens]
+Links = Set[Tuple[int, int]]  # (position in the source, position in the target)
+
+
+class Shortlist(NamedTuple):
+    """What can translate a sentence.
+
+    Attributes:
+        frequent: subwords of the target that are always possible
+        candidates: for each subword of the source, the most frequent subwords of its translations, best first
+    """
+
+    frequent: Tokens
+    candidates: Dict[str, Tokens]
+
+    def of(self, source: Iterable[str]) -> Set[str]:
+        """Return the subwords that are possible for the sentence *source*."""
+        return set(self.frequent).union(*(self.candidates.get(token, []) for token in source))
+
+    def write(self, path: str) -> None:
+        """Write the file that CTranslate2 reads as ``vmap.txt``: a line for each subword of the source."""
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            for source, targets in (("", self.frequent), *self.candidates.items()):
+                file.write(f"{source}\t{' '.join(targets)}\n")
+
+
+def find_aligner() -> str:
+    """Return the path of eflomal's program.
+
+    Raises:
+        InputError: it is not installed
+    """
+    beside_python = os.path.join(os.path.dirname(sys.executable), ALIGNER)
+    program = beside_python if os.access(beside_python, os.X_OK) else shutil.which(ALIGNER)
+    if program is None:
+        raise InputError(
+            f"--shortlist: needs the program {ALIGNER}; install it with pip install eflomal (its licence is the GPL)"
+        )
+    return program
+
+
+def read_corpus(
+    source: str, target: str, source_tokens: Callable[[str], Tokens], target_tokens: Callable[[str], Tokens]
+) -> Iterator[Pair]:
+    """Yield the pairs of two files of plain text, in subwords.
+
+    Args:
+        source, target: paths
+        source_tokens, target_tokens: return the subwords of a line
+
+    Raises:
+        InputError: the files have different numbers of lines, or are not UTF-8
+        OSError: a file cannot be read
+    """
+    sources, targets = lines_of(source), lines_of(target)
+    number = 0
+    for number, line in enumerate(sources, start=1):
+        other = next(targets, None)
+        if other is None:
+            raise InputError(f"--shortlist {source} {target}: the second file has only {number - 1} lines")
+        yield source_tokens(line), target_tokens(other)
+    if next(targets, None) is not None:
+        raise InputError(f"--shortlist {source} {target}: the first file has only {number} lines")
+
+
+def align(pairs: Iterable[Pair], program: str) -> Iterator[Tuple[Tokens, Tokens, Links]]:
+    """Yield *pairs* with their links, those of both directions. A pair with an empty sentence is left out.
+
+    Raises:
+        InputError: there are no pairs, or *program* failed
+    """
+    with tempfile.TemporaryDirectory(prefix="shortlist.") as folder:
+        paths = {flag: os.path.join(folder, flag) for flag in "stfr"}
+        with open(paths["s"], "w", encoding="utf-8") as sources, open(paths["t"], "w", encoding="utf-8") as targets:
+            for source, target in pairs:
+                if not (source and target):
+                    continue
+                sources.write(" ".join(source) + "\n")
+                targets.write(" ".join(target) + "\n")
+        if not os.path.getsize(paths["s"]):
+            raise InputError("--shortlist: the corpus has no pair of sentences")
+        flags = [word for flag, path in paths.items() for word in (f"-{flag}", path)]
+        done = subprocess.run([program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode:
+            last = (done.stdout.decode("utf-8", "replace").strip().splitlines() or ["no message"])[-1]
+            raise InputError(f"--shortlist: {program} ended with status {done.returncode}: {last}")
+        for source_line, target_line, *directions in zip(*(lines_of(path) for path in paths.values())):
+            links = {tuple(map(int, link.split("-"))) for line in directions for link in line.split()}
+            yield source_line.split(" "), target_line.split(" "), links  # type: ignore[misc]
+
+
+def words_of(tokens: Sequence[str]) -> List[range]:
+    """Return the positions of the subwords of each word, for subword-nmt (``ab@@ c``) and sentencepiece (``▁ab c``)."""
+    pieces = any(token.startswith("\u2581") for token in tokens)
+    begins = [
+        number
+        for number, token in enumerate(tokens)
+        if number == 0 or (token.startswith("\u2581") if pieces else not tokens[number - 1].endswith("@@"))
+    ]
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(tokens)])]
+
+
+def of_whole_words(source: Sequence[str], target: Sequence[str], links: Links) -> Links:
+    """Return the links of all subwords of the words that *links* connect.
+
+    A word of the target without a link gets those of the nearest word with one: subwords are often aligned in part
+    only, and a word such as an article to none. Without this, a shortlist lacks them.
+    """
+    source_words, target_words = words_of(source), words_of(target)
+    word_of = [{n: number for number, word in enumerate(words) for n in word} for words in (source_words, target_words)]
+    linked: Dict[int, Set[int]] = collections.defaultdict(set)  # words of the source by word of the target
+    for i, j in links:
+        linked[word_of[1][j]].add(word_of[0][i])
+    spread: Links = set()
+    for number, word in enumerate(target_words):
+        nearest = min(linked, key=lambda other: (abs(other - number), other), default=None)
+        if nearest is not None:
+            spread.update((i, j) for of_source in linked[nearest] for i in source_words[of_source] for j in word)
+    return spread
+
+
+def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = FREQUENT) -> Shortlist:
+    """Return the shortlist of a corpus.
+
+    Args:
+        pairs: sentences in subwords
+        candidates: how many subwords of the target each subword of the source has, at most
+        frequent: how many of the most frequent subwords of the target are always possible
+
+    Raises:
+        InputError: eflomal is not installed or failed, or the corpus is empty
+    """
+    counts: Dict[str, Counter[str]] = collections.defaultdict(collections.Counter)
+    occurrences: Counter[str] = collections.Counter()
+    for source, target, links in align(pairs, find_aligner()):
+        occurrences.update(target)
+        for i, j in of_whole_words(source, target, links):
+            counts[source[i]][target[j]] += 1
+    best = {source: [token for token, _ in counts[source].most_common(candidates)] for source in sorted(counts)}
+    return Shortlist([token for token, _ in occurrences.most_common(frequent)], best)
+
+
+def coverage(shortlist: Shortlist, pairs: Iterable[Pair]) -> float:
+    """Return the share of the subwords of the references in *pairs* that *shortlist* allows, in percent."""
+    allowed = total = 0
+    for source, target in pairs:
+        possible = shortlist.of(source)
+        allowed += sum(token in possible for token in target)
+        total += len(target)
+    return 100.0 * allowed / max(total, 1)

@@ -1,0 +1,201 @@
+"""fairseq_rope/tools/shortlist.py, and the shortlist in exports and translations."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from fairseq_rope.errors import InputError
+from fairseq_rope.tools import export, shortlist
+from fairseq_rope.tools.export import ExportError
+from fairseq_rope.tools.shortlist import ALIGNER, Shortlist, align, build, coverage, of_whole_words, words_of
+from fairseq_rope.tools.translate import Translator, main
+from tests.tools.test_export import exported
+
+# Stands for eflomal: links word i of the source with word J of the target, which has n words. One direction gets the
+# even words, the other one the odd ones.
+PROGRAM = """#!{python}
+import sys
+paths = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+sources, targets = ([line.split() for line in open(paths[flag], encoding="utf-8")] for flag in ("-s", "-t"))
+assert all(sources) and all(targets) and len(sources) == len(targets)
+for flag, rest in (("-f", 0), ("-r", 1)):
+    with open(paths[flag], "w") as file:
+        for source, target in zip(sources, targets):
+            n = len(target)
+            pairs = [(i, {J}) for i in range(len(source))]
+            print(*(f"{{i}}-{{j}}" for i, j in pairs if i % 2 == rest), file=file)
+"""
+
+
+@pytest.fixture
+def aligner(tmp_path_factory, monkeypatch):
+    """aligner(J): let PROGRAM stand for eflomal; by default it links words in reverse order, which is right."""
+
+    def put(J="n - 1 - i", text=PROGRAM):
+        program = tmp_path_factory.mktemp("bin") / ALIGNER
+        program.write_text(text.format(python=sys.executable, J=J))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        return str(program)
+
+    return put
+
+
+# -- building ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tokens, words",
+    [
+        ("a b@@ c@@ d e", [range(0, 1), range(1, 4), range(4, 5)]),
+        ("▁a ▁b c d ▁e", [range(0, 1), range(1, 4), range(4, 5)]),
+        ("b ▁a", [range(0, 1), range(1, 2)]),
+        ("a b@@", [range(0, 1), range(1, 2)]),
+        ("", []),
+    ],
+)
+def test_subwords_are_grouped_into_words(tokens, words):
+    assert words_of(tokens.split()) == words
+
+
+def test_links_spread_to_all_subwords_of_their_words_and_to_words_without_links():
+    source, target = "the g@@ ate .".split(), "zu das T@@ o@@ r .".split()
+    links = {(1, 3), (3, 5)}  # g@@ – o@@, and the dots
+    expected = {(i, j) for i in (1, 2) for j in (2, 3, 4)} | {(3, 5)}
+    expected |= {(i, j) for i in (1, 2) for j in (0, 1)}  # the nearest word of "zu" and "das" with a link is "Tor"
+    assert of_whole_words(source, target, links) == expected
+    assert of_whole_words(source, target, set()) == set()
+
+
+def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path):
+    aligner("i")
+    pairs = [("a b", "x y"), ("a", "x"), ("a", "z"), ("b", "y"), ("", "x"), ("c", "")]
+    built = build([(source.split(), target.split()) for source, target in pairs], candidates=1, frequent=2)
+    assert built == Shortlist(["x", "y"], {"a": ["x"], "b": ["y"]})
+    assert build([(["a"], ["x"]), (["a"], ["z"]), (["a"], ["z"])], candidates=2).candidates == {"a": ["z", "x"]}
+    assert built.of(["a", "q"]) == {"x", "y"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
+    assert coverage(Shortlist(["."], {"a": ["x"]}), [(["a"], ["x", "."]), (["q"], ["x", "."])]) == 75.0
+    built.write(str(tmp_path / "vmap.txt"))
+    assert (tmp_path / "vmap.txt").read_text() == "\tx y\na\tx\nb\ty\n"
+
+
+def test_a_missing_or_failing_program_is_named(aligner, monkeypatch):
+    program = aligner(text="#!/bin/sh\necho one\necho no memory\nexit 3\n")
+    with pytest.raises(InputError, match=f"{program} ended with status 3: no memory"):
+        build([(["a"], ["x"])])
+    with pytest.raises(InputError, match="the corpus has no pair of sentences"):
+        list(align([([], ["x"])], program))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InputError, match="needs the program eflomal-align; install it with pip install eflomal"):
+        build([(["a"], ["x"])])
+
+
+@pytest.mark.skipif(shutil.which(ALIGNER) is None, reason="eflomal is not installed")
+def test_eflomal_finds_the_translations():
+    words = {"dog": "Hund", "cat": "Katze", "red": "rot", "big": "groß", "house": "Haus"}
+    names = list(words)
+    pairs = [[names[(n * k + k) % 5] for k in range(1, 4)] for n in range(400)]
+    built = build([(source, [words[word] for word in source]) for source in pairs], candidates=1, frequent=0)
+    assert built.candidates == {source: [target] for source, target in words.items()}
+
+
+# -- in exports and translations ---------------------------------------------------------------------
+
+
+def test_an_export_has_the_shortlist_of_its_training_set_and_translates_the_same(
+    aligner, trained, data_bin, tmp_path, capsys
+):
+    aligner()
+    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--shortlist-frequent", 1)
+    report = capsys.readouterr().out
+    assert "shortlist: sacreBLEU" in report and "100.0% of the translations are the same" in report
+    lines = dict(line.split("\t") for line in (folder / "vmap.txt").read_text().splitlines())
+    assert lines.pop("") in {word.upper() for word in lines}
+    assert {source: [source.upper()] for source in lines} == {k: v.split() for k, v in lines.items()}
+    assert "vmap.txt" in json.loads((folder / "fairseq_rope.json").read_text())["sha256"]
+    assert "--no-shortlist" in (folder / "README.md").read_text()
+    text = ["a red cat sees the dog", "the old house", ""]
+    assert Translator(str(folder)).translate(text) == Translator(str(folder), shortlist=False).translate(text)
+
+    # The texts of the corpus give the same shortlist; a folder with one may be replaced.
+    text = [str(data_bin.parent / "text" / f"train.{language}") for language in ("en", "de")]
+    first = (folder / "vmap.txt").read_bytes()
+    exported(trained, data_bin, folder, "--replace", "--shortlist", *text, "--shortlist-frequent", 1)
+    assert (folder / "vmap.txt").read_bytes() == first
+
+
+@pytest.fixture
+def with_few_words(model, tmp_path):
+    """An exported folder whose shortlist has no translation of "cat"."""
+    folder = tmp_path / "few"
+    shutil.copytree(model, folder)
+    words = [word.upper() for word in "the a dog sees takes red blue big old house".split()]
+    Shortlist([], {word.lower(): [word] for word in words}).write(str(folder / "vmap.txt"))
+    return folder
+
+
+def test_only_words_of_the_shortlist_are_found_unless_it_is_off(with_few_words, tmp_path, capsys):
+    (tmp_path / "in").write_text("the red cat sees a dog\n")
+
+    def translated(*flags):
+        main(["--model", str(with_few_words), "--input", str(tmp_path / "in"), *flags])
+        return capsys.readouterr().out
+
+    assert "CAT" not in translated() and "CAT" in translated("--no-shortlist")
+
+
+def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
+    aligner, trained, data_bin, tmp_path, monkeypatch
+):
+    aligner()
+    monkeypatch.setattr(shortlist, "build", lambda *_: Shortlist(["THE"], {}))
+    wrong = ("--shortlist",)
+    with pytest.raises(SystemExit, match=r"sacreBLEU may be 0.2 lower \(--force writes it anyway\)"):
+        exported(trained, data_bin, tmp_path / "model", *wrong)
+    assert not (tmp_path / "model").exists()
+    exported(trained, data_bin, tmp_path / "model", *wrong, "--force")
+    assert (tmp_path / "model" / "vmap.txt").exists()
+    monkeypatch.setattr(export, "validation_pairs", lambda *_: [])
+    with pytest.raises(ExportError, match="cannot be checked without a validation set"):
+        export.check_shortlist("", {}, None, Shortlist([], {}))
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--shortlist", "one"], "--shortlist one: takes two files, or none"),
+        (["--shortlist", "--shortlist-candidates", 0], "--shortlist-candidates 0: must be an integer from 1"),
+        (["--shortlist", "{folder}/two", "{folder}/three"], "the first file has only 2 lines"),
+        (["--shortlist", "{folder}/three", "{folder}/two"], "the second file has only 2 lines"),
+        (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
+    ],
+)
+def test_wrong_corpora_end_in_one_sentence(aligner, trained, data_bin, tmp_path, capsys, flags, message):
+    aligner()
+    for name, count in (("two", 2), ("three", 3)):
+        (tmp_path / name).write_text("a dog\n" * count)
+    with pytest.raises(SystemExit) as ended:
+        exported(trained, data_bin, tmp_path / "model", *(str(flag).format(folder=tmp_path) for flag in flags))
+    error = f"{ended.value}{capsys.readouterr().err}"
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "model").exists()
+
+
+def test_data_without_a_training_set_name_the_way_out(aligner, trained, data_bin, tmp_path):
+    aligner()
+    shutil.copytree(data_bin, tmp_path / "bin")
+    for path in (tmp_path / "bin").glob("train.*"):
+        path.unlink()
+    with pytest.raises(SystemExit, match="has no training set; name two files of parallel text"):
+        exported(trained, tmp_path / "bin", tmp_path / "model", "--shortlist")
+
+
+def test_the_separator_of_documents_is_always_possible(aligner, monkeypatch):
+    aligner()
+    monkeypatch.setattr(shortlist, "read_corpus", lambda *_: [(["a"], ["x"])])
+    arguments = export.build_parser().parse_args("--path p --data d --output o --shortlist s t".split())
+    settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
+    assert export.build_shortlist(arguments, settings, None).frequent == ["x", "<sep>"]
