@@ -87,6 +87,7 @@ class Settings:
     length_penalty: float = _setting("length penalty: a score is divided by its length to this power")
     max_len_b: int = _setting("maximum output length, in tokens more than the source", 0)
     export_quantization: str = _setting("number format of the model that stage 11 writes", choices=_QUANTIZATIONS)
+    export_shortlist: bool = _setting("whether stage 11 builds a shortlist, for which it needs eflomal")
     fairseq_train_flags: str = _learnt("more flags for fairseq-train")
     fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
     disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)

@@ -11,7 +11,7 @@ class Export(Stage):
     number = 11
     title = "export to CTranslate2"
     per_model = True
-    settings = ("export_quantization", "beam", "length_penalty", "max_len_b")
+    settings = ("export_quantization", "export_shortlist", "beam", "length_penalty", "max_len_b")
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.averaged, *experiment.binary_data]
@@ -21,9 +21,11 @@ class Export(Stage):
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
+        shortlist = " --shortlist" if settings.export_shortlist else ""
         shell.tool(
             f"python -m fairseq_rope export --path {quoted(experiment.averaged)} "
             f"--data {quoted(experiment.data_bin)} --output {quoted(experiment.exported)} --replace "
             f"--quantization {quoted(settings.export_quantization)} "
             f"--beam {settings.beam} --lenpen {settings.length_penalty} --max-len-b {settings.max_len_b}"
+            f"{shortlist}"
         )

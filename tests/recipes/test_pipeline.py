@@ -159,6 +159,8 @@ def test_the_exported_model_of_stage_11_translates_as_fairseq(copied, capsys, mo
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(commands, "run_logged", run_here)
+    small(copied, "--stage", "11", "--set", "export_shortlist=true", "--dry-run")
+    assert re.search(r"fairseq_rope export .* --shortlist$", capsys.readouterr().out, re.M)
     small(copied, "--stage", "11", "--set", "export_quantization=float32")
     printed = capsys.readouterr().out
     model, translations = copied / MODEL, copied / "translations"

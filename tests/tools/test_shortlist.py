@@ -148,7 +148,7 @@ def test_only_words_of_the_shortlist_are_found_unless_it_is_off(with_few_words, 
 
 
 def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
-    aligner, trained, data_bin, tmp_path, monkeypatch
+    aligner, trained, data_bin, tmp_path, monkeypatch, loaded
 ):
     aligner()
     monkeypatch.setattr(shortlist, "build", lambda *_: Shortlist(["THE"], {}))
@@ -160,7 +160,7 @@ def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
     assert (tmp_path / "model" / "vmap.txt").exists()
     monkeypatch.setattr(export, "validation_pairs", lambda *_: [])
     with pytest.raises(ExportError, match="cannot be checked without a validation set"):
-        export.check_shortlist("", {}, None, Shortlist([], {}))
+        export.check_shortlist("", {}, loaded[1], Shortlist([], {}))
 
 
 @pytest.mark.parametrize(
