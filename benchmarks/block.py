@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.encodings import add_flags, table
 from benchmarks.serve import Exported, sentences
-from benchmarks.subjects import SIZES
+from benchmarks.subjects import SIZES, dictionary
 from benchmarks.train import Candidate
 
 ROPE = "transformer_rope"
@@ -31,10 +31,12 @@ SYSTEMS = {
 
 def exported_seconds(candidates: dict[str, Candidate], size_name: str, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each round of each of *candidates* that CTranslate2 can run, in int8."""
-    _, pairs = sentences(size_name)
+    size = SIZES[size_name]
+    vocabulary = dictionary(size["vocab"])
+    _, pairs = sentences(size_name, vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         exported = {
-            name: Exported(SIZES[size_name], pairs, "int8", Path(folder, name), each.arch, **each.options)
+            name: Exported(size, vocabulary, pairs, "int8", Path(folder, name), each.arch, **each.options)
             for name, each in candidates.items()
             if each.options.get("attention_type") != "linear"
         }

@@ -1,12 +1,15 @@
 """Exported models beside fairseq's own transformer: sentences a second, beam 4, and the time to the first.
 
-    python -m benchmarks.serve [--size small|base] [--rounds N] [--json]
+    python -m benchmarks.serve [--size small|base] [--shortlist DATA_BIN] [--rounds N] [--json]
 
 Both translate the same tokens, sorted by length: fairseq in batches of 64 with all threads for one,
 CTranslate2 in the batches of ``fairseq-rope translate``, one for each core. Random weights know no end, so
 that every output of a batch is made as long as its references are on average. The first sentence is that of a
 new process, less the imports: the model and Moses' rules are loaded, and a line of 20 words translated into
 at most 26 subwords. There are no BPE codes to load, as there are no words.
+
+With --shortlist, the sentences are those of the validation set in a data folder of the recipes, with its dictionary,
+filled up to the size's number of words. The shortlist is that of its training set (fairseq-rope export --shortlist).
 """
 
 import json
@@ -19,12 +22,16 @@ from typing import Any
 
 import ctranslate2
 import torch
+from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.translation import load_langpair_dataset
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.tools.export import to_spec, words
-from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, checksum, in_batches
+from fairseq_rope.tools.shortlist import Shortlist
+from fairseq_rope.tools.shortlist import build as build_shortlist
+from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, SHORTLIST, checksum, in_batches
 
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
@@ -44,8 +51,7 @@ print(time.perf_counter() - begun)
 class ByFairseq:
     """fairseq's own transformer, as fairseq-generate runs it."""
 
-    def __init__(self, size: dict[str, int], samples: list[dict[str, Any]]) -> None:
-        vocabulary = dictionary(size["vocab"])
+    def __init__(self, size: dict[str, int], vocabulary: Dictionary, samples: list[dict[str, Any]]) -> None:
         self.model = build("transformer", vocabulary, size).eval().cpu()
         self.model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
         self.runs = []
@@ -67,18 +73,22 @@ class Exported:
     def __init__(
         self,
         size: dict[str, int],
+        vocabulary: Dictionary,
         pairs: list[tuple[list[int], int]],
         quantization: str | None,
         folder: Path,
         arch: str = "transformer_rope",
+        shortlist: Shortlist | None = None,
         **options: Any,
     ) -> None:
-        vocabulary = dictionary(size["vocab"])
         spec = to_spec(build(arch, vocabulary, size, **options).eval().cpu(), vocabulary, vocabulary)
         spec.validate()
         spec.optimize(quantization=quantization)
         folder.mkdir()
         spec.save(str(folder))
+        self.shortlist = shortlist is not None
+        if shortlist is not None:
+            shortlist.write(str(folder / SHORTLIST))
         settings = {
             "moses": {"source": "en", "target": "de", "dash_splits": False}, "subwords": None,
             "positions": {"source": None, "target": None}, "max_len_b": 5, **SEARCH,
@@ -109,6 +119,7 @@ class Exported:
                 min_decoding_length=length,
                 max_decoding_length=length,
                 max_input_length=0,
+                use_vmap=self.shortlist,
                 asynchronous=True,
             )
             for batch, length in self.batches
@@ -126,12 +137,13 @@ class Exported:
         return float(done.stdout)
 
 
-def sentences(size_name: str) -> tuple[list[dict[str, Any]], list[tuple[list[int], int]]]:
+def sentences(
+    size_name: str, vocabulary: Dictionary, data: LanguagePairDataset | None = None
+) -> tuple[list[dict[str, Any]], list[tuple[list[int], int]]]:
     """Return the batches that are translated, and the source and the target's length of each of their sentences."""
-    vocabulary = dictionary(SIZES[size_name]["vocab"])
     special = (vocabulary.pad(), vocabulary.eos())
     samples = [  # CTranslate2's side is the CPU
-        sample for sample in batches(vocabulary, sentences=64) if sample["nsentences"] == 64
+        sample for sample in batches(vocabulary, sentences=64, data=data) if sample["nsentences"] == 64
     ][: BATCHES[size_name]]
     pairs = [
         ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
@@ -141,19 +153,51 @@ def sentences(size_name: str) -> tuple[list[dict[str, Any]], list[tuple[list[int
     return samples, pairs
 
 
+def read_data(folder: str, count: int) -> tuple[Dictionary, LanguagePairDataset, Shortlist]:
+    """Return the joined dictionary of a data *folder* with *count* words, its validation set and its shortlist."""
+    source, target = data_utils.infer_language_pair(folder)
+    vocabulary = Dictionary.load(str(Path(folder, f"dict.{source}.txt")))
+    for number in range(count - len(vocabulary)):
+        vocabulary.add_symbol(f"w{number}")
+
+    def pairs_of(split: str) -> LanguagePairDataset:
+        sides = (source, vocabulary, target, vocabulary)
+        limits = {"max_source_positions": 1024, "max_target_positions": 1024}
+        padding = {"left_pad_source": True, "left_pad_target": False}
+        return load_langpair_dataset(
+            folder, split, *sides, combine=False, dataset_impl=None, upsample_primary=1, **padding, **limits
+        )
+
+    training, names = pairs_of("train"), vocabulary.symbols
+
+    def in_words(line: torch.Tensor) -> list[str]:
+        return [names[n] for n in line.tolist()[:-1]]
+
+    pairs = ((in_words(training.src[n]), in_words(training.tgt[n])) for n in range(len(training)))
+    return vocabulary, pairs_of("valid"), build_shortlist(pairs)
+
+
 def main() -> None:
     parser = build_parser("serve", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
+    parser.add_argument("--shortlist", metavar="DATA_BIN", help="also with a shortlist of the training set in DATA_BIN")
     args = parser.parse_args()
     for name in args.size or SIZES:
         size = SIZES[name]
-        samples, pairs = sentences(name)
+        vocabulary, data, shortlist = dictionary(size["vocab"]), None, None
+        if args.shortlist:
+            vocabulary, data, shortlist = read_data(args.shortlist, size["vocab"])
+        samples, pairs = sentences(name, vocabulary, data)
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, samples)}
+            candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, vocabulary, samples)}
             for quantization in QUANTIZATIONS:
                 called = quantization or "float32"
-                one = Exported(size, pairs, quantization, Path(folder) / called)
+                one = Exported(size, vocabulary, pairs, quantization, Path(folder, called))
                 candidates[f"transformer_rope, CTranslate2, {called}"] = one
+                if shortlist:
+                    path = Path(folder, f"{called}.shortlist")
+                    short = Exported(size, vocabulary, pairs, quantization, path, shortlist=shortlist)
+                    candidates[f"transformer_rope, CTranslate2, {called}, shortlist"] = short
             seconds = in_turns({n: one.translate for n, one in candidates.items()}, args.rounds)
             firsts = {
                 n: statistics.median(one.first() for _ in range(args.rounds))

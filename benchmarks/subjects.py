@@ -65,9 +65,11 @@ def dataset(words: Dictionary, seed: int = 1) -> LanguagePairDataset:
     )
 
 
-def batches(words: Dictionary, max_tokens: int = 0, sentences: int = 0) -> list[dict[str, Any]]:
+def batches(
+    words: Dictionary, max_tokens: int = 0, sentences: int = 0, data: LanguagePairDataset | None = None
+) -> list[dict[str, Any]]:
     """Batches as fairseq composes them: sorted by length, of *max_tokens* or of a number of *sentences*."""
-    data = dataset(words)
+    data = data or dataset(words)
     found = data_utils.batch_by_size(
         data.ordered_indices(), data.num_tokens, max_tokens=max_tokens or None, max_sentences=sentences or None
     )

@@ -32,6 +32,7 @@ from ..files import written_whole
 from ..lines import decode
 from ..segments import divided, joined, segments
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
+from .together import Together
 
 SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which checkpoint was exported
 # The file names of subword models, by the method's name in fairseq's --bpe. Data folders of the recipes and
@@ -285,6 +286,34 @@ class Translator:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = self.settings["quantization"] if device == "cpu" else device
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
+        self._together = Together(self._search, self._cores)
+        self._users, self._is_closed, self._changed = 0, False, threading.Condition()
+
+    def close(self) -> None:
+        """Free the memory of the model as soon as no thread uses it; later calls raise a TranslateError."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._users)
+        self._model.unload_model()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._changed:
+            if self._is_closed:
+                raise TranslateError(f"--model {self.folder}: the translator is closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
+    def __enter__(self) -> "Translator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _refuse_other_vocabulary(self, folder: str) -> None:
         """Raise a ValueError if the model and its vocabulary have different numbers of words."""
@@ -309,10 +338,13 @@ class Translator:
     ) -> Union[str, List[str]]:
         """Return the translation of one sentence, or a list of the translations of several.
 
-        The arguments are those of :meth:`translate_lines`.
+        Several threads can call it. Single sentences that arrive while others are translated are then translated
+        together, which is faster. The arguments are those of :meth:`translate_lines`.
         """
         if isinstance(text, str):
-            return next(self.translate_lines([text], beam, lenpen))
+            with self._in_use():
+                best = self._together(self._source(text, 1), beam=beam, lenpen=lenpen)
+            return self._text.plain(best[0][0])
         return list(self.translate_lines(text, beam, lenpen))
 
     def translate_lines(
@@ -367,8 +399,6 @@ class Translator:
             except TranslateError as error:
                 refusal = error
                 break
-            if len(source) >= LONG:
-                _warn(f"line {number} has {len(source)} tokens, more than models are trained on")
             sources.append(source)
         for hypotheses in self.search(sources, beam, lenpen, done, nbest):
             yield [(self._text.plain(words), score) for words, score in hypotheses]
@@ -516,6 +546,8 @@ class Translator:
         if len(source) > self._longest:
             limit = f"the limit of this model, {self._longest}"
             raise TranslateError(f"line {number} has {len(source)} tokens, more than {limit}: split the line")
+        if len(source) >= LONG:
+            _warn(f"line {number} has {len(source)} tokens, more than models are trained on")
         positions = self.settings["positions"]
         counts_padding = positions.get("counts_padding", positions["source"] is None)
         if counts_padding and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
@@ -539,8 +571,19 @@ class Translator:
         ``<blank>`` an unknown word.
 
         Raises:
-            TranslateError: CTranslate2 cannot search with this model or these options
+            TranslateError: CTranslate2 cannot search with this model or these options, or the translator is closed
         """
+        with self._in_use():
+            return self._search(sources, beam, lenpen, done, nbest)
+
+    def _search(
+        self,
+        sources: Sequence[List[str]],
+        beam: Optional[int] = None,
+        lenpen: Optional[float] = None,
+        done: Callable[[int], object] = lambda count: None,
+        nbest: int = 0,
+    ) -> List[List[Tuple[List[str], float]]]:
         settings = self.settings
         best: List[List[Tuple[List[str], float]]] = [[([], 0.0)]] * len(sources)
         beam = settings["beam"] if beam is None else beam

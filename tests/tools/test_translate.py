@@ -19,6 +19,7 @@ import sysconfig
 import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
 from fairseq_rope.tools.export import to_spec, write_folder
-from fairseq_rope.tools.translate import Text, Translator
+from fairseq_rope.tools.translate import Text, TranslateError, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
@@ -838,3 +839,63 @@ def test_a_segment_is_searched_like_a_line_with_the_same_tokens(build, task, tmp
     assert [second.split() for _, second in actual] == [" ".join(sentences[1:]).split() for sentences in parts]
     different = len(counts) - counts.count(2)
     assert f"warning: {different} of 60 segments have a translation with another number" in capsys.readouterr().err
+
+
+# -- from several threads ------------------------------------------------------------------------------
+
+
+def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for_them(model, sources):
+    texts = [*sources[:15], "", "the dog"]
+    with Translator(str(model), threads=2) as translator:
+        expected = [translator.translate(text) for text in texts]
+        greedy = [translator.translate(text, beam=1) for text in texts]
+        assert translator.translate(texts) == expected
+        searches, search = [], translator._together._run
+
+        def counted(items, **options):
+            searches.append(len(items))
+            return search(items, **options)
+
+        translator._together._run = counted
+        with ThreadPoolExecutor(16) as pool:
+            found = [
+                (pool.submit(translator.translate, text), pool.submit(translator.translate, text, beam=1))
+                for text in texts * 4
+            ]
+            pairs = [tuple(future.result(60) for future in futures) for futures in found]
+        assert pairs == list(zip(expected, greedy, strict=True)) * 4
+        assert sum(searches) == 2 * len(pairs) and max(searches) > 1, "some were translated together"
+
+        begun, may_end = threading.Event(), threading.Event()
+
+        def slow(items, **options):
+            begun.set()
+            assert may_end.wait(60)
+            return search(items, **options)
+
+        translator._together._run = slow
+        with ThreadPoolExecutor(2) as pool:
+            last = pool.submit(translator.translate, texts[0])
+            assert begun.wait(60)
+            closing = pool.submit(translator.close)
+            while not translator._is_closed:
+                time.sleep(0.001)
+            with pytest.raises(TranslateError, match="the translator is closed"):
+                translator.translate("the dog")
+            assert not closing.done()
+            may_end.set()
+            assert last.result(60) == expected[0] and closing.result(60) is None
+    with pytest.raises(TranslateError, match="the translator is closed"):
+        translator.translate(["the dog"])
+
+
+def test_a_program_that_translates_loads_neither_torch_nor_fairseq(model):
+    """Both are installed here."""
+    code = (
+        "import sys; from fairseq_rope.tools.translate import Translator\n"
+        f"translation = Translator({str(model)!r}).translate('the dog')\n"
+        "print(translation, {'torch', 'fairseq'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    translation, loaded = done.stdout.split(" ", 1)[0], done.stdout.strip().rsplit(" ", 1)[1]
+    assert translation.isupper() and loaded == "set()"

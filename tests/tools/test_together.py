@@ -1,0 +1,87 @@
+"""fairseq_rope/tools/together.py: requests of several threads share calls."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fairseq_rope.tools.together import Together
+
+TIMEOUT = 60  # seconds, so that a mistake ends the test
+
+
+class Counting:
+    """Doubles numbers, and waits in its first call until it may go on."""
+
+    def __init__(self, blocks=True):
+        self.calls, self.entered, self.may_end = [], threading.Event(), threading.Event()
+        self.blocks = blocks
+
+    def __call__(self, items, **options):
+        self.calls.append((sorted(items), options))
+        self.entered.set()
+        if self.blocks:
+            assert self.may_end.wait(TIMEOUT)
+        if 13 in items:
+            raise ValueError("thirteen")
+        return [2 * item for item in items]
+
+
+def waiting(together, count):
+    """Wait until *count* requests wait."""
+    for _ in range(TIMEOUT * 1000):
+        if len(together._waiting) == count:
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError(f"{len(together._waiting)} wait")
+
+
+def test_what_arrives_during_a_call_shares_the_next_one_with_equal_options():
+    run = Counting()
+    together = Together(run, at_once=1)
+    with ThreadPoolExecutor(10) as pool:
+        first = pool.submit(together, 1, beam=4)
+        assert run.entered.wait(TIMEOUT)
+        later = [pool.submit(together, item, beam=4 if item % 2 else 1) for item in range(2, 9)]
+        waiting(together, 7)
+        run.may_end.set()
+        assert [future.result(TIMEOUT) for future in [first, *later]] == [2, *range(4, 17, 2)]
+    assert run.calls[0] == ([1], {"beam": 4})
+    assert sorted(run.calls[1:], key=str) == [([2, 4, 6, 8], {"beam": 1}), ([3, 5, 7], {"beam": 4})]
+
+
+def test_a_request_that_is_alone_does_not_wait_and_calls_run_side_by_side():
+    run = Counting()
+    together = Together(run, at_once=2)
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(together, item) for item in (1, 2)]
+        while len(run.calls) < 2:
+            threading.Event().wait(0.001)
+        futures.append(pool.submit(together, 3))
+        waiting(together, 1)
+        run.may_end.set()
+        assert [future.result(TIMEOUT) for future in futures] == [2, 4, 6]
+    assert sorted(items for items, _ in run.calls) == [[1], [2], [3]]
+    assert together(5) == 10
+
+
+def test_only_the_request_that_fails_gets_the_error():
+    run = Counting()
+    together = Together(run, at_once=1)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(together, 1)
+        assert run.entered.wait(TIMEOUT)
+        later = [pool.submit(together, item) for item in (12, 13, 14)]
+        waiting(together, 3)
+        run.may_end.set()
+        assert first.result(TIMEOUT) == 2
+        assert [later[0].result(TIMEOUT), later[2].result(TIMEOUT)] == [24, 28]
+        with pytest.raises(ValueError, match="thirteen"):
+            later[1].result(TIMEOUT)
+    assert together(1) == 2
+
+
+def test_many_threads_get_their_own_results():
+    together = Together(Counting(blocks=False), at_once=2)
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(together, range(100, 2100))) == [2 * item for item in range(100, 2100)]
