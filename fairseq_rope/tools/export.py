@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional,
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
 from ..files import naming
+from ..lines import lines_of
 from ..segments import FILE as SEGMENTS
 from ..segments import SEPARATOR, divided, joined
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser, shortlist
@@ -41,6 +42,7 @@ BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0
 SAMPLES = 64
 SHORTLIST_SAMPLES = 1000
 SHORTLIST_LOSS = 0.2  # sacreBLEU that a shortlist may cost
+ALONE = 200  # of the samples, those that are also translated one at a time
 LONGEST_SAMPLE = 128  # random words
 LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
 # The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
@@ -623,18 +625,19 @@ def build_shortlist(args: argparse.Namespace, settings: Dict[str, Any], task: An
     if args.shortlist:
         moses = settings["moses"] and {**settings["moses"], "source": settings["target"]}
         tokens = [Text("", {**settings, "moses": of_side}).tokens for of_side in (settings["moses"], moses)]
-        source, target = args.shortlist
-        pairs = shortlist.read_corpus(source, target, *tokens)
+        lines = zip(*(lines_of(path) for path in args.shortlist))
+        pairs: Iterator[shortlist.Pair] = ((tokens[0](one), tokens[1](other)) for one, other in lines)
     else:
+        training = f"--shortlist: --data {args.data}: its training set"
         try:
             task.load_dataset("train")
+            data = task.dataset("train")
+            assert data.tgt is not None and len(data.tgt) == len(data.src), "it has no targets"
         except FileNotFoundError:
-            missing = f"--shortlist: --data {args.data} has no training set; name two files of parallel text"
-            raise ExportError(missing) from None
-        data = task.dataset("train")
-        pairs = in_words(
-            task, ((source.tolist()[:-1], target.tolist()[:-1]) for source, target in zip(data.src, data.tgt))
-        )
+            raise ExportError(f"{training} is missing; name two files of parallel text") from None
+        except Exception as error:  # as in validation_pairs
+            raise ExportError(f"{training} cannot be read ({error})") from error
+        pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
     built = shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent)
     if settings["segments"]:
         built.frequent.append(settings["segments"]["separator"])
@@ -648,41 +651,63 @@ def in_words(task: Any, pairs: Iterable[Tuple[List[int], List[int]]]) -> Iterato
         yield [source[n] for n in one], [target[n] for n in other]
 
 
-def check_shortlist(
-    folder: str, settings: Dict[str, Any], task: Any, built: shortlist.Shortlist, force: bool = False
-) -> str:
-    """Compare the translations with and without the shortlist, and return a sentence about them.
+def shortlist_samples(settings: Dict[str, Any], task: Any, force: bool) -> List[shortlist.Pair]:
+    """Return the pairs of the validation set that :func:`check_shortlist` translates: those that the model can.
 
     Raises:
-        ExportError: without *force*, there is no validation set, or BLEU is lower by more than SHORTLIST_LOSS
+        ExportError: without *force*, there is no validation set
+    """
+    limits = [settings["positions"][side] or math.inf for side in ("source", "target")]
+    numbers = validation_pairs(task, SHORTLIST_SAMPLES)
+    pairs = in_words(task, (pair for pair in numbers if all(len(line) < most for line, most in zip(pair, limits))))
+    samples = list(pairs)
+    if not samples and not force:
+        raise ExportError("--shortlist: cannot be checked without a validation set (--force writes it anyway)")
+    return samples
+
+
+def check_shortlist(
+    folder: str, settings: Dict[str, Any], pairs: Sequence[shortlist.Pair], built: shortlist.Shortlist, force: bool
+) -> str:
+    """Compare the translations of *pairs* with and without the shortlist, and return sentences about them.
+
+    Raises:
+        ExportError: without *force*, BLEU is lower by more than SHORTLIST_LOSS
     """
     import sacrebleu
 
     from .score import default_tokenize
 
-    pairs = list(in_words(task, validation_pairs(task, SHORTLIST_SAMPLES)))
     if not pairs:
-        if force:
-            return "the shortlist was not checked: the data have no validation set"
-        raise ExportError("--shortlist: cannot be checked without a validation set (--force writes it anyway)")
-    text, tokenize = Text(folder, settings), default_tokenize(task.cfg.target_lang)
-    references = [text.plain(target) for _, target in pairs]
-    found: List[List[List[str]]] = []
-    scores = []
-    for use in (False, True):
-        results = Translator(folder, shortlist=use).search([source for source, _ in pairs])
-        found.append([hypotheses[0][0] for hypotheses in results])
-        plain = [text.plain(words) for words in found[-1]]
-        scores.append(sacrebleu.corpus_bleu(plain, [references], tokenize=tokenize, force=True).score)
-    same = 100.0 * sum(one == other for one, other in zip(*found)) / len(pairs)
-    size = statistics.mean(len(built.of(source)) for source, _ in pairs)
+        return "the shortlist was not checked: the data have no validation set"
+    text, tokenize = Text(folder, settings), default_tokenize(settings["target"])
+    sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
+    translators = [Translator(folder, shortlist=use) for use in (False, True)]
+
+    def best(translator: Any, sentences: Sequence[List[str]]) -> List[List[str]]:
+        return [hypotheses[0][0] for hypotheses in translator.search(sentences)]
+
+    def same(one: List[List[str]], other: List[List[str]]) -> str:
+        return f"{100.0 * sum(a == b for a, b in zip(one, other)) / len(other):.1f}%"
+
+    without, with_it = (best(translator, sources) for translator in translators)
+    scores = [
+        sacrebleu.corpus_bleu([text.plain(line) for line in lines], [references], tokenize=tokenize, force=True).score
+        for lines in (without, with_it)
+    ]
+    few = sources[:ALONE]
+    alone = [[best(translator, [source])[0] for source in few] for translator in translators]
+    size = statistics.mean(len(built.of(source)) for source in sources)
     report = (
         f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
-        f"validation set; {same:.1f}% of the translations are the same; a sentence has {size:.0f} of "
-        f"{len(task.target_dictionary)} words, and {shortlist.coverage(built, pairs):.1f}% of its reference's words"
+        f"validation set; {same(with_it, without)} of the translations are the same in batches, "
+        f"{same(alone[1], alone[0])} of {len(few)} one at a time\n"
+        f"shortlist: {size:.0f} target subwords are possible for a sentence, on average; they have "
+        f"{shortlist.coverage(built, pairs):.1f}% of the references' subwords"
     )
     if scores[1] < scores[0] - SHORTLIST_LOSS and not force:
-        raise ExportError(f"{report}: sacreBLEU may be {SHORTLIST_LOSS} lower (--force writes it anyway)")
+        allowed = f"sacreBLEU may be {SHORTLIST_LOSS} lower: nothing was written (--force writes it anyway)"
+        raise ExportError(f"{report}; {allowed}")
     return report
 
 
@@ -945,7 +970,10 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
     }
     of_text = check_text("", settings, task, args.force)
-    built = None if args.shortlist is None else build_shortlist(args, settings, task)
+    built = None
+    if args.shortlist is not None:
+        samples = shortlist_samples(settings, task, args.force)
+        built = build_shortlist(args, settings, task)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
     reference = Reference(model, task, beam=args.beam, lenpen=args.lenpen, max_len_b=args.max_len_b)
@@ -962,7 +990,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             write_folder(folder, spec, settings, file, built)
             report.append(check(folder, reference, quantization, args.force))
         if built is not None:
-            of_text.append(check_shortlist(folder, settings, task, built, args.force))
+            of_text.append(check_shortlist(folder, settings, samples, built, args.force))
     return "\n".join([*report, *of_text])
 
 
@@ -1002,7 +1030,7 @@ def build_parser() -> argparse.ArgumentParser:
     force_help = (
         "as --replace, and write the model even if too few sentences of the validation set are tokenised as in "
     )
-    force_help += "the data or translated as by the checkpoint"
+    force_help += "the data or translated as by the checkpoint, or if a shortlist costs BLEU or cannot be checked"
     rows = [
         ("--path", {**REQUIRED, **FILE}, "a checkpoint of transformer_rope or transformer"),
         ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries (data-bin)"),
@@ -1048,9 +1076,16 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     refuse_numbers(parser, args)
     if len(args.shortlist or []) not in (0, 2):
         parser.error(f"--shortlist {' '.join(args.shortlist)}: takes two files, or none")
+    for name in ("shortlist_candidates", "shortlist_frequent"):
+        if args.shortlist is None and getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: has no use without --shortlist")
     with ending_in_one_sentence("fairseq-rope export"):
         if args.shortlist is not None:
+            import sacrebleu  # noqa: F401  for the check, which comes last
+
             shortlist.find_aligner()
+            if args.shortlist:
+                shortlist.refuse_corpus(*args.shortlist)
         output = os.path.realpath(args.output)
         if not os.path.isdir(os.path.dirname(output)):
             raise ExportError(f"--output {args.output}: must be in a folder that exists")

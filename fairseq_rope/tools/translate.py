@@ -104,7 +104,7 @@ NUMBERS = {
     "lenpen": _number(100),
     "segment_tokens": _integer(1, LONGEST),
     "shortlist_candidates": _integer(1, 1_000_000),
-    "shortlist_frequent": _integer(0, 1_000_000),
+    "shortlist_frequent": _integer(1, 1_000_000),
 }
 _SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
 # The allowed values of each setting.
@@ -284,6 +284,7 @@ class Translator:
                 self._refuse_other_vocabulary(folder)
         except (RuntimeError, ValueError, IndexError) as error:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
+        self._known = frozenset(_vocabulary(folder, "source")[1]) if self.shortlist else frozenset()
         kind = self.settings["quantization"] if device == "cpu" else device
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
         self._together = Together(self._search, self._cores)
@@ -320,12 +321,9 @@ class Translator:
         options = {"beam_size": 1, "max_decoding_length": 1, "return_logits_vocab": True}
         (result,) = self._model.translate_batch([["<unk>"]], **options)
         scored = result.logits[0][0].shape[-1]
-        names = ("shared_vocabulary.json", "target_vocabulary.json")
-        path = next(path for name in names if os.path.exists(path := os.path.join(folder, name)))
-        with open(path, encoding="utf-8") as file:
-            count = len(json.load(file))
-        if count != scored:
-            raise ValueError(f"{os.path.basename(path)} has {count} words, and the model has {scored}")
+        name, words = _vocabulary(folder, "target")
+        if len(words) != scored:
+            raise ValueError(f"{name} has {len(words)} words, and the model has {scored}")
 
     @overload
     def translate(self, text: str, beam: Optional[int] = ..., lenpen: Optional[float] = ...) -> str: ...  # type: ignore[overload-overlap]
@@ -589,7 +587,11 @@ class Translator:
         beam = settings["beam"] if beam is None else beam
         lenpen = settings["lenpen"] if lenpen is None else lenpen
         # CTranslate2 calls padding <blank>, and attends to it.
-        words = [["<unk>" if w == "<blank>" else w for w in source if w != "<pad>"] for source in sources]
+        known = self._known  # CTranslate2 looks a word up in the shortlist as it is
+        words = [
+            ["<unk>" if w == "<blank>" or known and w not in known else w for w in source if w != "<pad>"]
+            for source in sources
+        ]
 
         max_len_b: int = settings["max_len_b"]
         positions: int = settings["positions"]["target"] or sys.maxsize
@@ -670,6 +672,15 @@ class Translator:
             scores = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
         order = sorted(range(len(hypotheses)), key=lambda n: -scores[n])
         return [(hypotheses[n], scores[n] / math.log(2)) for n in order[: nbest or 1]]
+
+
+def _vocabulary(folder: str, side: str) -> Tuple[str, List[str]]:
+    """Return the name of the file with the words of a side, "source" or "target", in *folder*, and the words."""
+    names = ("shared_vocabulary.json", f"{side}_vocabulary.json")
+    name = next(name for name in names if os.path.exists(os.path.join(folder, name)))
+    with open(os.path.join(folder, name), encoding="utf-8") as file:
+        words: List[str] = json.load(file)
+    return name, words
 
 
 def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[List[int]]:

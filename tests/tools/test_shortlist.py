@@ -1,8 +1,14 @@
 """fairseq_rope/tools/shortlist.py, and the shortlist in exports and translations."""
 
 import json
+import os
+import re
 import shutil
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +59,9 @@ def aligner(tmp_path_factory, monkeypatch):
         ("a b@@ c@@ d e", [range(0, 1), range(1, 4), range(4, 5)]),
         ("▁a ▁b c d ▁e", [range(0, 1), range(1, 4), range(4, 5)]),
         ("b ▁a", [range(0, 1), range(1, 2)]),
+        ("▁a b <sep> c ▁d", [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]),
+        ("▁a b c d e f g h", [range(0, 8)]),
+        ("▁a b c d e f g h i", [range(n, n + 1) for n in range(9)]),  # Japanese has no spaces
         ("a b@@", [range(0, 1), range(1, 2)]),
         ("", []),
     ],
@@ -89,8 +98,41 @@ def test_a_missing_or_failing_program_is_named(aligner, monkeypatch):
     with pytest.raises(InputError, match="the corpus has no pair of sentences"):
         list(align([([], ["x"])], program))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(InputError, match="needs the program eflomal-align; install it with pip install eflomal"):
+    with pytest.raises(InputError, match="needs the program eflomal-align; install it .* pip install 'eflomal>=2,<3'"):
         build([(["a"], ["x"])])
+
+
+@pytest.mark.parametrize(
+    "links, message",
+    [
+        ("0-0", "wrote 1 and 1 lines for 2 pairs"),
+        ("0-0\\n0-5", "wrote '0-5' for a pair of 1 and 1 subwords"),
+        ("0-0\\n0:0", "wrote '0:0' for a pair"),
+    ],
+)
+def test_links_that_do_not_fit_the_corpus_are_refused(aligner, links, message):
+    aligner(text=f"#!/bin/sh\nprintf '{links}\\n' | tee $6 > $8\n")
+    with pytest.raises(InputError, match=message):
+        build([(["a"], ["x"]), (["b"], ["y"])])
+
+
+def test_an_export_that_ends_early_ends_the_program_and_its_children(aligner, tmp_path):
+    program = aligner(text=f"#!/bin/sh\n(sleep 300; true) & echo $! > {tmp_path}/child; wait\n")
+
+    def interrupt():
+        while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(align([(["a"], ["x"])], program))
+    child = int((tmp_path / "child").read_text())
+    for _ in range(1000):
+        if not Path(f"/proc/{child}").exists() or "\tZ" in Path(f"/proc/{child}/status").read_text():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it still runs")
 
 
 @pytest.mark.skipif(shutil.which(ALIGNER) is None, reason="eflomal is not installed")
@@ -109,11 +151,12 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_translates_the_same
     aligner, trained, data_bin, tmp_path, capsys
 ):
     aligner()
-    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--shortlist-frequent", 1)
+    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist")
     report = capsys.readouterr().out
-    assert "shortlist: sacreBLEU" in report and "100.0% of the translations are the same" in report
+    assert "100.0% of the translations are the same in batches, 100.0% of 20 one at a time" in report
+    assert "they have 100.0% of the references' subwords" in report
     lines = dict(line.split("\t") for line in (folder / "vmap.txt").read_text().splitlines())
-    assert lines.pop("") in {word.upper() for word in lines}
+    assert set(lines.pop("").split()) == {word.upper() for word in lines}, "all are frequent here"
     assert {source: [source.upper()] for source in lines} == {k: v.split() for k, v in lines.items()}
     assert "vmap.txt" in json.loads((folder / "fairseq_rope.json").read_text())["sha256"]
     assert "--no-shortlist" in (folder / "README.md").read_text()
@@ -123,7 +166,7 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_translates_the_same
     # The texts of the corpus give the same shortlist; a folder with one may be replaced.
     text = [str(data_bin.parent / "text" / f"train.{language}") for language in ("en", "de")]
     first = (folder / "vmap.txt").read_bytes()
-    exported(trained, data_bin, folder, "--replace", "--shortlist", *text, "--shortlist-frequent", 1)
+    exported(trained, data_bin, folder, "--replace", "--shortlist", *text)
     assert (folder / "vmap.txt").read_bytes() == first
 
 
@@ -145,6 +188,10 @@ def test_only_words_of_the_shortlist_are_found_unless_it_is_off(with_few_words, 
         return capsys.readouterr().out
 
     assert "CAT" not in translated() and "CAT" in translated("--no-shortlist")
+    # An unknown word has the candidates of <unk>, as in the training data.
+    Shortlist(["THE"], {"the": ["THE"], "<unk>": ["RED", "HOUSE"]}).write(str(with_few_words / "vmap.txt"))
+    (tmp_path / "in").write_text("xyz the\n")
+    assert set(translated().split()) <= {"THE", "RED", "HOUSE", "<unk>"}
 
 
 def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
@@ -153,14 +200,40 @@ def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
     aligner()
     monkeypatch.setattr(shortlist, "build", lambda *_: Shortlist(["THE"], {}))
     wrong = ("--shortlist",)
-    with pytest.raises(SystemExit, match=r"sacreBLEU may be 0.2 lower \(--force writes it anyway\)"):
+    with pytest.raises(SystemExit, match=r"sacreBLEU may be 0.2 lower: nothing was written"):
         exported(trained, data_bin, tmp_path / "model", *wrong)
     assert not (tmp_path / "model").exists()
     exported(trained, data_bin, tmp_path / "model", *wrong, "--force")
     assert (tmp_path / "model" / "vmap.txt").exists()
     monkeypatch.setattr(export, "validation_pairs", lambda *_: [])
+    settings = {"positions": {"source": None, "target": None}}
     with pytest.raises(ExportError, match="cannot be checked without a validation set"):
-        export.check_shortlist("", {}, loaded[1], Shortlist([], {}))
+        export.shortlist_samples(settings, loaded[1], force=False)
+    assert "was not checked" in export.check_shortlist("", settings, [], Shortlist([], {}), force=True)
+    monkeypatch.setattr(export, "validation_pairs", lambda *_: [([4] * 5, [4]), ([4], [4] * 9), ([4], [4])])
+    settings = {"positions": {"source": 5, "target": 9}}  # with the end of the sentence
+    assert [(len(a), len(b)) for a, b in export.shortlist_samples(settings, loaded[1], force=False)] == [(1, 1)]
+
+
+def test_the_report_and_the_bound_are_of_the_right_side(model, loaded, tmp_path):
+    """The references are the translations without a shortlist."""
+    folder, settings = tmp_path / "few", json.loads((model / "fairseq_rope.json").read_text())
+    shutil.copytree(model, folder)
+    sources = [line.split() for line in ("the red cat sees a dog", "a big house", "the old dog takes the book")]
+    pairs = [(source, best[0][0]) for source, best in zip(sources, Translator(str(model)).search(sources), strict=True)]
+    few = Shortlist([], {"cat": ["CAT"]})
+    few.write(str(folder / "vmap.txt"))
+    with pytest.raises(ExportError, match="may be 0.2 lower: nothing was written") as refused:
+        export.check_shortlist(str(folder), settings, pairs, few, force=False)
+    report = str(refused.value)
+    lower, higher = map(float, re.search(r"sacreBLEU (\S+), and (\S+) without it, on 3", report).groups())
+    assert lower < 90 and higher == pytest.approx(100.0)
+    assert "; 0.0% of the translations are the same in batches, 0.0% of 3 one at a time" in report
+    assert "0 target subwords are possible" in report
+    everything = Shortlist([word for word in loaded[1].target_dictionary.symbols if word.isupper()], {})
+    everything.write(str(folder / "vmap.txt"))
+    report = export.check_shortlist(str(folder), settings, pairs, everything, force=False)
+    assert "sacreBLEU 100.00, and 100.00 without it" in report and "; 100.0% of the translations" in report
 
 
 @pytest.mark.parametrize(
@@ -168,8 +241,10 @@ def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
     [
         (["--shortlist", "one"], "--shortlist one: takes two files, or none"),
         (["--shortlist", "--shortlist-candidates", 0], "--shortlist-candidates 0: must be an integer from 1"),
-        (["--shortlist", "{folder}/two", "{folder}/three"], "the first file has only 2 lines"),
-        (["--shortlist", "{folder}/three", "{folder}/two"], "the second file has only 2 lines"),
+        (["--shortlist", "--shortlist-frequent", 0], "--shortlist-frequent 0: must be an integer from 1"),
+        (["--shortlist-frequent", 9], "--shortlist-frequent 9: has no use without --shortlist"),
+        (["--shortlist", "{folder}/two", "{folder}/three"], "they have 2 and 3 lines, not as many"),
+        (["--shortlist", "{folder}/three", "{folder}/two"], "they have 3 and 2 lines, not as many"),
         (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
     ],
 )
@@ -184,18 +259,20 @@ def test_wrong_corpora_end_in_one_sentence(aligner, trained, data_bin, tmp_path,
     assert not (tmp_path / "model").exists()
 
 
-def test_data_without_a_training_set_name_the_way_out(aligner, trained, data_bin, tmp_path):
+def test_missing_training_data_are_refused_with_the_other_possibility(aligner, trained, data_bin, tmp_path):
     aligner()
     shutil.copytree(data_bin, tmp_path / "bin")
     for path in (tmp_path / "bin").glob("train.*"):
         path.unlink()
-    with pytest.raises(SystemExit, match="has no training set; name two files of parallel text"):
+    with pytest.raises(SystemExit, match="its training set is missing; name two files of parallel text"):
         exported(trained, tmp_path / "bin", tmp_path / "model", "--shortlist")
 
 
-def test_the_separator_of_documents_is_always_possible(aligner, monkeypatch):
+def test_the_separator_of_documents_is_always_possible(aligner, tmp_path):
     aligner()
-    monkeypatch.setattr(shortlist, "read_corpus", lambda *_: [(["a"], ["x"])])
-    arguments = export.build_parser().parse_args("--path p --data d --output o --shortlist s t".split())
+    for name, word in (("s", "a"), ("t", "x")):
+        (tmp_path / name).write_text(f"{word}\n")
+    texts = f"--shortlist {tmp_path}/s {tmp_path}/t"
+    arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
     assert export.build_shortlist(arguments, settings, None).frequent == ["x", "<sep>"]
