@@ -1,6 +1,6 @@
 """How long one sentence takes when 1, 4 and 16 clients ask for translations at the same time.
 
-    python -m benchmarks.latency [--size small|base] [--clients 1 4 16] [--sentences 1000] [--json]
+    python -m benchmarks.latency [--size small|base] [--clients 1 4 16] [--sentences 1000] [--rounds N] [--json]
 
 The clients are threads of one process with one Translator of an int8 export. Each asks for the next sentence when it
 has the last one. Weights are random: an output ends at 5 subwords more than its source. Sentences have real lengths.
@@ -49,7 +49,8 @@ def main() -> None:
     args = parser.parse_args()
     vocabulary = dictionary(SIZES[args.size]["vocab"])
     _, pairs = sentences(args.size, vocabulary)
-    lines = [" ".join(vocabulary[n] for n in pairs[number % len(pairs)][0]) for number in range(args.sentences)]
+    count = args.rounds * args.sentences
+    lines = [" ".join(vocabulary[n] for n in pairs[number % len(pairs)][0]) for number in range(count)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Exported(SIZES[args.size], vocabulary, pairs, "int8", Path(folder, "model")).folder

@@ -3,11 +3,14 @@
 import os
 
 import pytest
+import torch
 
-from benchmarks import linear_attention, long_inputs, processes
+from benchmarks import linear_attention, long_inputs, processes, serve
 from benchmarks.alternating import report
 from benchmarks.generate import ARCHS, Translating
 from benchmarks.processes import OutOfMemoryError, in_a_process
+from benchmarks.subjects import dictionary
+from fairseq_rope.tools.shortlist import Shortlist
 
 
 def test_a_process_returns_its_result_and_its_own_peak():
@@ -75,6 +78,23 @@ def test_the_encoder_reads_and_the_search_writes_the_stated_number_of_tokens(mon
     (((best, *_),),) = Translating(arch, "small", 1, 30).translate()
     assert len(best["tokens"]) == 30
     assert long_inputs.search_seconds(arch, "small", 3) > 0
+
+
+def test_exports_keep_torchs_threads_and_use_their_shortlist(monkeypatch, tmp_path):
+    """CTranslate2 changes torch's number of threads when it loads a model."""
+    threads, vocabulary = torch.get_num_threads(), dictionary(60)
+    monkeypatch.setattr(serve, "THREADS", 3)
+    torch.set_num_threads(3)
+    size = {"layers": 1, "width": 16, "ffn_width": 16, "heads": 2, "vocab": 60}
+    pairs = [([5, 6], 4), ([7], 4)]
+    try:
+        for name, shortlist in (("without", None), ("with", Shortlist(["w9"], {}))):
+            exported = serve.Exported(size, vocabulary, pairs, None, tmp_path / name, shortlist=shortlist)
+            assert torch.get_num_threads() == exported.model.num_translators == 3
+            assert exported.shortlist is (shortlist is not None)
+            exported.translate()
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])

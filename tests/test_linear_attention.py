@@ -283,20 +283,6 @@ def test_models_script_and_give_the_same_numbers(build, name):
     torch.testing.assert_close(teacher_forced(torch.jit.script(model), source, lengths, target), expected)
 
 
-def test_activation_checkpointing_gives_the_same_gradients(build):
-    source, lengths = batch([9, 4, 6], left_pad=True)
-    target, _ = batch([5, 5, 5], left_pad=False, seed=1)
-    gradients = []
-    for checkpoint in (False, True):
-        torch.manual_seed(0)
-        model = build(checkpoint_activations=checkpoint, dropout=0.0, **MODELS["favor"]).train().double()
-        teacher_forced(model, source, lengths, target).square().sum().backward()
-        gradients.append({key: value.grad for key, value in model.named_parameters()})
-    for key, gradient in gradients[0].items():
-        assert bool(gradient.any()), key
-        torch.testing.assert_close(gradients[1][key], gradient, msg=key, rtol=1e-9, atol=1e-9)
-
-
 REFUSED = {
     "biases": (
         {**LINEAR, "position_encoding": "alibi"},

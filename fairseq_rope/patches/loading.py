@@ -369,7 +369,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     positions = positions_of(trainer.cfg.model)
     if not resumes:
         # options that say how to read the weights: the seed is that of the vectors in the checkpoint
-        of_weights = {"rope_layout", "favor_seed" if positions.get("feature_map") == "favor" else "rope_layout"}
+        of_weights = ["rope_layout", *(["favor_seed"] if positions.get("feature_map") == "favor" else [])]
         positions = {name: value for name, value in positions.items() if name in of_weights}
     reading = Reading([path], languages, positions, positions_of, resumes=resumes, path=path)
     with _reading_for(reading):

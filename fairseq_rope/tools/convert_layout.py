@@ -173,7 +173,7 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
     other parameters, *rows* itself is returned.
     """
     from ..positions.rotary import rotary_dim
-    from ..transformer.config import block_options
+    from ..transformer.config import block_options, is_linear
 
     module, _, parameter = name.rpartition(".self_attn.")
     part = parameter.split(".")[0]
@@ -183,7 +183,7 @@ def _convert(name: str, rows: "Tensor", options: Namespace, layout: str) -> "Ten
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
     side = "encoder" if "encoder" in module.split(".") else "decoder"
     block = block_options(options)
-    rotates_features = block[f"{side}_attention_type"] == "linear" and block["feature_map"] == "favor"
+    rotates_features = is_linear(options, side) and block["feature_map"] == "favor"
     if not _rotates(options, side) or rotates_features != (part == "feature_map"):
         return rows
     heads = getattr(options, f"{side}_attention_heads") if part.endswith("proj") else 1  # heads share the others

@@ -632,11 +632,12 @@ def build_shortlist(args: argparse.Namespace, settings: Dict[str, Any], task: An
         try:
             task.load_dataset("train")
             data = task.dataset("train")
-            assert data.tgt is not None and len(data.tgt) == len(data.src), "it has no targets"
         except FileNotFoundError:
             raise ExportError(f"{training} is missing; name two files of parallel text") from None
         except Exception as error:  # as in validation_pairs
             raise ExportError(f"{training} cannot be read ({error})") from error
+        if data.tgt is None:
+            raise ExportError(f"{training} has no target side; name two files of parallel text")
         pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
     built = shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent)
     if settings["segments"]:
@@ -1081,8 +1082,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: has no use without --shortlist")
     with ending_in_one_sentence("fairseq-rope export"):
         if args.shortlist is not None:
-            import sacrebleu  # noqa: F401  for the check, which comes last
-
             shortlist.find_aligner()
             if args.shortlist:
                 shortlist.refuse_corpus(*args.shortlist)

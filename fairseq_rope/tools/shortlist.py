@@ -17,12 +17,11 @@ import sys
 import tempfile
 from typing import Counter, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..errors import InputError
+from ..errors import REQUIREMENTS, InputError
 from ..lines import count_lines, lines_of
 from ..segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
-REQUIREMENT = "eflomal>=2,<3"
 CANDIDATES, FREQUENT = 200, 50  # docs/serving.md has what they gave on Multi30k
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
@@ -62,9 +61,10 @@ def find_aligner() -> str:
     beside_python = os.path.join(os.path.dirname(sys.executable), ALIGNER)
     program = beside_python if os.access(beside_python, os.X_OK) else shutil.which(ALIGNER)
     if program is None:
+        requirement = REQUIREMENTS["eflomal"]
         raise InputError(
             f"--shortlist: needs the program {ALIGNER}; install it (its licence is the GPL) with "
-            f"pip install '{REQUIREMENT}'"
+            f"pip install '{requirement}'"
         )
     return program
 
@@ -93,7 +93,7 @@ def align(pairs: Iterable[Pair], program: str) -> Iterator[Tuple[Tokens, Tokens,
         if not os.path.getsize(paths["s"]):
             raise InputError("--shortlist: the corpus has no pair of sentences")
         flags = [word for flag, path in paths.items() for word in (f"-{flag}", path)]
-        # eflomal starts a program of its own, which must end with it
+        # eflomal starts another program, which must end with it
         process = subprocess.Popen(
             [program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -11,15 +11,15 @@ class _Request:
         self.item, self.options = item, options
         self.batch: List[_Request] = []  # of a request whose thread makes the next call
         self.result: Any = None
-        self.error: Any = None
+        self.error: Any = RuntimeError("Ctrl-C ended the thread that computed it")  # until there is a result
         self.woken = threading.Event()
 
 
 class Together:
     """Collects the requests that arrive while the function runs, and gives them to its next call.
 
-    No thread of its own exists: a thread whose request can run at once makes the call, also for the requests that
-    wait with the same options. When it returns, a thread that waits makes the next call. So a request that is alone
+    There is no further thread: a thread whose request can run at once makes the call, also for the requests that wait
+    with the same options. When it returns, a thread that waits makes the next call. So a request that is alone
     does not wait.
 
     Args:
@@ -41,7 +41,15 @@ class Together:
             if self._calls < self._at_once:
                 self._calls += 1
                 self._take().woken.set()
-        request.woken.wait()
+        try:
+            request.woken.wait()
+        except BaseException:  # Ctrl-C: the others must not wait for this thread
+            with self._lock:
+                if request in self._waiting:
+                    self._waiting.remove(request)
+            if request.batch:
+                self._call(request.batch)
+            raise
         if request.batch:
             self._call(request.batch)
         if request.error is not None:
@@ -72,7 +80,7 @@ class Together:
         try:
             results = self._run([request.item for request in batch], **batch[0].options)
             for request, result in zip(batch, results):
-                request.result = result
+                request.result, request.error = result, None
         except Exception as error:
             if len(batch) > 1:
                 for request in batch:

@@ -282,9 +282,9 @@ class Translator:
             self._model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], max_decoding_length=1)
             if device == "cpu":  # on GPUs, CTranslate2 may pad the output
                 self._refuse_other_vocabulary(folder)
+            self._known = frozenset(_vocabulary(folder, "source")[1] if self.shortlist else ())
         except (RuntimeError, ValueError, IndexError) as error:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
-        self._known = frozenset(_vocabulary(folder, "source")[1]) if self.shortlist else frozenset()
         kind = self.settings["quantization"] if device == "cpu" else device
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
         self._together = Together(self._search, self._cores)

@@ -1,5 +1,7 @@
 """fairseq_rope/tools/together.py: requests of several threads share calls."""
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,6 +81,69 @@ def test_only_the_request_that_fails_gets_the_error():
         with pytest.raises(ValueError, match="thirteen"):
             later[1].result(TIMEOUT)
     assert together(1) == 2
+
+
+def in_a_thread(call, *args):
+    """Start *call*, and return the list that gets its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call(*args)))
+    thread.start()
+    return thread, results
+
+
+def test_ctrl_c_while_waiting_leaves_the_others_their_results():
+    """The main thread waits for a call of another thread. Ctrl-C ends its wait, and a later request is computed."""
+    run = Counting()
+    together = Together(run, at_once=1)
+    first, of_first = in_a_thread(together, 1)
+    assert run.entered.wait(TIMEOUT)
+
+    def interrupt():
+        waiting(together, 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    in_a_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        together(2)
+    later, of_later = in_a_thread(together, 3)
+    waiting(together, 1)
+    run.may_end.set()
+    for thread in (first, later):
+        thread.join(TIMEOUT)
+    assert (of_first, of_later) == ([2], [6])
+    assert [items for items, _ in run.calls] == [[1], [3]]
+
+
+def test_ctrl_c_in_the_call_is_an_error_of_the_others_and_no_result():
+    run = Counting()
+    together = Together(run, at_once=1)
+    first, _ = in_a_thread(together, 1)
+    assert run.entered.wait(TIMEOUT)
+    errors = []
+
+    def ask(item):
+        with pytest.raises(RuntimeError) as error:
+            together(item)
+        errors.append(str(error.value))
+
+    def interrupted(items, **options):
+        raise KeyboardInterrupt
+
+    def then():
+        waiting(together, 1)
+        other, _ = in_a_thread(ask, 3)
+        waiting(together, 2)
+        together._run = interrupted
+        run.may_end.set()
+        other.join(TIMEOUT)
+
+    helper, _ = in_a_thread(then)
+    with pytest.raises(KeyboardInterrupt):
+        together(2)
+    helper.join(TIMEOUT)
+    assert errors == ["Ctrl-C ended the thread that computed it"]
+    together._run = run
+    assert together(4) == 8
 
 
 def test_many_threads_get_their_own_results():

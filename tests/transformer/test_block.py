@@ -398,13 +398,14 @@ def test_16_bit_gradients_are_close_to_float32_gradients(build, dtype, tolerance
     assert float((actual - expected).norm() / expected.norm()) < tolerance
 
 
-def test_activation_checkpointing_gives_the_same_gradients(build):
+@pytest.mark.parametrize("more", [{}, {"attention_type": "linear", "feature_map": "favor"}])
+def test_activation_checkpointing_gives_the_same_gradients(build, more):
     source, lengths = batch([9, 4, 6], left_pad=True)
     target, _ = batch([5, 5, 5], left_pad=False, seed=1)
     gradients = []
     for checkpoint in (False, True):
         torch.manual_seed(0)
-        model = build(checkpoint_activations=checkpoint, **MODELS["all"]).train().double()
+        model = build(checkpoint_activations=checkpoint, **MODELS["all"], **more).train().double()
         torch.manual_seed(1)
         teacher_forced(model, source, lengths, target).square().sum().backward()
         gradients.append({key: value.grad for key, value in model.named_parameters()})
