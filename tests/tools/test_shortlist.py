@@ -122,6 +122,7 @@ def test_an_export_that_ends_early_ends_the_program_and_its_children(aligner, tm
     def interrupt():
         while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
             time.sleep(0.01)
+        time.sleep(0.5)  # on a busy machine, the main thread may still be starting the program
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
