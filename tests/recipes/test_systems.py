@@ -53,6 +53,27 @@ def test_the_encodings_of_the_recipes_are_all_encodings():
     assert {system.name for system in all_systems} == set(ENCODINGS) and all_systems[0].name == "sinusoidal"
 
 
+def test_the_parts_of_the_block_have_equal_parameters_where_possible():
+    from fairseq import options
+    from fairseq.tasks.translation import TranslationTask
+
+    from benchmarks.subjects import dictionary
+
+    words = dictionary(4000)
+    sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers=2", "embed-dim=128")]
+    sizes += [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("ffn-embed-dim=256", "attention-heads=4")]
+    numbers = {}
+    for system in chosen("--systems", ROOT / "recipes" / "compare" / "block.yaml")[0]:
+        flags = ["data", "--arch", system.arch, *shlex.split(system.flags), *sizes, "--share-all-embeddings"]
+        args = options.parse_args_and_arch(options.get_training_parser(), flags)
+        model = TranslationTask(args, words, words).build_model(args)
+        numbers[system.name] = sum(parameter.numel() for parameter in model.parameters())
+    rope, fewer = numbers["rope"], numbers.pop("one-kv-head")
+    assert all(abs(number - rope) < 0.01 * rope for number in numbers.values()), numbers
+    # keys and values of 6 attention layers have 32 rows instead of 128, and as many biases
+    assert fewer == rope - 6 * 2 * 96 * (128 + 1)
+
+
 def test_a_system_of_a_file_can_have_the_model_of_another_one(tmp_path):
     flags = "--model-overrides \"{'a': 1}\" --beam 9"
     systems_of_file = {"long": {"of": "half", "generate": flags}, "half": f"--arch {HALF.arch} {HALF.flags}"}
