@@ -60,8 +60,8 @@ def test_the_parts_of_the_block_have_equal_parameters_where_possible():
     from benchmarks.subjects import dictionary
 
     words = dictionary(4000)
-    sizes = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("layers=2", "embed-dim=128")]
-    sizes += [f"--{side}-{name}" for side in ("encoder", "decoder") for name in ("ffn-embed-dim=256", "attention-heads=4")]
+    sizes = "layers=2 embed-dim=128 ffn-embed-dim=256 attention-heads=4".split()
+    sizes = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in sizes]
     numbers = {}
     for system in chosen("--systems", ROOT / "recipes" / "compare" / "block.yaml")[0]:
         flags = ["data", "--arch", system.arch, *shlex.split(system.flags), *sizes, "--share-all-embeddings"]
