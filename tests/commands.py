@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-import torch
 from fairseq import checkpoint_utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -25,13 +24,10 @@ PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
 QUICK_START = str(ROOT / "tests" / "quick_start")
-# One thread: enough for tiny models, and two processes do not compete for the cores.
 ENVIRONMENT = {
     **os.environ,
-    "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
 }
-torch.set_num_threads(1)
 # At each start, fairseq gives hydra the same 300 options. Parsing them takes a quarter of a command's time.
 _parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))
