@@ -24,10 +24,7 @@ PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
 QUICK_START = str(ROOT / "tests" / "quick_start")
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")])),
-}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")]))}
 # At each start, fairseq gives hydra the same 300 options. Parsing them takes a quarter of a command's time.
 _parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))

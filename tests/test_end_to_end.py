@@ -59,6 +59,7 @@ def test_average_generate_and_interactive_agree(trained_checkpoints, data_bin):
     assert outputs(run_program("fairseq-interactive", data_bin, *flags, input=source).stdout) == generated
 
 
+@pytest.mark.slow
 def test_killed_training_resumes_with_the_same_losses(trained_checkpoints, data_bin, tmp_path):
     folder, undisturbed = trained_checkpoints
     command = training(data_bin, tmp_path, *FLAGS, "--keep-last-epochs", 3)
@@ -101,6 +102,7 @@ def test_a_sinusoidal_checkpoint_is_finetuned_with_rotary_positions(data_bin, tm
         assert set(valid_losses(output)) == {1, 2}
 
 
+@pytest.mark.slow
 def test_hydra_trains_the_same_model(trained_checkpoints, data_bin, tmp_path):
     (tmp_path / "rope.yaml").write_text(
         f"""# @package _group_

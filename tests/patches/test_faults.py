@@ -438,6 +438,7 @@ def weights_equal(one, other):
     return all(torch.equal(one[name], weight) for name, weight in other.items())
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_training_resumes_from_the_good_checkpoints(data_bin, trained, tmp_path):
     options = ["--max-epoch", 3, "--keep-last-epochs", 3]
     disk, copy, log = (tmp_path / name for name in ("disk", "copy", "log"))

@@ -244,6 +244,7 @@ def test_a_stage_depends_on_every_setting_that_it_reads():
 UNCHECKED = "import recipes.pipeline.__main__ as run; run.check_flags = lambda _: None; run.main()"
 
 
+@pytest.mark.slow
 def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copied, capsys, monkeypatch):
     """A full disk and a power cut interrupt two runs; the third completes the training."""
     shutil.rmtree(copied / MODEL)

@@ -194,7 +194,7 @@ def arguments(**options):
     return argparse.Namespace(**{"launcher": "local", "jobs": 1, "slurm": [], "slurm_partition": None, **options})
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
     names = ["first", "search", "fails", *(["dies"] if jobs > 1 else []), "last"]
     monkeypatch.setattr(launch, "train", training_stub(tmp_path))

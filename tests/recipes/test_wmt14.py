@@ -72,6 +72,7 @@ def lines(path):
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_from_tarballs_to_bleu(finished):
     work, printed = finished
     score = json.loads((work / MODEL / "score.json").read_text())
@@ -82,6 +83,7 @@ def test_the_recipe_runs_from_tarballs_to_bleu(finished):
     assert not (work / "downloads").exists(), "the data folder has all files"
 
 
+@pytest.mark.slow
 def test_both_sides_keep_the_same_number_of_lines(finished):
     work, _ = finished
     for name in ("train", "valid", "test"):
@@ -97,6 +99,7 @@ def test_both_sides_keep_the_same_number_of_lines(finished):
         assert all(len(line.splitlines()) <= 1 for line in lines(path)), path
 
 
+@pytest.mark.slow
 def test_the_last_five_checkpoints_are_kept_and_averaged(finished):
     work, _ = finished
     model = work / MODEL
@@ -106,6 +109,7 @@ def test_the_last_five_checkpoints_are_kept_and_averaged(finished):
     assert all(name in log for name in names)
 
 
+@pytest.mark.slow
 def test_fairseq_interactive_with_the_documented_flags_gives_the_recipes_translations(finished, monkeypatch):
     """fairseq-interactive with the flags of docs/recipes.md gives the translations of the test set."""
     work, _ = finished
@@ -124,6 +128,7 @@ def test_fairseq_interactive_with_the_documented_flags_gives_the_recipes_transla
     assert translated == lines(model / "hypotheses.de")[:10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage, folder, stop_before", [(2, "raw", 3), (3, "tokenised", 4), (5, "bpe", 3)])
 def test_an_interrupted_text_stage_ends_with_the_same_bytes(finished, data, tmp_path, stage, folder, stop_before):
     work, copied = finished[0], tmp_path / "work"
@@ -139,6 +144,7 @@ def test_an_interrupted_text_stage_ends_with_the_same_bytes(finished, data, tmp_
         assert (copied / folder / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_the_commands_of_a_run_and_writes_nothing(finished, data, tmp_path):
     work, printed = finished
     run, dry_run = (

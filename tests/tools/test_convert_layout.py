@@ -52,6 +52,7 @@ def test_the_other_layout_gives_the_same_output_and_converting_back_the_same_wei
     assert not torch.allclose(logits(tmp_path / "wrong.pt"), logits(path), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_converted_checkpoint_translates_the_same(data_bin, trained, tmp_path):
     path, turned = trained / "checkpoint_last.pt", tmp_path / "half.pt"
     convert(path, "half", turned)
