@@ -28,7 +28,7 @@ from fairseq.tasks.translation import load_langpair_dataset
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
-from fairseq_rope.tools.export import to_spec, words
+from fairseq_rope.tools.ctranslate2_model import to_spec, words
 from fairseq_rope.tools.shortlist import Shortlist
 from fairseq_rope.tools.shortlist import build as build_shortlist
 from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, SHORTLIST, checksum, in_batches

@@ -25,8 +25,9 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_rope.positions.absolute import NoPositions
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.tools import export
-from fairseq_rope.tools.export import ExportError, main, refuse_unsupported, replacing, to_spec, words
+from fairseq_rope.tools import ctranslate2_model, export, export_checks
+from fairseq_rope.tools.ctranslate2_model import ExportError, refuse_unsupported, to_spec, words
+from fairseq_rope.tools.export import main, replacing
 from fairseq_rope.tools.translate import Text, TranslateError, Translator
 from fairseq_rope.transformer import architectures as presets
 from fairseq_rope.transformer.config import block_options
@@ -35,13 +36,13 @@ from tests.commands import ENVIRONMENT, ROOT
 
 @pytest.fixture(autouse=True)
 def _fewer_samples(monkeypatch):
-    monkeypatch.setattr(export, "SAMPLES", 20)
+    monkeypatch.setattr(export_checks, "SAMPLES", 20)
 
 
 @pytest.fixture
 def without_validation_set(monkeypatch):
     """Skip the slow comparison of translations in tests of something else."""
-    monkeypatch.setattr(export, "validation_pairs", lambda task: [])
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: [])
 
 
 def strong(model):
@@ -66,8 +67,8 @@ def write(model, task, folder, quantization=None, change=lambda spec: None):
 
 
 def check(folder, model, task, quantization=None, force=False):
-    reference = export.Reference(model, task, beam=4, lenpen=0.6, max_len_b=50)
-    return export.check(str(folder), reference, quantization, force)
+    reference = export_checks.Reference(model, task, beam=4, lenpen=0.6, max_len_b=50)
+    return export_checks.check(str(folder), reference, quantization, force)
 
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -176,13 +177,13 @@ def test_every_option_scores_as_in_the_checkpoint(build, task, tmp_path, name):
     assert "differ from the checkpoint's by" in check(folder, model, task)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     if name == "few learnt positions":
-        assert (export.positions(model.encoder), export.positions(model.decoder)) == (30, 20)
+        assert (ctranslate2_model.positions(model.encoder), ctranslate2_model.positions(model.decoder)) == (30, 20)
 
 
 @pytest.mark.parametrize("name", list(ENCODINGS))
 def test_every_position_encoding_scores_as_in_the_checkpoint(build, task, tmp_path, monkeypatch, name):
     """Of short sentences, and of some that are longer than all distances with biases or vectors of their own."""
-    monkeypatch.setattr(export, "LONGEST_SAMPLE", 300)
+    monkeypatch.setattr(export_checks, "LONGEST_SAMPLE", 300)
     model = strong(build(**{"arch": "transformer_rope_tiny", **ENCODINGS[name]}))
     refuse_unsupported(model, "model.pt")
     assert "differ from the checkpoint's by" in check(write(model, task, tmp_path / "model"), model, task)
@@ -222,7 +223,10 @@ def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_p
     model = build(arch, max_source_positions=3000, max_target_positions=3000, **encoding)
     translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 2100, [task.target_dictionary.nspecial] * 1400)]
-    (actual,), (expected,) = (export.exported_scores(translator, task, pairs), export.torch_scores(model, task, pairs))
+    (actual,), (expected,) = (
+        export_checks.exported_scores(translator, task, pairs),
+        export_checks.torch_scores(model, task, pairs),
+    )
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
 
@@ -466,7 +470,7 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
 
 @pytest.mark.usefixtures("without_validation_set")
 def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_bin, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "POSITIONS", 40)
+    monkeypatch.setattr(ctranslate2_model, "POSITIONS", 40)
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["cfg"]["model"].encoder_position_encoding = "alibi"
     state["cfg"]["model"].alibi_type = "asymmetric"
@@ -631,7 +635,7 @@ def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monk
 def test_a_model_that_fails_its_check_is_removed(trained, data_bin, model, tmp_path, monkeypatch, quantization):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").read_bytes()
-    monkeypatch.setitem(export.BOUNDS, quantization, 0.0)
+    monkeypatch.setitem(export_checks.BOUNDS, quantization, 0.0)
     with pytest.raises(SystemExit, match="nothing was written"):
         exported(trained, data_bin, folder, "--replace", "--quantization", "int8")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -699,8 +703,8 @@ def test_wrong_flags_end_in_one_sentence(trained, data_bin, tmp_path, change, me
 
 
 def test_samples_have_all_lengths_and_are_deterministic(task):
-    pairs = export.random_pairs(task, 128)
-    assert pairs == export.random_pairs(SimpleNamespace(**vars(task)), 128)
+    pairs = export_checks.random_pairs(task, 128)
+    assert pairs == export_checks.random_pairs(SimpleNamespace(**vars(task)), 128)
     lengths = [len(source) for source, _ in pairs]
     assert min(lengths) == 1 and max(lengths) > 100
 
@@ -709,10 +713,10 @@ def test_validation_translations_are_compared_and_fairseq_searches_only_once(mod
     checkpoint, task = loaded
     with torch.no_grad():  # gives other translations
         checkpoint.decoder.layers[0].fc2.weight.neg_()
-    reference = export.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
-    same = export.agreeing(str(model), reference)
+    reference = export_checks.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
+    same = export_checks.agreeing(str(model), reference)
     monkeypatch.setattr("fairseq.sequence_generator.SequenceGenerator", None)
-    assert export.agreeing(str(model), reference) == same < 20
+    assert export_checks.agreeing(str(model), reference) == same < 20
 
 
 def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp_path, capsys):
@@ -727,7 +731,7 @@ def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp
 
 def test_a_quantised_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
     same = iter([9, 9])  # in float32, in int8
-    monkeypatch.setattr(export, "agreeing", lambda *_: next(same))
+    monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(same))
     arguments = (trained, data_bin, tmp_path / "model", "--quantization", "int8")
     with pytest.raises(SystemExit, match="int8.* 9 of 20 sentences .*, and 10 are needed: nothing was written"):
         exported(*arguments)
@@ -814,11 +818,11 @@ def test_segments_that_cannot_be_translated_are_refused(segment_settings, text, 
 def test_the_sentences_of_a_segment_are_compared_with_the_data_one_by_one(monkeypatch):
     dictionary = dictionary_of("dog", ".", "&quot;", "<sep>")  # Moses escapes < and would not give <sep>
     pairs = [([dictionary.index(word) for word in "&quot; dog <sep> . <sep> dog &quot; .".split()], [4])]
-    monkeypatch.setattr(export, "validation_pairs", lambda task: pairs)
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: pairs)
     moses = export.tokenisation(None, None, dictionary, "en", "de")
     for segments, same in ((None, 0), ({"tokens": 9, "separator": "<sep>"}, 1)):
         settings = {"source": "en", "moses": moses, "subwords": None, "segments": segments}
-        (message,) = export.check_text("", settings, SimpleNamespace(source_dictionary=dictionary), force=True)
+        (message,) = export_checks.check_text("", settings, SimpleNamespace(source_dictionary=dictionary), force=True)
         assert message.startswith(f"{same} of 1 sources")
 
 
@@ -830,7 +834,7 @@ def test_sources_of_up_to_200_tokens_are_compared_even_if_most_are_longer(task):
     )
     of_documents = TranslationTask(SimpleNamespace(data="", left_pad_source=True), *[task.source_dictionary] * 2)
     of_documents.datasets["valid"] = pairs
-    assert [len(source) for source, _ in export.validation_pairs(of_documents)] == [200, 1]
+    assert [len(source) for source, _ in export_checks.validation_pairs(of_documents)] == [200, 1]
 
 
 @pytest.mark.parametrize("other", [6, 7])
@@ -838,27 +842,27 @@ def test_at_least_58_of_64_sources_must_have_the_tokens_of_the_data(monkeypatch,
     dictionary = dictionary_of("dog", "dog's")  # Moses writes the second as two
     words = [dictionary.index(word) for word in ("dog", "dog's")]
     pairs = [([words[n < other]], [4]) for n in range(64)]
-    monkeypatch.setattr(export, "validation_pairs", lambda task: pairs)
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: pairs)
     settings = {"source": "en", "moses": export.tokenisation(None, None, dictionary, "en", "de"), "subwords": None}
     task = SimpleNamespace(source_dictionary=dictionary)
     if other == 6:
-        (message,) = export.check_text("", settings, task)
+        (message,) = export_checks.check_text("", settings, task)
         assert message.startswith("58 of 64 sources")
     else:
         with pytest.raises(ExportError, match="57 of 64 sources .*, and 58 are needed"):
-            export.check_text("", settings, task)
+            export_checks.check_text("", settings, task)
 
 
 def test_a_missing_tokeniser_is_detected(monkeypatch):
     dictionary = Dictionary()
     sentence = "a dog , a cat and a man &apos;s hat .".split()
     pairs = [([dictionary.add_symbol(word) for word in sentence], [4])]
-    monkeypatch.setattr(export, "validation_pairs", lambda task: pairs)
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: pairs)
     task = SimpleNamespace(source_dictionary=dictionary)
     for tokenizer, same in (("moses", 1), ("none", 0)):
         moses = export.tokenisation(tokenizer, None, dictionary, "en", "de")
         settings = {"source": "en", "moses": moses, "subwords": None}
-        (message,) = export.check_text("", settings, task, force=True)
+        (message,) = export_checks.check_text("", settings, task, force=True)
         assert message.startswith(f"{same} of 1 sources")
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.tools import export, shortlist
-from fairseq_rope.tools.export import ExportError
+from fairseq_rope.tools import export, export_checks, shortlist
+from fairseq_rope.tools.ctranslate2_model import ExportError
 from fairseq_rope.tools.shortlist import ALIGNER, Shortlist, align, build, coverage, of_whole_words, words_of
 from fairseq_rope.tools.translate import Translator, main
 from tests.tools.test_export import exported
@@ -210,14 +210,14 @@ def test_a_shortlist_that_costs_bleu_or_cannot_be_checked_needs_force(
     assert not (tmp_path / "model").exists()
     exported(trained, data_bin, tmp_path / "model", *wrong, "--force")
     assert (tmp_path / "model" / "vmap.txt").exists()
-    monkeypatch.setattr(export, "validation_pairs", lambda *_: [])
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda *_: [])
     settings = {"positions": {"source": None, "target": None}}
     with pytest.raises(ExportError, match="cannot be checked without a validation set"):
-        export.shortlist_samples(settings, loaded[1], force=False)
-    assert "was not checked" in export.check_shortlist("", settings, [], Shortlist([], {}), force=True)
-    monkeypatch.setattr(export, "validation_pairs", lambda *_: [([4] * 5, [4]), ([4], [4] * 9), ([4], [4])])
+        export_checks.shortlist_samples(settings, loaded[1], force=False)
+    assert "was not checked" in export_checks.check_shortlist("", settings, [], Shortlist([], {}), force=True)
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda *_: [([4] * 5, [4]), ([4], [4] * 9), ([4], [4])])
     settings = {"positions": {"source": 5, "target": 9}}  # with the end of the sentence
-    assert [(len(a), len(b)) for a, b in export.shortlist_samples(settings, loaded[1], force=False)] == [(1, 1)]
+    assert [(len(a), len(b)) for a, b in export_checks.shortlist_samples(settings, loaded[1], force=False)] == [(1, 1)]
 
 
 def test_the_report_and_the_bound_are_of_the_right_side(model, loaded, tmp_path):
@@ -229,7 +229,7 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, loaded, tmp_path)
     few = Shortlist([], {"cat": ["CAT"]})
     few.write(str(folder / "vmap.txt"))
     with pytest.raises(ExportError, match="may be 0.2 lower: nothing was written") as refused:
-        export.check_shortlist(str(folder), settings, pairs, few, force=False)
+        export_checks.check_shortlist(str(folder), settings, pairs, few, force=False)
     report = str(refused.value)
     lower, higher = map(float, re.search(r"sacreBLEU (\S+), and (\S+) without it, on 3", report).groups())
     assert lower < 90 and higher == pytest.approx(100.0)
@@ -237,7 +237,7 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, loaded, tmp_path)
     assert "0 target subwords are possible" in report
     everything = Shortlist([word for word in loaded[1].target_dictionary.symbols if word.isupper()], {})
     everything.write(str(folder / "vmap.txt"))
-    report = export.check_shortlist(str(folder), settings, pairs, everything, force=False)
+    report = export_checks.check_shortlist(str(folder), settings, pairs, everything, force=False)
     assert "sacreBLEU 100.00, and 100.00 without it" in report and "; 100.0% of the translations" in report
 
 

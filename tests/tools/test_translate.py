@@ -30,7 +30,8 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
-from fairseq_rope.tools.export import to_spec, write_folder
+from fairseq_rope.tools.ctranslate2_model import to_spec
+from fairseq_rope.tools.export import write_folder
 from fairseq_rope.tools.translate import Text, TranslateError, Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 

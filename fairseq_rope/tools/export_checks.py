@@ -1,0 +1,307 @@
+"""The checks of an exported model: it scores, tokenises and translates sample sentences as the checkpoint does.
+
+The checks are necessary because a model with wrong positions loads without an error and translates badly.
+"""
+
+import itertools
+import logging
+import math
+import random
+import statistics
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from ..segments import divided, joined
+from . import shortlist
+from .ctranslate2_model import ExportError, position_of, positions, scaling_of, words
+from .translate import Text, Translator
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+# The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
+# check()). In int8, trained models differed by 0.01 to 0.12, most with oneDNN (docs/compatibility.md), and a tiny
+# model with random weights by 0.25.
+BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
+SAMPLES = 64
+SHORTLIST_SAMPLES = 1000
+SHORTLIST_LOSS = 0.2  # sacreBLEU that a shortlist may cost
+ALONE = 200  # of the samples, those that are also translated one at a time
+LONGEST_SAMPLE = 128  # random words
+LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
+# The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
+# the share that a quantised model must translate as the checkpoint does.
+SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
+
+
+Pairs = List[Tuple[List[int], List[int]]]
+
+
+def random_pairs(task: Any, longest: int) -> Pairs:
+    """Return SAMPLES pairs of sentences to score: 1 to *longest* random words, as numbers, without the end.
+
+    Random words need no data, and their scores depend on every part of the model.
+    """
+    draw = random.Random(1)
+
+    def sentence(dictionary: "Dictionary", length: int) -> List[int]:
+        return [draw.randrange(dictionary.nspecial, len(dictionary)) for _ in range(length)]
+
+    pairs = []
+    for n in range(SAMPLES):
+        length = 1 + longest * n * n // SAMPLES**2  # more short than long
+        target = min(max(1, length + n % 5 - 2), longest)
+        pairs.append((sentence(task.source_dictionary, length), sentence(task.target_dictionary, target)))
+    return pairs
+
+
+def validation_pairs(task: Any, count: int = SAMPLES) -> Pairs:
+    """Return up to *count* pairs from all parts of the validation set; none if the data have no such set.
+
+    Raises:
+        ExportError: the validation set is damaged
+    """
+    from fairseq.tasks.translation import TranslationTask
+
+    if not isinstance(task, TranslationTask):
+        return []
+    try:
+        if "valid" not in task.datasets:
+            task.load_dataset("valid")
+        data = task.dataset("valid")
+        short = [n for n, size in enumerate(data.src_sizes) if 1 < size <= 201] if data.tgt is not None else []
+        chosen = short[:: max(1, len(short) // count)]
+        pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
+    except FileNotFoundError:
+        return []
+    except Exception as error:  # fairseq does not check its files; struct, NumPy and mmap raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
+        raise ExportError(damage) from error
+    return [(source, target) for source, target in pairs if target][:count]
+
+
+def torch_scores(model: Any, task: Any, pairs: Pairs) -> List[List[float]]:
+    """Return, for each target, the log-probability of each word and of the end in the checkpoint's model."""
+    import torch
+
+    end = task.target_dictionary.eos()
+    scores = []
+    with torch.no_grad():
+        for source, target in pairs:
+            src_tokens = torch.tensor([[*source, task.source_dictionary.eos()]])
+            expected = torch.tensor([[*target, end]])
+            out = model(src_tokens, torch.tensor([src_tokens.size(1)]), torch.tensor([[end, *target]]))
+            lprobs = model.get_normalized_probs(out, log_probs=True)
+            scores.append(lprobs.gather(2, expected.unsqueeze(2)).flatten().tolist())
+    return scores
+
+
+def exported_scores(translator: Any, task: Any, pairs: Pairs) -> List[List[float]]:
+    """Return the log-probabilities of :func:`torch_scores` in CTranslate2's model."""
+    names = [words(task.source_dictionary), words(task.target_dictionary)]
+    sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
+    results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
+    return [list(result.log_probs) for result in results]
+
+
+class Reference:
+    """The checkpoint's scores and translations of sample sentences, each computed when it is first needed.
+
+    Args:
+        model: in eval mode, float32, on the CPU
+        task: its task, with the dictionaries and perhaps a validation set
+        search: beam, lenpen and max_len_b
+    """
+
+    def __init__(self, model: Any, task: Any, **search: Any) -> None:
+        self.model, self.task, self.search = model, task, search
+        most = [positions(side) for side in (model.encoder, model.decoder)]
+        is_scaled = any(scaling_of(position_of(side.layers[0])) is not None for side in (model.encoder, model.decoder))
+        limit = LONGEST_SCALED_SAMPLE if is_scaled else LONGEST_SAMPLE
+        longest = min([limit, *(count - 1 for count in most if count is not None)])
+        fits_all = longest == limit
+        self.real = [pair for pair in validation_pairs(task) if fits_all or max(map(len, pair)) <= longest]
+        self.pairs = [*random_pairs(task, longest), *self.real]
+
+    @cached_property
+    def scores(self) -> List[List[float]]:
+        """:func:`torch_scores` of ``pairs``."""
+        return torch_scores(self.model, self.task, self.pairs)
+
+    @cached_property
+    def translations(self) -> List[Tuple[List[str], List[str]]]:
+        """The sources of ``real``, sorted by length, with their translations by fairseq's search."""
+        import torch
+        from fairseq.sequence_generator import SequenceGenerator
+
+        of_source, of_target, search = self.task.source_dictionary, self.task.target_dictionary, self.search
+        options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
+        generator = SequenceGenerator([self.model], of_target, max_len_b=search["max_len_b"], **options)
+        translations = []
+        # In batches of one length, because fairseq has one output limit for a whole batch.
+        for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
+            sources = list(batch)
+            tokens = torch.tensor([[*source, of_source.eos()] for source in sources])
+            net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(sources),), tokens.size(1))}
+            with torch.no_grad():
+                hypotheses = generator.generate([self.model], {"net_input": net_input})
+            for source, nbest in zip(sources, hypotheses):
+                best = [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()]
+                translations.append(([of_source[word] for word in source], best))
+        return translations
+
+
+def agreeing(folder: str, reference: Reference) -> int:
+    """Return how many sources of the validation set :mod:`.translate` translates into the same words as fairseq."""
+    results = Translator(folder, shortlist=False).search([source for source, _ in reference.translations])
+    return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
+
+
+def refuse_below(share: float, same: int, count: int, report: str, force: bool) -> None:
+    """Raise an ExportError that begins with *report* if *same* is below *share* of *count*, unless *force*."""
+    needed = math.ceil(share * count)
+    if same < needed and not force:
+        raise ExportError(f"{report}, and {needed} are needed: nothing was written (--force writes it anyway)")
+
+
+def check(folder: str, reference: Reference, quantization: Optional[str], force: bool = False) -> str:
+    """Compare the model in *folder* with the checkpoint, and return sentences that report the differences.
+
+    The score of a sentence is the mean log-probability of its words and its end.
+
+    Raises:
+        ExportError: in float32, the difference of a sentence is above BOUNDS; quantised, the mean difference is,
+            or without *force* too few translations are the same (SAME_TRANSLATIONS)
+    """
+    import ctranslate2
+
+    ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
+    translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
+    expected, exported = reference.scores, exported_scores(translator, reference.task, reference.pairs)
+    if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
+        raise ExportError("CTranslate2 does not score every word: nothing was written")
+    if quantization:
+        differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, exported)]
+        measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
+    else:
+        measured, what = max(abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)), "at most"
+    bound, called, computed = BOUNDS[quantization], quantization or "float32", translator.compute_type
+    if computed not in (called, f"{called}_float32"):  # this CPU does not support the type
+        bound = max(bound, BOUNDS.get(computed, 0.0))
+        called += f" (computed in {computed} on this machine)"
+    if not measured <= bound:  # also true for NaN
+        raise ExportError(
+            f"the exported model's scores differ from the checkpoint's by {measured:.2g} per word {what}, and "
+            f"{bound:g} is allowed: nothing was written"
+        )
+    report = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
+    report += f"word {what} ({bound:g} is allowed)"
+    if reference.real:
+        same, count = agreeing(folder, reference), len(reference.real)
+        compared = f"{called}: {same} of {count} sentences of the validation set are translated into the same words"
+        compared += " as by the checkpoint"
+        if quantization:
+            refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
+        report += f"\n{compared}"
+    return report
+
+
+def check_text(folder: str, settings: Dict[str, Any], task: Any, force: bool = False) -> List[str]:
+    """Return how many sources of the validation set are tokenised from plain text as in the data, as a sentence.
+
+    Returns:
+        a list with the sentence, or an empty list without a validation set
+
+    Raises:
+        ExportError: without *force*, too few sources have the same tokens (SAME_SOURCES)
+    """
+    # The set contains only tokens. Moses' detokeniser for the source language converts them to plain text.
+    source = settings["source"]
+    back = Text(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
+    text = Text(folder, settings)
+    symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
+    separator = (settings.get("segments") or {}).get("separator", "")
+
+    def from_plain_text(line: List[str]) -> List[str]:
+        sentences, _ = divided(line, line.count(separator) + 1, separator)
+        return joined([text.tokens(back.plain(sentence)) for sentence in sentences], separator)
+
+    lines = [[symbols[n] for n in source] for source, _ in validation_pairs(task) if unknown not in source]
+    if not lines:
+        return []
+    same = sum(from_plain_text(line) == line for line in lines)
+    report = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
+    cause = "--tokenizer or the subwords are not those of the data"
+    refuse_below(SAME_SOURCES, same, len(lines), f"{report} ({cause})", force)
+    return [report]
+
+
+# -- the shortlist ---------------------------------------------------------------------------------
+
+
+def in_words(task: Any, pairs: Iterable[Tuple[List[int], List[int]]]) -> Iterator[shortlist.Pair]:
+    """Yield *pairs* of numbers of words as words."""
+    source, target = task.source_dictionary.symbols, task.target_dictionary.symbols
+    for one, other in pairs:
+        yield [source[n] for n in one], [target[n] for n in other]
+
+
+def shortlist_samples(settings: Dict[str, Any], task: Any, force: bool) -> List[shortlist.Pair]:
+    """Return the pairs of the validation set that :func:`check_shortlist` translates: those that the model can.
+
+    Raises:
+        ExportError: without *force*, there is no validation set
+    """
+    limits = [settings["positions"][side] or math.inf for side in ("source", "target")]
+    numbers = validation_pairs(task, SHORTLIST_SAMPLES)
+    pairs = in_words(task, (pair for pair in numbers if all(len(line) < most for line, most in zip(pair, limits))))
+    samples = list(pairs)
+    if not samples and not force:
+        raise ExportError("--shortlist: cannot be checked without a validation set (--force writes it anyway)")
+    return samples
+
+
+def check_shortlist(
+    folder: str, settings: Dict[str, Any], pairs: Sequence[shortlist.Pair], built: shortlist.Shortlist, force: bool
+) -> str:
+    """Compare the translations of *pairs* with and without the shortlist, and return sentences about them.
+
+    Raises:
+        ExportError: without *force*, BLEU is lower by more than SHORTLIST_LOSS
+    """
+    import sacrebleu
+
+    from .score import default_tokenize
+
+    if not pairs:
+        return "the shortlist was not checked: the data have no validation set"
+    text, tokenize = Text(folder, settings), default_tokenize(settings["target"])
+    sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
+    translators = [Translator(folder, shortlist=use) for use in (False, True)]
+
+    def best(translator: Any, sentences: Sequence[List[str]]) -> List[List[str]]:
+        return [hypotheses[0][0] for hypotheses in translator.search(sentences)]
+
+    def same(one: List[List[str]], other: List[List[str]]) -> str:
+        return f"{100.0 * sum(a == b for a, b in zip(one, other)) / len(other):.1f}%"
+
+    without, with_it = (best(translator, sources) for translator in translators)
+    scores = [
+        sacrebleu.corpus_bleu([text.plain(line) for line in lines], [references], tokenize=tokenize, force=True).score
+        for lines in (without, with_it)
+    ]
+    few = sources[:ALONE]
+    alone = [[best(translator, [source])[0] for source in few] for translator in translators]
+    size = statistics.mean(len(built.of(source)) for source in sources)
+    report = (
+        f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
+        f"validation set; {same(with_it, without)} of the translations are the same in batches, "
+        f"{same(alone[1], alone[0])} of {len(few)} one at a time\n"
+        f"shortlist: {size:.0f} target subwords are possible for a sentence, on average; they have "
+        f"{shortlist.coverage(built, pairs):.1f}% of the references' subwords"
+    )
+    if scores[1] < scores[0] - SHORTLIST_LOSS and not force:
+        allowed = f"sacreBLEU may be {SHORTLIST_LOSS} lower: nothing was written (--force writes it anyway)"
+        raise ExportError(f"{report}; {allowed}")
+    return report
