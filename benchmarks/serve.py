@@ -29,9 +29,10 @@ from fairseq.tasks.translation import load_langpair_dataset
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.tools.ctranslate2_model import to_spec, words
+from fairseq_rope.tools.exported_folder import SETTINGS, SHORTLIST, checksum
 from fairseq_rope.tools.shortlist import Shortlist
 from fairseq_rope.tools.shortlist import build as build_shortlist
-from fairseq_rope.tools.translate import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, SETTINGS, SHORTLIST, checksum, in_batches
+from fairseq_rope.tools.translator import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, in_batches
 
 QUANTIZATIONS = (None, "int16", "int8")
 BATCHES = {"small": 6, "base": 3}  # of 64 sentences
@@ -40,7 +41,7 @@ THREADS = torch.get_num_threads()  # now, because CTranslate2 changes torch's nu
 FIRST = """
 import json, sys, time
 import ctranslate2, sacremoses
-from fairseq_rope.tools.translate import Translator
+from fairseq_rope.tools.translator import Translator
 begun = time.perf_counter()
 translator = Translator(sys.argv[1])
 translator.translate(sys.argv[2])

@@ -22,7 +22,8 @@ from ..segments import SEPARATOR
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser, shortlist
 from .ctranslate2_model import POSITIONS, ExportError, counts_padding, positions, refuse_unsupported, to_spec
 from .export_checks import Reference, check, check_shortlist, check_text, in_words, shortlist_samples
-from .translate import ALLOWED, SETTINGS, SHORTLIST, SUBWORDS, Text, checksum, refuse_numbers
+from .exported_folder import ALLOWED, SETTINGS, SHORTLIST, SUBWORDS, checksum, refuse_numbers
+from .text import Text
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -153,7 +154,7 @@ A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
 
 or in Python:
 
-    from fairseq_rope.tools.translate import Translator
+    from fairseq_rope.tools.translator import Translator
     translator = Translator(".")
     print(translator.translate("A small dog runs."))
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional,
 from ..segments import divided, joined
 from . import shortlist
 from .ctranslate2_model import ExportError, position_of, positions, scaling_of, words
-from .translate import Text, Translator
+from .text import Text
+from .translator import Translator
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -153,7 +154,7 @@ class Reference:
 
 
 def agreeing(folder: str, reference: Reference) -> int:
-    """Return how many sources of the validation set :mod:`.translate` translates into the same words as fairseq."""
+    """Return how many sources of the validation set :mod:`.translator` translates into the same words as fairseq."""
     results = Translator(folder, shortlist=False).search([source for source, _ in reference.translations])
     return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
 

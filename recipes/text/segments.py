@@ -20,7 +20,8 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_outpu
 from fairseq_rope.files import write_whole, written_whole
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.segments import SEPARATOR, divided, joined, segments
-from fairseq_rope.tools.translate import SUBWORDS, Text
+from fairseq_rope.tools.exported_folder import SUBWORDS
+from fairseq_rope.tools.text import Text
 
 SEED = 1  # of the lengths of training segments
 

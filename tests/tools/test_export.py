@@ -28,7 +28,9 @@ from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools import ctranslate2_model, export, export_checks
 from fairseq_rope.tools.ctranslate2_model import ExportError, refuse_unsupported, to_spec, words
 from fairseq_rope.tools.export import main, replacing
-from fairseq_rope.tools.translate import Text, TranslateError, Translator
+from fairseq_rope.tools.exported_folder import TranslateError
+from fairseq_rope.tools.text import Text
+from fairseq_rope.tools.translator import Translator
 from fairseq_rope.transformer import architectures as presets
 from fairseq_rope.transformer.config import block_options
 from tests.commands import ENVIRONMENT, ROOT

@@ -16,7 +16,8 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.tools import export, export_checks, shortlist
 from fairseq_rope.tools.ctranslate2_model import ExportError
 from fairseq_rope.tools.shortlist import ALIGNER, Shortlist, align, build, coverage, of_whole_words, words_of
-from fairseq_rope.tools.translate import Translator, main
+from fairseq_rope.tools.translate import main
+from fairseq_rope.tools.translator import Translator
 from tests.tools.test_export import exported
 
 # Stands for eflomal: links word i of the source with word J of the target, which has n words. One direction gets the

@@ -30,9 +30,12 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.tools import translate
+from fairseq_rope.tools import translator as translator_module
 from fairseq_rope.tools.ctranslate2_model import to_spec
 from fairseq_rope.tools.export import write_folder
-from fairseq_rope.tools.translate import Text, TranslateError, Translator
+from fairseq_rope.tools.exported_folder import SUBWORDS, TranslateError
+from fairseq_rope.tools.text import Text
+from fairseq_rope.tools.translator import Translator
 from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
@@ -103,7 +106,7 @@ def refused(model, tmp_path):
     """A function that returns the one-sentence error of a Translator for a folder."""
 
     def load(folder):
-        with pytest.raises(translate.TranslateError, match=f"--model {folder}") as error:
+        with pytest.raises(TranslateError, match=f"--model {folder}") as error:
             Translator(str(folder))
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
         return str(error.value)
@@ -262,7 +265,7 @@ def test_chunks_of_any_size_keep_order_and_empty_lines(model, sources, monkeypat
     translator = Translator(str(model))
     whole = translator.translate(sources)
     assert len(set(map(len, whole))) > 3
-    monkeypatch.setattr(translate, "CHUNK", 3)
+    monkeypatch.setattr(translator_module, "CHUNK", 3)
     monkeypatch.setattr(translator, "_batch_tokens", 20)
     with_gaps = [line for source in sources for line in ("", source, "  ")]
     actual = translator.translate(with_gaps)
@@ -312,7 +315,7 @@ def test_a_line_beyond_the_positions_is_refused_after_the_earlier_lines_are_tran
     actual = translator.translate_lines(["the dog house", "the", "red red red red", "big"], beam=1)
     assert len([next(actual), next(actual)]) == 2
     with pytest.raises(
-        translate.TranslateError, match="line 3 has 4 tokens, more than the limit of this model, 3: split the line"
+        TranslateError, match="line 3 has 4 tokens, more than the limit of this model, 3: split the line"
     ):
         next(actual)
     limited = translator.translate(["the dog house"] * 3, beam=1)
@@ -396,7 +399,7 @@ def test_a_line_without_an_end_is_refused_at_the_limit(pipe):
     # A pipe holds 64 KiB, so a thread writes.
     threading.Thread(target=lambda: put(b"the dog\n" + b"x" * 200_000), daemon=True).start()
     assert next(chunks) == ["the dog"]
-    with pytest.raises(translate.TranslateError, match="pipe, line 2: has more than 32768 characters: split the line"):
+    with pytest.raises(TranslateError, match="pipe, line 2: has more than 32768 characters: split the line"):
         next(chunks)
 
 
@@ -438,7 +441,7 @@ def test_translate_returns_a_string_for_a_string_and_a_list_for_a_list(model, so
     assert isinstance(one, str) and one != two
     assert translator.translate(sources[:2]) == translator.translate(iter(sources[:2])) == [one, two]
     assert translator.translate([]) == []
-    monkeypatch.setattr(translate, "CHUNK", 1)
+    monkeypatch.setattr(translator_module, "CHUNK", 1)
     lines = iter(sources[:3])
     assert next(translator.translate_lines(lines)) == one
     assert len(list(lines)) == 2  # lines are read only when translations are requested
@@ -506,12 +509,12 @@ def test_settings_that_export_does_not_write_are_refused(model, tmp_path, refuse
     assert re.search(f": in fairseq_rope.json, {name} is .*, and must be (an? |null or )", sentence)
 
 
-@pytest.mark.parametrize("kind, name", translate.SUBWORDS.items())
+@pytest.mark.parametrize("kind, name", SUBWORDS.items())
 def test_errors_do_not_show_the_content_of_a_linked_subword_model(model, tmp_path, kind, name, capfd):
     folder = edited(model, tmp_path / "model", subwords={"kind": kind, "file": name})
     (tmp_path / "secret").write_text("this is the secret\n")
     (folder / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(translate.TranslateError, match=name) as refused:
+    with pytest.raises(TranslateError, match=name) as refused:
         Translator(str(folder))
     assert "the secret" not in "".join([str(refused.value), *capfd.readouterr()])
 
@@ -530,7 +533,7 @@ def test_an_error_of_the_search_is_reported_in_one_sentence(model):
         raise ValueError("Invalid token ID 36")
 
     translator._model = SimpleNamespace(translate_batch=fail)
-    with pytest.raises(translate.TranslateError, match="CTranslate2 cannot .*: Invalid token ID 36"):
+    with pytest.raises(TranslateError, match="CTranslate2 cannot .*: Invalid token ID 36"):
         translator.translate("the dog")
 
 
@@ -609,7 +612,7 @@ def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, packages):
             (tmp_path / "packages" / path.name).symlink_to(path)
     (tmp_path / "work" / ("fairseq" if packages == "a folder named fairseq" else "")).mkdir(parents=True)
     code = (
-        "import sys; from fairseq_rope.tools.translate import Translator\n"
+        "import sys; from fairseq_rope.tools.translator import Translator\n"
         "print(Translator(sys.argv[1]).translate('the dog'), {'torch', 'fairseq'} & set(sys.modules))"
     )
     alone = [] if packages == "torch and fairseq" else ["-S"]
@@ -687,7 +690,7 @@ def test_documents_keep_their_lines_and_are_translated_in_segments(
 @pytest.mark.parametrize("lines_in_a_chunk", [1, 512])
 def test_documents_from_python_have_the_sentences_of_their_sources(documents, monkeypatch, lines_in_a_chunk):
     translator, sources = documents
-    monkeypatch.setattr(translate, "CHUNK", lines_in_a_chunk)
+    monkeypatch.setattr(translator_module, "CHUNK", lines_in_a_chunk)
     texts = [["a b", "c", "d e f"], [], ["g"], ["h", "", "i"], [""]]
     actual = translator.translate_documents(iter(texts))
     assert next(actual) == ["A B", "C", "D E F"]
@@ -797,7 +800,7 @@ def test_a_long_text_without_a_blank_line_gives_a_warning(documents, capsys, cou
 
 
 def test_documents_need_a_model_of_segments(model, translated, capsys):
-    with pytest.raises(translate.TranslateError, match="--documents: the model in"):
+    with pytest.raises(TranslateError, match="--documents: the model in"):
         next(Translator(str(model)).translate_documents([["the dog"]]))
     _, sentence = translated("the dog\n", "--documents")
     named = ("--documents", str(model), "--segment-tokens", "--separator")
@@ -893,7 +896,7 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
 def test_a_program_that_translates_loads_neither_torch_nor_fairseq(model):
     """Both are installed here."""
     code = (
-        "import sys; from fairseq_rope.tools.translate import Translator\n"
+        "import sys; from fairseq_rope.tools.translator import Translator\n"
         f"translation = Translator({str(model)!r}).translate('the dog')\n"
         "print(translation, {'torch', 'fairseq'} & set(sys.modules))"
     )

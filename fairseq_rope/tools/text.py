@@ -1,0 +1,83 @@
+"""Plain text to tokens and back, as the recipes and fairseq-interactive do it."""
+
+import contextlib
+import io
+import os
+import re
+from typing import Any, Dict, List, Sequence
+
+from .exported_folder import TranslateError
+
+
+class Text:
+    """Converts plain text to tokens and back, as ``fairseq-interactive`` does with the flags of the recipes.
+
+    It follows moses_tokenizer.py, subword_nmt_bpe.py and sentencepiece_bpe.py in ``fairseq/data/encoders``.
+
+    Args:
+        folder: an exported folder, or "" if the settings contain the path of the subword model
+        settings: ``moses`` and ``subwords`` of ``fairseq_rope.json``
+
+    Raises:
+        TranslateError: the subword model cannot be read
+    """
+
+    def __init__(self, folder: str, settings: Dict[str, Any]) -> None:
+        self._tokeniser = self._detokeniser = self._bpe = self._pieces = None
+        moses, subwords = settings["moses"], settings["subwords"]
+        if moses:
+            from sacremoses import MosesDetokenizer, MosesTokenizer
+
+            self._tokeniser = MosesTokenizer(moses["source"])
+            self._detokeniser = MosesDetokenizer(moses["target"])
+            self._dash_splits = moses["dash_splits"]
+        if subwords:
+            path = os.path.join(folder, subwords["file"])
+            if subwords["kind"] == "sentencepiece":
+                self._pieces = _read_sentencepiece(path)
+            else:
+                self._bpe = _read_bpe(path)
+
+    def tokens(self, line: str) -> List[str]:
+        """Return the tokens of a sentence; an empty sentence has none."""
+        if self._tokeniser is not None:
+            options = {"aggressive_dash_splits": self._dash_splits, "return_str": True, "escape": True}
+            line = self._tokeniser.tokenize(line, **options)
+        if self._bpe is not None:
+            line = self._bpe.process_line(line)
+        if self._pieces is not None:
+            line = " ".join(self._pieces.encode(line, out_type=str))
+        return line.split()
+
+    def plain(self, tokens: Sequence[str]) -> str:
+        """Return *tokens* as plain text. ``<s>`` and ``</s>`` are removed, as in fairseq."""
+        line = " ".join(token for token in tokens if token not in ("<s>", "</s>"))
+        if self._pieces is not None:
+            return line.replace(" ", "").replace("\u2581", " ").strip()
+        if self._bpe is not None:
+            line = (line + " ").replace("@@ ", "").rstrip()
+        if self._detokeniser is not None:
+            line = self._detokeniser.detokenize(line.split())
+        return line
+
+
+def _read_sentencepiece(path: str) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_file=path)
+    except (RuntimeError, OSError) as error:
+        raise TranslateError(f"{path}: cannot be read as a sentencepiece model ({error})") from None
+
+
+def _read_bpe(path: str) -> Any:
+    from subword_nmt.apply_bpe import BPE
+
+    printed = io.StringIO()
+    try:
+        with open(path, encoding="utf-8") as codes, contextlib.redirect_stderr(printed):
+            return BPE(codes)
+    except (ValueError, SystemExit) as error:  # subword-nmt prints the line and exits
+        line = re.search(r"invalid (line \d+)", printed.getvalue())
+        reason = f"{line.group(1)} is not two subwords" if line else error
+        raise TranslateError(f"{path}: cannot be read as a file of BPE codes ({reason})") from None
