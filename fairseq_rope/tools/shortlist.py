@@ -22,7 +22,7 @@ from ..lines import count_lines, lines_of
 from ..segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
-CANDIDATES, FREQUENT = 200, 50  # docs/serving.md has what they gave on Multi30k
+CANDIDATES, FREQUENT = 200, 50  # docs/serving.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = List[str]
