@@ -24,7 +24,7 @@ from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
 from tests.commands import ROOT
 
-SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5"]
+SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5", "average_checkpoints=5"]
 
 
 @functools.cache
