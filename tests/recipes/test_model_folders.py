@@ -124,7 +124,7 @@ def test_the_folder_name_depends_on_values_and_not_on_their_notation_or_order(wo
     )
     (name,) = {described(work, *settings).model.name for settings in equal}
     assert re.fullmatch(r"transformer_rope\.seed1\.[0-9a-f]{8}", name)
-    assert described(work, "learning_rate=5e-3").model.name == "transformer_rope.seed1"
+    assert described(work, "learning_rate=4e-3").model.name == "transformer_rope.seed1"
 
 
 def test_other_data_rename_the_model_folder_and_the_first_data_restore_it(work, capsys):

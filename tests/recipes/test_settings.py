@@ -49,7 +49,7 @@ def described(*settings, flags=()):
 @pytest.mark.parametrize(
     "old, name, written, value",
     [
-        *(("5.0e-3", "learning_rate", rate, 2e-3) for rate in ("2e-3", "2.0e-3", "0.002", "2E-3", "+.2e-2")),
+        *(("4.0e-3", "learning_rate", rate, 2e-3) for rate in ("2e-3", "2.0e-3", "0.002", "2E-3", "+.2e-2")),
         *(("de", "target_lang", code, code) for code in "no pt-BR zh_CN zh-Hant-TW eng_Latn es-419".split()),
         ("0.1", "dropout", "0", 0.0),
         ("0.1", "dropout", "1", 1.0),
