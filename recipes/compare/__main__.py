@@ -18,7 +18,7 @@ from recipes.compare.stage21_join import Join
 
 try:
     from recipes.compare import launch
-    from recipes.compare.stage23_report import SEEDS, Report
+    from recipes.compare.stage23_report import SEEDS, Report, of_equal_length
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
 from recipes.compare.systems import System
@@ -81,12 +81,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiments = {system.name: experiment_of(system) for system in compared}
     baseline = experiments[compared[0].name]
     program = f"python -m recipes.compare {shlex.join(arguments)}"
-    here = baseline if args.launcher == "local" else dataclasses.replace(baseline, gpus=0)  # jobs have the GPUs
+    remote = args.launcher == "slurm"  # jobs have the GPUs
+    here = dataclasses.replace(baseline, gpus=0) if remote else baseline
     with at_work(here, args.recipe, program) as runner_of:
         announce(baseline)
         if not baseline.dry_run:
             check_tokenize(baseline)
-            checked = [dataclasses.replace(experiments[system.name], gpus=here.gpus) for system in trained]
+            checked = [experiments[system.name] for system in trained]
+            if remote:
+                launch.slurm_executor(args, baseline)  # refuses what submitit does not know
+                checked = [_without_gpus(experiment) for experiment in checked]
             check_flags(checked, systems.flag(args))
         report_runner = runner_of(baseline)
         for stage in OF_DATA:
@@ -104,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             report_runner.ensure(Report(of_systems, args.recipe, {}))
             return
         failed: dict[str, str] = {}
+        others: dict[str, str] = {}
         ended = 0
         for run, failure in launch.outcomes(runs, program, args):
             if failure:
@@ -111,32 +116,44 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"{run.system}, seed {run.seed}, failed: {failure}", file=sys.stderr)
             ended += 1
             if ended % len(trained) == 0:
-                _report(report_runner, experiments, args, failed, must_be=ended == len(runs))
+                others = _report(report_runner, experiments, args, failed, must_be=ended == len(runs))
+        if others:
+            raise StageError("; ".join(f"{run} is not in the report: {why}" for run, why in others.items()))
         if failed:
             raise StageError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
 
 
+def _without_gpus(experiment: Experiment) -> Experiment:
+    """*experiment* on this machine, whose flags are the same but for the devices."""
+    settings = dataclasses.replace(experiment.settings, precision="auto")
+    return dataclasses.replace(experiment, gpus=0, settings=settings)
+
+
 def _report(
     runner: Runner, experiments: dict[str, Experiment], args: argparse.Namespace, failed: dict[str, str], must_be: bool
-) -> None:
+) -> dict[str, str]:
     """Write the report of all finished runs. Without the baseline or another system there is none.
 
-    Raises a StageError if there is none, but *must_be* one.
+    Returns the finished runs that are not in the report, and why. Raises a StageError if there is no report, but
+    *must_be* one.
     """
-    finished = {name: _finished(experiment, args.seeds) for name, experiment in experiments.items()}
-    finished = {name: runs for name, runs in finished.items() if runs}
     baseline = next(iter(experiments))
+    finished, others = of_equal_length(
+        {name: _finished(experiment, args.seeds) for name, experiment in experiments.items()}
+    )
+    failed = {**failed, **others}
     if baseline not in finished or len(finished) < 2:
         if must_be:
             lacking = f"the baseline, {baseline}," if baseline not in finished else "no system but the baseline"
             verb = "has no finished run" if baseline not in finished else "has a finished run"
             raise StageError(f"no report is written, because {lacking} {verb}: {'; '.join(failed) or 'none failed'}")
-        return
+        return others
     trained = (f"{name} from seeds {', '.join(str(run.seed) for run in runs)}" for name, runs in finished.items())
     print(f"== report: {'; '.join(trained)}", flush=True)
     report = Report(finished, args.recipe, failed)
     runner.ensure(report)
     print(report.summary(runner.experiment), flush=True)
+    return others
 
 
 def _finished(experiment: Experiment, seeds: int) -> list[Experiment]:

@@ -48,8 +48,8 @@ def paired_bootstrap(baseline: Sequence[np.ndarray], system: Sequence[np.ndarray
 
     Returns:
         ``difference``, system - baseline, of the means over seeds; ``low`` and ``high``, the 95% interval of the
-        resampled differences; ``p_value``, the probability that chance alone gives a difference as large, computed
-        as in sacrebleu, except that equal systems have p = 1
+        resampled differences; ``p_value``, the probability that chance alone gives a difference as large: (k + 1) /
+        (n + 1), if k of n resampled differences are as far from their mean as ``difference`` is from 0
     """
     difference, *rest = np.mean(system, axis=0) - np.mean(baseline, axis=0)
     differences = np.array(rest)

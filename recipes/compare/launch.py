@@ -5,16 +5,20 @@ launches never train the same run at once.
 """
 
 import argparse
+import dataclasses
 import functools
 import os
+import re
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core.utils import FailedJobError
 from submitit.local.local import LocalExecutor
 
 from recipes.compare.stage08_take_model import TakeModel
@@ -42,7 +46,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     where = "slurm: one job of SLURM for each run, by submitit; default: this machine"
     add("--launcher", choices=("local", "slurm"), default="local", help=where)
     add("--slurm-partition", metavar="NAME", help="SLURM's partition")
-    further = "a parameter of submitit's SlurmExecutor: gpus_per_node=1, mem=16GB, or time=600 (in minutes; required)"
+    further = (
+        "a parameter of submitit's SlurmExecutor: gpus_per_node=1, mem=16GB, or time=600 (in minutes; required); each "
+        "setup=COMMAND adds a command"
+    )
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=further)
 
 
@@ -57,8 +64,16 @@ def check(args: argparse.Namespace) -> None:
     for given in args.slurm:
         if "=" not in given:
             raise SettingsError(f"--slurm {given}: must have the form KEY=VALUE")
-    if args.launcher == "slurm" and not any(given.startswith("time=") for given in args.slurm):
-        raise SettingsError("--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes")
+        if given.startswith("additional_parameters="):
+            raise SettingsError(
+                f"--slurm {given}: submitit's additional_parameters is a dictionary, and not a flag here"
+            )
+    if args.launcher == "slurm":
+        minutes = [given.partition("=")[2] for given in args.slurm if given.startswith("time=")]
+        if not minutes:
+            raise SettingsError("--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes")
+        if not re.fullmatch("[1-9][0-9]*", minutes[-1]):
+            raise SettingsError(f"--slurm time={minutes[-1]}: must be a number of minutes, 1 or more")
 
 
 def stages_of(run: Experiment) -> tuple[Stage, ...]:
@@ -67,17 +82,20 @@ def stages_of(run: Experiment) -> tuple[Stage, ...]:
     return (*own, TranslateJoined())
 
 
-def train(experiment: Experiment, program: str, on_signal: bool = False) -> str:
+def train(experiment: Experiment, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or "".
 
     Args:
         program: the command of the comparison
         on_signal: whether a signal ends this process and the command that it runs; submitit ignores SIGTERM
+        gpu: the GPU to use, as in CUDA_VISIBLE_DEVICES; None: those that are visible
     """
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if on_signal:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with locked_when_free(experiment.work / "locks" / f"{experiment.model.name}.lock") as lock:
+    with locked_when_free(experiment.lock) as lock:
         record = functools.partial(write_down, experiment, program)
         runner = Runner(experiment, STAGES, locks=(lock,), record=record)
         try:
@@ -99,67 +117,108 @@ def outcomes(runs: Sequence[Experiment], program: str, args: argparse.Namespace)
             print(f"== {run.system}, seed {run.seed}", flush=True)
             yield run, train(run, program)
         return
-    folder = runs[0].work / "jobs"
-    yield from _submitted(runs, program, args.jobs or len(runs), _executors(args, folder, runs[0]))
-
-
-def _executors(args: argparse.Namespace, folder: Path, experiment: Experiment) -> Callable[[int], submitit.Executor]:
-    """A function that returns submitit's executor for a place, one of 0 … jobs - 1.
-
-    Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
-    """
-    # Jobs import the recipes, wherever they run.
-    os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     if args.launcher == "slurm":
-        parameters: dict[str, Any] = dict(given.split("=", 1) for given in args.slurm)
-        if args.slurm_partition:
-            parameters["partition"] = args.slurm_partition
-        if experiment.gpus:
-            parameters.setdefault("gpus_per_node", experiment.gpus)
-        try:
-            executor = submitit.SlurmExecutor(folder=folder)
-            executor.update_parameters(**{key: int(v) if v.isdigit() else v for key, v in parameters.items()})
-        except (ValueError, TypeError, NameError, RuntimeError) as error:
-            given = f"--launcher slurm --slurm {' '.join(args.slurm)}"
-            raise StageError(f"{given}: {' '.join(str(error).split())}") from None
-        return lambda place: executor
-    gpus = _gpus(experiment)
+        yield from _submitted(runs, program, args.jobs or len(runs), slurm_executor(args, runs[0]))
+        return
+    gpus = _gpus(runs[0])
     os.environ["OMP_NUM_THREADS"] = "1"
     # submitit stops a job with SIGINT, which it would ignore, as this process does in the background of a script.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def local(place: int) -> submitit.Executor:
-        executor = LocalExecutor(folder=folder)
-        executor.update_parameters(timeout_min=LONGEST, stderr_to_stdout=True)
-        if gpus:
-            executor.update_parameters(gpus_per_node=1, visible_gpus=(place % gpus,))
-        return executor
-
-    return local
+    executor = _QuietExecutor(folder=_job_folder(runs[0]))
+    executor.update_parameters(timeout_min=LONGEST, stderr_to_stdout=True)
+    if gpus:
+        runs = [dataclasses.replace(run, gpus=1) for run in runs]
+    yield from _submitted(runs, program, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
 
 
-def _gpus(experiment: Experiment) -> int:
-    """The GPUs of this machine that the comparison may use."""
+def _job_folder(experiment: Experiment) -> Path:
+    """A new folder for the files of submitit: job numbers of this machine are process numbers, which can repeat."""
+    return experiment.work / "jobs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def slurm_executor(args: argparse.Namespace, experiment: Experiment) -> submitit.SlurmExecutor:
+    """submitit's executor with the parameters of the flags.
+
+    Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
+    """
+    parameters: dict[str, Any] = {}
+    for given in args.slurm:
+        key, _, value = given.partition("=")
+        if key in ("setup", "teardown"):
+            parameters.setdefault(key, []).append(value)
+        elif key == "srun_args":
+            parameters[key] = shlex.split(value)
+        else:
+            plain = int(value) if value.isdigit() else value
+            parameters[key] = {"true": True, "false": False}.get(value.lower(), plain)
+    if args.slurm_partition:
+        parameters["partition"] = args.slurm_partition
+    if experiment.gpus:
+        parameters.setdefault("gpus_per_node", experiment.gpus)
+    parameters.setdefault("stderr_to_stdout", True)
+    try:
+        executor = submitit.SlurmExecutor(folder=_job_folder(experiment))
+        executor.update_parameters(**parameters)
+    except (ValueError, TypeError, NameError, RuntimeError) as error:
+        given = f"--launcher slurm --slurm {' '.join(args.slurm)}"
+        raise StageError(f"{given}: {' '.join(str(error).split())}") from None
+    return executor
+
+
+class _QuietExecutor(LocalExecutor):
+    """Starts jobs on this machine. A stopped job does not print the traceback of submitit's own process."""
+
+    def _submit_command(self, command: str) -> Any:
+        sys.stderr.flush()
+        terminal = os.dup(2)
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        try:
+            return super()._submit_command(command)
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+def _gpus(experiment: Experiment) -> list[str]:
+    """The GPUs that the comparison may use, as in CUDA_VISIBLE_DEVICES."""
     if experiment.gpus == 0:
-        return 0
+        return []
     import torch
 
-    return torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    count = torch.cuda.device_count()
+    return (names or [str(number) for number in range(count)])[: min(count, experiment.gpus or count)]
 
 
 def _submitted(
-    runs: Sequence[Experiment], program: str, jobs: int, executor: Callable[[int], submitit.Executor]
+    runs: Sequence[Experiment], program: str, jobs: int, executor: submitit.Executor, gpus: Sequence[str] = ()
 ) -> Iterator[Outcome]:
-    waiting = list(runs)
+    # Jobs import the recipes, wherever they run.
+    os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    waiting, places = list(runs), range(jobs)
     running: dict[int, tuple[Experiment, submitit.Job, float]] = {}  # by place
     try:
         while waiting or running:
-            for place in [place for place in range(jobs) if place not in running]:
+            while len(running) < jobs:
+                place = next(place for place in places if place not in running)
                 run = _first_ready(waiting, [run for run, _, _ in running.values()])
                 if run is None:
                     break
+                try:
+                    gpu = gpus[place] if gpus else None
+                    job = executor.submit(train, run, program, on_signal=True, gpu=gpu)
+                except FailedJobError as error:  # of sbatch
+                    why = f"it could not be submitted: {' '.join(str(error).split())}"
+                    if not running:
+                        waiting.remove(run)
+                        yield run, why
+                    else:  # for example, there is a limit on the jobs of a user
+                        print(f"== {run.system}, seed {run.seed}: {why}; it waits for the end of a job", flush=True)
+                        jobs = len(running)
+                    break
                 waiting.remove(run)
-                job = executor(place).submit(train, run, program, on_signal=True)
                 print(f"== {run.system}, seed {run.seed}: begun, log: {job.paths.stdout}", flush=True)
                 running[place] = run, job, time.time()
             time.sleep(1)

@@ -238,7 +238,8 @@ def _definition_table(results: Results) -> Table:
         [name, f"training of {first['training_of']}", first["generate"]]
         if "training_of" in first
         else [name, first["architecture"], first["flags"]]
-        for name, (first, *_) in results["runs"].items()
+        for name in ranked(results)
+        for first in results["runs"][name][:1]
     ]
     return ["system", "architecture", "flags"], rows
 
@@ -303,7 +304,7 @@ def texts(results: Results) -> dict[str, str]:
     )
     markdown = TEMPLATES.get_template("results.md.j2").render(
         shared,
-        command=_without_places(results["command"]),
+        commands=[_without_places(line) for line in results["command"].splitlines()],
         trained_with="; ".join(f"{name}: {_plain(first.get(name, 'not noted'))}" for name in NOTED),
     )
     return {"report.html": page, "results.md": markdown}
@@ -314,7 +315,7 @@ def _yaml(value: Any) -> str:
 
 
 def _without_places(command: str) -> str:
-    """*command* without the flags that name folders of one machine."""
+    """A *command* without the flags that name folders of one machine."""
     words = shlex.split(command)
     places = {"--data-dir", "--work-dir", "--manifest"}
     previous = ["", *words[:-1]]
@@ -331,7 +332,7 @@ def _png(figure: Figure) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draw the report again. Exits with status 1 and one sentence if the file has no results."""
+    """Draw the report again. Exits with status 1 and one sentence if the file has no results or cannot be drawn."""
     parser = argparse.ArgumentParser(prog="recipes.compare.page", description="Draw a report again, without training.")
     parser.add_argument("results", type=Path, help="the results.json of a comparison")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: the folder of results.json")
@@ -340,8 +341,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         results = read_results(args.results)
     except ValueError as error:
         sys.exit(f"recipes.compare.page: {error}")
-    for name, text in texts(results).items():
-        write_whole((args.output or args.results.parent) / name, text)
+    try:
+        for name, text in texts(results).items():
+            write_whole((args.output or args.results.parent) / name, text)
+    except OSError as error:
+        sys.exit(f"recipes.compare.page: {error.filename}: {error.strerror}")
+    except (LookupError, TypeError, ValueError, AttributeError, jinja2.UndefinedError) as error:
+        sys.exit(f"recipes.compare.page: {args.results}: is not the results.json of a comparison: {error!r}")
 
 
 if __name__ == "__main__":

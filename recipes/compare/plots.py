@@ -62,7 +62,9 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
     }
     for system, of_system in trainings.items():
         for number, training in enumerate(of_system):
-            look = {**style(results, system), "label": None if number else system, "alpha": 0.8, "markevery": 0.2}
+            look = {**style(results, system), "label": None if number else system, "alpha": 0.8}
+            if any(map(math.isfinite, training["losses"])):  # matplotlib places no markers on a line without a point
+                look["markevery"] = 0.2
             by_updates.plot(training["updates"], training["losses"], **look)
             by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **look)
     all_losses = [loss for of_system in trainings.values() for training in of_system for loss in training["losses"]]

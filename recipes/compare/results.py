@@ -25,10 +25,13 @@ def read_results(path: Path) -> Results:
     missing = [key for key in KEYS if not isinstance(results, dict) or key not in results]
     if missing:
         raise ValueError(f"{path}: is not the results.json of a comparison: it lacks {', '.join(missing)}")
-    for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
-        training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
-        if training["tokens_per_second"] is None:
-            training["tokens_per_second"] = math.nan
+    try:
+        for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
+            training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
+            if training["tokens_per_second"] is None:
+                training["tokens_per_second"] = math.nan
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not the results.json of a comparison: its runs cannot be read") from error
     return results
 
 

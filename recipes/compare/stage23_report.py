@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,10 +148,9 @@ class Report(Stage):
         }
 
     def results(self, experiment: Experiment) -> dict[str, Any]:
-        """All numbers of the report. Raises a StageError if the systems were not trained for the same length."""
+        """All numbers of the report."""
         if not self.experiments:
             raise self.error("no training has finished")
-        _refuse_unequal_lengths(self.experiments)
         runs = {system: [_run(run) for run in of_system] for system, of_system in self.runs.items() if of_system}
         metrics = next(iter(runs.values()))[0]["metrics"]
         longest = max(
@@ -171,14 +171,21 @@ class Report(Stage):
         }
 
     def _command(self, experiment: Experiment) -> str:
-        """The command of the last run. Its --seeds is set to the report's number if all systems have the same seeds."""
-        command = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
-        seeds = max(map(len, self.runs.values()))
-        if any(len(runs) != seeds for runs in self.runs.values()):
-            return command
-        if re.search("--seeds[ =]", command) or seeds == SEEDS:
-            return re.sub(r"(--seeds[ =])\d+", rf"\g<1>{seeds}", command)
-        return command.replace("recipes.compare ", f"recipes.compare --seeds {seeds} ", 1)
+        """The commands that repeat all runs, one a line: that of the last launch, with seeds and systems of the report.
+
+        Systems with more seeds than others need a command of their own.
+        """
+        last = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
+        words = _without_seeds_and_systems(shlex.split(last))
+        seeds = {system: max(run.seed for run in runs) for system, runs in self.runs.items() if runs}
+        commands = []
+        for count in sorted(set(seeds.values())):
+            systems = [system for system, of_system in seeds.items() if of_system >= count]
+            only = ["--only", *systems] if len(systems) < len(seeds) else []
+            given = [] if count == SEEDS else ["--seeds", str(count)]
+            end = words.index("--") if "--" in words else len(words)
+            commands.append(shlex.join([*words[:end], *given, *only, *words[end:]]))
+        return "\n".join(commands)
 
     def _joined(self, experiment: Experiment, length: int | None, longest: int) -> dict[str, Any]:
         """Source lengths and scores of all systems on one of the sets of stage 21.
@@ -251,6 +258,22 @@ class Report(Stage):
         return {"document_scores": scores, "other_separators": shares}
 
 
+def _without_seeds_and_systems(words: Sequence[str]) -> list[str]:
+    """The *words* of a command without --seeds N and --only NAME …"""
+    kept: list[str] = []
+    dropped = 0  # how many of the next words belong to the flag
+    for word in words:
+        if word.startswith("-"):
+            dropped = {"--seeds": 1, "--only": len(words)}.get(word, 0)
+            if word in ("--seeds", "--only") or word.startswith(("--seeds=", "--only=")):
+                continue
+        elif dropped:
+            dropped -= 1
+            continue
+        kept.append(word)
+    return kept
+
+
 def _sharing(reference: str, scores: Scores) -> list[tuple[str, Mapping[int, np.ndarray], Mapping[int, np.ndarray]]]:
     """The other systems, with their *scores* and those of *reference*, both without the seeds that the other lacks."""
     first = scores.get(reference, {})
@@ -281,16 +304,26 @@ def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:
     return [] if all(before <= now for before, now in seeds) else ["seeds"]
 
 
-def _refuse_unequal_lengths(systems: Sequence[Experiment]) -> None:
-    """Raise a StageError unless all *systems* average the same epochs or updates."""
-    averaged = [[number for number, _ in to_average(system.training)] for system in systems]
-    for system, numbers in zip(systems, averaged, strict=True):
-        if numbers != averaged[0]:
-            raise StageError(
-                f"{system.model} was trained until {numbers[-1:]} and {systems[0].model} until "
-                f"{averaged[0][-1:]} (epochs or updates; the checkpoints {numbers} and {averaged[0]} are "
-                "averaged): train both for the same length, or train again with --name NAME"
-            )
+def of_equal_length(runs: Mapping[str, Sequence[Experiment]]) -> tuple[dict[str, list[Experiment]], dict[str, str]]:
+    """The systems with those of their *runs* that average the same epochs or updates as the first of all runs.
+
+    Also returns the other runs, "system, seed N", and why they cannot be compared. Systems without a run are left out.
+    """
+    averaged = {
+        (system, run.seed): [number for number, _ in to_average(run.training)]
+        for system, of_system in runs.items()
+        for run in of_system
+    }
+    (system, seed), expected = next(iter(averaged.items()), (("", 0), []))
+    others = {
+        f"{name}, seed {number}": f"its training ended at {numbers[-1]} and that of {system}, seed {seed}, at "
+        f"{expected[-1]} (epochs or updates; the checkpoints {numbers} and {expected} are averaged): train both for "
+        "the same length, or train again with --name NAME"
+        for (name, number), numbers in averaged.items()
+        if numbers != expected
+    }
+    equal = {name: [run for run in of if averaged[name, run.seed] == expected] for name, of in runs.items()}
+    return {name: of for name, of in equal.items() if of}, others
 
 
 def _score(system: Experiment) -> dict[str, Any]:

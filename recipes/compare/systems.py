@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from fairseq_rope.lines import decode
-from recipes.pipeline.settings import SettingsError
+from recipes.pipeline.settings import Loader, SettingsError
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,21 @@ def read_systems(path: Path) -> list[System]:
     """The systems in the YAML file *path*, which maps names to flags. Raises a SettingsError that names the file."""
     where = f"--systems {path}"
     try:
-        contents = yaml.safe_load(decode(path.read_bytes(), str(path)))
+        contents = yaml.load(decode(path.read_bytes(), str(path)), Loader)
     except OSError as error:
         raise SettingsError(f"{where}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
     if not isinstance(contents, dict) or not all(isinstance(flags, (str, dict)) for flags in contents.values()):
         raise SettingsError(f"{where}: must be lines of the form NAME: flags of fairseq-train")
-    trained = {
-        str(name): read_system(str(name), flags, where) for name, flags in contents.items() if isinstance(flags, str)
-    }
+    if not contents:
+        raise SettingsError(f"{where}: has no system")
+    number = next((name for name in contents if not isinstance(name, str)), None)
+    if number is not None:
+        raise SettingsError(f"{where}: YAML reads a system's name as {number!r}: write it in quotes")
+    trained = {name: read_system(name, flags, where) for name, flags in contents.items() if isinstance(flags, str)}
     return [
-        _with_other_search(str(name), given, trained, where) if isinstance(given, dict) else trained[str(name)]
+        _with_other_search(name, given, trained, where) if isinstance(given, dict) else trained[name]
         for name, given in contents.items()
     ]
 

@@ -1,12 +1,14 @@
 """Run a recipe: its stages in order. Finished stages are skipped."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 
 from recipes.pipeline.arguments import add_flags, called, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.fairseq_train import check_devices
+from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings
 from recipes.pipeline.stage10_score import check_tokenize, report
@@ -54,8 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
                 check_devices(experiment)
             if any(stage in chosen and not runner.stamps.is_done(stage) for stage in (TRAIN, TRANSLATE)):
                 check_flags([experiment])
-        for stage in chosen:
-            runner.ensure(stage)
+        with contextlib.ExitStack() as ended:
+            if not experiment.dry_run and any(stage.per_model for stage in chosen):  # a comparison may be training it
+                runner.locks += (ended.enter_context(locked_when_free(experiment.lock)),)
+            for stage in chosen:
+                runner.ensure(stage)
         if SCORE in chosen and not experiment.dry_run:
             report(experiment)
 

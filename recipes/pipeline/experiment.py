@@ -162,6 +162,7 @@ class Experiment:
     # The name of the model's folder for the recipe's own settings.
     unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
     model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
+    lock = property(lambda self: self.work / "locks" / f"{self.model.name}.lock")  # of the process that trains it
     start_copy = property(lambda self: self.model / "start.pt")  # the checkpoint from which the training starts
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")

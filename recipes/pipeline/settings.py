@@ -107,17 +107,24 @@ NAMES_MODEL = tuple(name for name, setting in FIELDS.items() if {"learnt_from", 
 # -- reading -----------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads YAML as version 1.2 defines it: ``no`` and dates are text, and ``2e-3`` is a number."""
+class Loader(yaml.SafeLoader):
+    """Reads YAML as version 1.2 defines it: ``no`` and dates are text, ``2e-3`` is a number, no key occurs twice."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":timestamp"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if names.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} occurs twice", key.start_mark)
+        return super().construct_mapping(node, deep)
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.I), "tTfF")
-_Loader.add_implicit_resolver(
+
+Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(true|false)$", re.I), "tTfF")
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), "-+.0123456789"
 )
 
@@ -151,7 +158,7 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
 def _read(path: Path) -> dict[str, Any]:
     """The names and values in the YAML file *path*. Raises a SettingsError if it contains anything else."""
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        settings = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: is not UTF-8 at byte {error.start}") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
@@ -179,7 +186,7 @@ def _overriding(setting: Field, text: str, own: Any) -> Any:
     if setting.type is str:
         return text
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, TypeError):
         value = text
     if setting.type is float and type(value) in (int, str):

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.files import write_whole
+from fairseq_rope.files import write_whole, written_whole
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
@@ -70,7 +71,10 @@ class Stamps:
             with path.open("rb") as file:
                 known[name] = [size_and_date, "sha256:" + _sha256(file)]
             if not self._experiment.dry_run:
-                write_whole(self._hashes, json.dumps(known, indent=1) + "\n")
+                # Runs side by side write it too. What one of them overwrites is computed again.
+                self._hashes.parent.mkdir(parents=True, exist_ok=True)
+                with written_whole(str(self._hashes), suffix=f".{os.getpid()}.tmp") as (file,):
+                    file.write((json.dumps(known, indent=1) + "\n").encode())
         return known[name][1]
 
     def last(self, stage: Stage) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from recipes.compare import page, stage21_join, stage23_report
 from recipes.compare.__main__ import main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.curves import read_history
-from recipes.compare.stage23_report import Report
+from recipes.compare.stage23_report import Report, of_equal_length
 from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
@@ -278,7 +278,7 @@ def test_scores_equal_sacrebleus_and_joined_lines_are_consecutive_sentences(writ
     report, _, results = written
     work = report.experiments[0].work
     assert seeds_of(results) == dict.fromkeys(ARCHS, [1, 2]) and results["systems"] == ARCHS
-    assert results["command"].endswith(f"recipes.compare --seeds 2 demo --work-dir {work} --set beam=4")
+    assert results["command"].endswith(f"recipes.compare demo --work-dir {work} --set beam=4 --seeds 2")
     for joined, times in zip(results["joined"], (1, *TIMES), strict=True):
         groups = 17 // times
         assert (joined["times"], joined["lines"]) == (times, groups)
@@ -388,7 +388,8 @@ def test_systems_with_different_seeds_are_compared_by_the_seeds_that_both_have(r
     assert against["difference"] == pytest.approx(joined["scores"][ARCHS[1]][0] - joined["scores"][ARCHS[0]][1])
     (of_seed,) = joined["by_seed"][ARCHS[1]]
     assert of_seed["seed"] == 2 and of_seed["difference"] == against["difference"]
-    assert "--seeds" not in results["command"], "the systems have different numbers of seeds"
+    fewer = Report({ARCHS[0]: base, ARCHS[1]: other[:1]}, "demo").results(experiment)["command"].splitlines()
+    assert [command.partition("beam=4 ")[2] for command in fewer] == ["--seeds 1", f"--seeds 2 --only {ARCHS[0]}"]
 
     failed = {f"{ARCHS[1]}, seed 2": "stage 7 (train)\nfailed"}
     apart = Report({ARCHS[0]: base[:1], ARCHS[1]: other[1:], "broken": []}, "demo", failed).results(experiment)
@@ -460,19 +461,27 @@ def test_the_page_loads_no_other_files_and_the_table_names_no_folder(written):
     assert [len(set(columns)) for columns in tables if columns] == [1] * 7, "all rows of a table have the same cells"
     names = [row.split(" | ")[0] for row in text.splitlines()]
     assert all(f"| {arch}, seed {seed}" in names for arch in ARCHS for seed in (1, 2))
-    assert page.verdict(results)[0] in text and "recipes.compare --seeds 2 demo --set" in text
+    assert page.verdict(results)[0] in text and "recipes.compare demo --set beam=4 --seeds 2`\n\n" in text
     assert str(folder) not in text and "--work-dir" not in text
 
 
-def test_unequal_trainings_and_translations_that_lack_lines_are_refused(report):
+def test_translations_that_lack_lines_are_refused(report):
     path = report.runs[ARCHS[0]][0].model / "joined" / "2.de"
     path.write_text(path.read_text().partition("\n")[2])
     with pytest.raises(StageError, match=r"joined/2.de has 7 lines, and .*joined/2.de has 8: remove it"):
         run_report(report)
-    checkpoints = report.runs[ARCHS[1]][0].checkpoints
+
+
+def test_runs_of_another_length_are_not_compared(report):
+    first, second = report.runs.values()
+    assert of_equal_length({**report.runs, "none": []}) == ({ARCHS[0]: [*first], ARCHS[1]: [*second]}, {})
+    checkpoints = second[0].checkpoints
     (checkpoints / "checkpoint2.pt").rename(checkpoints / "checkpoint5.pt")
-    with pytest.raises(StageError, match=r"transformer_rope.seed1 was trained until \[5\] and .* until \[2\]"):
-        run_report(report)
+    equal, others = of_equal_length(report.runs)
+    assert equal == {ARCHS[0]: [*first], ARCHS[1]: [*second[1:]]}
+    ((name, why),) = others.items()
+    assert name == f"{ARCHS[1]}, seed 1"
+    assert why.startswith(f"its training ended at 5 and that of {ARCHS[0]}, seed 1, at 2 (epochs or updates; ")
 
 
 def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):

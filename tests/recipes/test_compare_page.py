@@ -13,7 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from recipes.compare import page, plots, stage23_report
-from recipes.compare.results import all_runs
+from recipes.compare.results import KEYS, all_runs
 from tests.commands import ENVIRONMENT, ROOT
 
 LEAST = 1 / 1001  # the smallest p that 1000 resamples can give
@@ -130,6 +130,7 @@ def test_the_page_shows_the_results_of_two_systems(two):
     difference = ["30.00", "-1.00 (-1.75 to +0.12)", "0.250"]
     assert values(runs["<other>, seed 2"]) == [*difference, gap, "2.0", "2,000", "1,232", "nan, 4.000", "c1"]
     assert values(runs["base, seed 2"])[:3] == ["31.00", "", ""]
+    assert [*rows_of(text, "systems")] == ["<other>", "base"]
     assert values(rows_of(text, "systems")["<other>"]) == ["arch_<other>", "--flag <other>"]
     assert rows_of(text, "metrics")["base"]["TER (t)"] == "69.50 ± 0.71"
     assert values(rows_of(text, "lengths")["<other>"]) == ["32.00 ± 1.41", "30.00 ± 1.41"]
@@ -315,6 +316,8 @@ def test_the_page_is_drawn_again_from_its_results(two, tmp_path):
         ("cut off", "it is not JSON"),
         ("[1, 2]", "it lacks recipe, baseline"),
         ('{"recipe": "demo", "systems": [], "command": ""}', "it lacks baseline, runs, failed, settings"),
+        (json.dumps({**dict.fromkeys(KEYS), "runs": {"a": [{}]}}), "its runs cannot be read"),
+        (json.dumps({**dict.fromkeys(KEYS, {}), "joined": []}), "IndexError"),
     ],
 )
 def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, content, message):
@@ -324,6 +327,18 @@ def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, content, me
     with pytest.raises(SystemExit, match=f"^recipes.compare.page: {path}: .*{message}"):
         page.main([str(path)])
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(two, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(stage23_report._finite(two)))
+    with pytest.raises(SystemExit, match=f"^recipes.compare.page: {path}.*: .*exists|Not a directory"):
+        page.main([str(path), "--output", str(path)])
+
+
+def test_a_run_whose_losses_are_all_undefined_is_drawn(two):
+    two["runs"]["base"][0]["training"]["losses"] = [math.nan, math.nan]
+    assert "nan" in rows_of(page.texts(two)["report.html"], "runs")["base, seed 1"]["validation loss, the last five"]
 
 
 # -- in a browser ----------------------------------------------------------------------------------

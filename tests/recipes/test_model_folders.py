@@ -282,6 +282,19 @@ def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch)
     assert run(work).ran == [] and not hashed, "the hash of a file is computed once"
 
 
+def test_two_runs_can_hash_large_files_of_one_work_folder_at_once(work, monkeypatch):
+    """Each process has its own temporary file."""
+    monkeypatch.setattr(stamps, "LARGE", 3)
+    run(work)
+    hashes = next(work.rglob("hashes.json"))
+    hashes.unlink()
+    renamed = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: renamed.append((str(old), str(new))) or replace(old, new))
+    assert run(work).ran == []
+    assert {old for old, new in renamed if new == str(hashes)} == {f"{hashes}.{os.getpid()}.tmp"}
+
+
 def test_changed_settings_are_printed_unless_the_folder_has_a_name(work, capsys):
     announce(described(work, "learning_rate=1e-3"))
     line = r"model folder: transformer_rope\.seed1\.\w+; changed settings: learning_rate\n"

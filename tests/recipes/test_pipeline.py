@@ -24,6 +24,7 @@ from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
 from recipes.pipeline import commands
 from recipes.pipeline.experiment import StageError
+from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS
 from recipes.pipeline.stage06_binarise import Binarise
@@ -235,6 +236,15 @@ def test_a_stage_depends_on_every_setting_that_it_reads():
         source = "".join((folder / file).read_text() for file in files)
         read = {name for name in FIELDS if re.search(rf"\b(s|settings)\.{name}\b", source)}
         assert read - shared <= set(stage.settings), stage.title
+
+
+def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
+    """Jobs of a comparison that was killed can still train. They hold the lock of the model."""
+    with locked_when_free(copied / "locks" / f"{MODEL}.lock"):
+        waits = start(sys.executable, "-c", UNCHECKED, "demo", *words(copied, "--stop-stage", "7"))
+        line = next(line for line in waits.stdout if "is locked by" in line)
+        assert f"is locked by process {os.getpid()}" in line and waits.poll() is None
+    assert "stage 7: train: done before, skipped" in waits.communicate()[0] and waits.returncode == 0
 
 
 # -- interruptions -----------------------------------------------------------------------------------

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import yaml
+from submitit.core.utils import FailedJobError
 
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from recipes.compare import launch, systems
-from recipes.compare.__main__ import build_parser
+from recipes.compare.__main__ import _without_gpus, build_parser
 from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.systems import System
+from recipes.pipeline import fairseq_train
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError
@@ -144,6 +147,9 @@ OTHER_SEARCH = "a: --arch x\nb: {of: a, generate: --beam 2}\n"
             "--systems FILE: the system's name b/c must consist of letters, digits, _ and -",
         ),
         ("a: --arch 'x\nb: --arch y", [], "--systems FILE: "),
+        ("a: --arch x\na: --arch y", [], "--systems FILE: a occurs twice"),
+        ("a: --arch x\n010: --arch y", [], "--systems FILE: YAML reads a system's name as 8: write it in quotes"),
+        ("{}", [], "--systems FILE: has no system"),
         ("- a\n- b", [], "--systems FILE: must be lines of the form NAME: flags of fairseq-train"),
         ("a: --arch x", [], "--systems FILE a: must be 2 or more, all different"),
         ("a: --arch x", ["--system", "a=--arch y"], "--systems FILE a a: must be 2 or more, all different"),
@@ -174,6 +180,11 @@ def test_wrong_systems_are_refused_by_name(tmp_path, text, flags, message):
         (["--slurm-partition", "gpu"], "--slurm-partition gpu: needs --launcher slurm"),
         (["--slurm", "time=60"], "--slurm time=60: needs --launcher slurm"),
         (["--launcher", "slurm", "--slurm", "time"], "--slurm time: must have the form KEY=VALUE"),
+        (["--launcher", "slurm", "--slurm", "time=1h"], "--slurm time=1h: must be a number of minutes, 1 or more"),
+        (
+            ["--launcher", "slurm", "--slurm", "additional_parameters=x"],
+            "--slurm additional_parameters=x: submitit's additional_parameters is a dictionary, and not a flag here",
+        ),
         (["--launcher", "slurm"], "--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes"),
     ],
 )
@@ -220,7 +231,7 @@ def training_stub(folder):
     submitit pickles it by value.
     """
 
-    def train(experiment, program, on_signal=False):
+    def train(experiment, program, on_signal=False, gpu=None):
         import os
         import time
 
@@ -257,24 +268,121 @@ def test_a_system_with_another_search_takes_the_present_model(tmp_path):
     assert search.history.exists() and search.averaged.samefile(trained.averaged)
 
 
-def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, monkeypatch):
+class Ended:
+    """An ended job, in place of submitit's."""
+
+    def __init__(self, failure):
+        self.failure = failure
+        self.paths = argparse.Namespace(stdout="a.log")
+
+    def done(self):
+        return True
+
+    def exception(self):
+        return None
+
+    def result(self):
+        return self.failure
+
+
+class Submitted:
+    """An executor that notes what is submitted. *refuses* says which submissions fail."""
+
+    def __init__(self, refuses=lambda submissions: False):
+        self.submissions, self.refuses = [], refuses
+
+    def __call__(self, folder):
+        return self
+
+    def update_parameters(self, **parameters):
+        pass
+
+    def submit(self, train, run, program, on_signal, gpu):
+        if self.refuses(self.submissions):
+            raise FailedJobError("sbatch: error: too many jobs")
+        self.submissions.append((run.system, run.gpus, gpu))
+        return Ended("")
+
+
+@pytest.mark.parametrize(
+    "visible, asked, jobs, expected",
+    [
+        ("2,GPU-ab,5", None, 2, ["2", "GPU-ab", "2"]),
+        ("2,GPU-ab,5", None, 8, ["2", "GPU-ab", "5"]),
+        ("", 2, 8, ["0", "1", "0"]),
+        ("", 1, 8, ["0", "0", "0"]),
+        ("", 0, 2, [None, None, None]),
+    ],
+)
+def test_each_job_has_one_of_the_gpus_that_are_visible_and_asked_for(
+    tmp_path, monkeypatch, visible, asked, jobs, expected
+):
+    executor = Submitted()
+    monkeypatch.setattr(launch, "_QuietExecutor", executor)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for name, value in (("PYTHONPATH", ""), ("OMP_NUM_THREADS", "7"), ("CUDA_VISIBLE_DEVICES", visible)):
+        monkeypatch.setenv(name, value)
+    three = [replace(run, gpus=asked) for run in runs(tmp_path, "a", "b", "c")]
+    assert len([*launch.outcomes(three, "x", arguments(jobs=jobs))]) == 3
+    gpus = 0 if asked == 0 else 1
+    assert executor.submissions == [(name, gpus, gpu) for name, gpu in zip("abc", expected, strict=True)]
+
+
+def test_a_job_uses_the_gpu_of_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (run,) = runs(tmp_path, "one")
+    monkeypatch.setattr(launch, "stages_of", lambda run: ())
+    assert launch.train(run, "x", gpu="GPU-ab") == "" and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab"
+
+
+def test_a_submission_that_fails_waits_for_a_job_or_fails_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setenv("PYTHONPATH", "")
-    given = arguments(launcher="slurm", slurm=["time=600", "mem=16GB"], slurm_partition="gpu")
+    three = runs(tmp_path, "a", "b", "c")
+    tries = count()
+    one_at_a_time = Submitted(refuses=lambda submissions: next(tries) == 1)
+    assert [(run.system, why) for run, why in launch._submitted(three, "x", 3, one_at_a_time)] == [
+        ("a", ""), ("b", ""), ("c", ""),
+    ]  # fmt: skip
+    assert "== b, seed 1: it could not be submitted: sbatch: error: too many jobs; it waits" in capsys.readouterr().out
+    never = Submitted(refuses=lambda submissions: True)
+    why = "it could not be submitted: sbatch: error: too many jobs"
+    assert [(run.system, reason) for run, reason in launch._submitted(three, "x", 3, never)] == [
+        ("a", why), ("b", why), ("c", why),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def with_slurm(monkeypatch):
+    """What submitit sees on a machine with SLURM."""
     monkeypatch.setattr(launch.submitit.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
     monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: "/usr/bin/srun")
-    executor = launch._executors(given, tmp_path / "jobs", runs(tmp_path, "one")[0])(0)
+
+
+def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
+    (run,) = runs(tmp_path, "one")
+    given = ["time=600", "mem=16GB", "exclusive=true", "setup=module load a", "setup=b", "srun_args=--x 1"]
+    executor = launch.slurm_executor(arguments(launcher="slurm", slurm=given, slurm_partition="gpu"), run)
     text = executor._make_submission_file_text("python", "1")
-    for line in ("--partition=gpu", "--time=600", "--mem=16GB"):
-        assert f"#SBATCH {line}" in text
+    for line in ("--partition=gpu", "--time=600", "--mem=16GB", "--exclusive"):
+        assert f"#SBATCH {line}\n" in text
+    assert "module load a\nb\n" in text and re.search("^srun .* --x 1 ", text, re.M)
+    assert "#SBATCH --error" not in text, "the log that messages name has all output"
     with pytest.raises(StageError, match="--slurm tme=600: "):
-        launch._executors(arguments(launcher="slurm", slurm=["tme=600"]), tmp_path, runs(tmp_path, "one")[0])
+        launch.slurm_executor(arguments(launcher="slurm", slurm=["tme=600"]), run)
+
+
+def test_the_precision_of_slurm_jobs_is_not_that_of_the_machine_that_submits_them(tmp_path):
+    (run,) = runs(tmp_path, "one")
+    sixteen = replace(run, gpus=1, settings=replace(run.settings, precision="bf16"))
+    assert fairseq_train.devices_and_precision(_without_gpus(sixteen)) == (0, "fp32")
 
 
 def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: None)
     with pytest.raises(StageError, match="^--launcher slurm --slurm time=60: .*srun"):
-        launch._executors(arguments(launcher="slurm", slurm=["time=60"]), tmp_path, runs(tmp_path, "one")[0])
+        launch.slurm_executor(arguments(launcher="slurm", slurm=["time=60"]), runs(tmp_path, "one")[0])
 
 
 HOLD = """
@@ -329,6 +437,7 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
         time.sleep(15)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
+        assert "Traceback" not in process.stdout.read()
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
     broken = ["--system", "broken=--arch transformer --max-tokens-valid 3"]  # no validation sentence fits
     with start(*broken) as process:

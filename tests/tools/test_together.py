@@ -86,7 +86,8 @@ def test_only_the_request_that_fails_gets_the_error():
 def in_a_thread(call, *args):
     """Start *call*, and return the list that gets its result."""
     results = []
-    thread = threading.Thread(target=lambda: results.append(call(*args)), daemon=True)  # a hanging one ends with the tests
+    # A thread that hangs after a mistake does not keep the process.
+    thread = threading.Thread(target=lambda: results.append(call(*args)), daemon=True)
     thread.start()
     return thread, results
 
