@@ -82,10 +82,11 @@ class FusedAttention(MultiheadAttention):
             for name, parameter in list(projection.named_parameters()):
                 setattr(projection, name, nn.Parameter(parameter.detach()[:rows].clone()))
 
-    def _adaptive_prune_heads(self, reserve_head_index: List[Tuple[int, int]]) -> None:
+    def _get_reserve_head_index(self, num_heads_to_keep: int) -> List[Tuple[int, int]]:
+        # the first step of fairseq's pruning
         if self.k_proj.out_features != self.q_proj.out_features or self.q_proj.bias is None:
             raise ValueError("heads that share keys and values, and projections without biases, cannot be pruned")
-        super()._adaptive_prune_heads(reserve_head_index)
+        return super()._get_reserve_head_index(num_heads_to_keep)
 
     def _attend(
         self,

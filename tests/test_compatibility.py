@@ -578,6 +578,13 @@ def test_pruned_feed_forward_layers_and_heads_run(build, options):
     assert bool(out.isfinite().all())
 
 
+@pytest.mark.parametrize("options", [{"no_projection_bias": True}, {"encoder_kv_heads": 1}])
+def test_heads_without_biases_and_shared_heads_are_not_pruned(build, options):
+    layer = build(**options).encoder.layers[0]
+    with pytest.raises(ValueError, match="heads that share keys and values, and projections without biases, cannot be"):
+        layer.self_attn._get_reserve_head_index(1)  # the first step of fairseq's trainer
+
+
 # -- lengths -----------------------------------------------------------------------------------------
 
 

@@ -283,6 +283,7 @@ def test_models_script_and_give_the_same_numbers(build, name):
     torch.testing.assert_close(teacher_forced(torch.jit.script(model), source, lengths, target), expected)
 
 
+YARN = '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64}'
 REFUSED = {
     "biases": (
         {**LINEAR, "position_encoding": "alibi"},
@@ -299,8 +300,16 @@ REFUSED = {
     "a seed": ({**FAVOR, "favor_seed": -1}, "--favor-seed -1: must be an integer from 0 to 2147483647"),
     "many features": ({**FAVOR, "favor_features": 2**40}, "--favor-features 1099511627776: must be an even integer"),
     "a factor of scores": (
-        {**LINEAR, "rope_scaling": '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64}'},
-        '--rope-scaling: multiplies scores by 1.13863², and linear attention has no scores; add "attention_factor": 1',
+        {**LINEAR, "rope_scaling": YARN},
+        '--rope-scaling {"attention_factor": null, "beta_fast": 32, "beta_slow": 1, "factor": 4, ',
+    ),
+    "a factor of the decoder's scores": (
+        {**LINEAR, "decoder_rope_scaling": YARN},
+        '--decoder-rope-scaling {"attention_factor": null, "beta_fast": 32, "beta_slow": 1, "factor": 4, ',
+    ),
+    "half of the features": (
+        {**FAVOR, "favor_features": 6, "rope_fraction": 0.5},
+        "--feature-map favor, with 6 features: --rope-fraction 0.5 of a head of 6 dimensions leaves 3 to rotate; ",
     ),
     "an unused map": ({"feature_map": "favor"}, "--feature-map favor: is used with --attention-type linear only"),
     "an unused seed": ({**LINEAR, "favor_seed": 1}, "--favor-seed 1: is used with --feature-map favor only; drop the"),
@@ -312,6 +321,9 @@ def test_values_that_cannot_work_are_refused_in_one_sentence(build, options, mes
     with pytest.raises(ValueError) as refused:
         build(**options)
     assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
+    if "attention_factor" in message:
+        asked = 'multiplies scores by 1.13863², and linear attention has no scores; add "attention_factor": 1'
+        assert str(refused.value).endswith(asked)
 
 
 @pytest.mark.parametrize("refused", ["alibi", "t5", "kerple", "shaw", "transformer-xl"])

@@ -14,6 +14,8 @@ import sys
 from typing import Any, List, NamedTuple
 
 from fairseq import checkpoint_utils
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 
 from . import activations, batches, ending, fasta, loading, options, saving
 
@@ -152,10 +154,17 @@ PATCHES: List[Patch] = [
     ),
     Patch(
         "fairseq.models.transformer.TransformerConfig.__dataclass_fields__",
-        activations.transformer_fields(),
+        activations.fields_of(TransformerConfig),
         "an unreadable error",
         "fairseq reads the list of activations for its transformer when the module is imported, before the row above "
         "replaces it.",
+        "the row of get_available_activation_fns goes",
+    ),
+    Patch(
+        "fairseq.models.transformer_lm.TransformerLanguageModelConfig.__dataclass_fields__",
+        activations.fields_of(TransformerLanguageModelConfig),
+        "an unreadable error",
+        "The same for the language model.",
         "the row of get_available_activation_fns goes",
     ),
     Patch(

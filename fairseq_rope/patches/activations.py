@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, List
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models.transformer import TransformerConfig
 
 _activation_fn, _available_activation_fns = utils.get_activation_fn, utils.get_available_activation_fns
 
@@ -25,9 +24,9 @@ def get_available_activation_fns() -> List[str]:
     return list(dict.fromkeys([*_available_activation_fns(), "swish"]))
 
 
-def transformer_fields() -> Dict[str, Any]:
-    """Return the fields of fairseq's transformer configuration, with "swish" as a choice of ``activation_fn``."""
-    fields = dict(TransformerConfig.__dataclass_fields__)
+def fields_of(config: Any) -> Dict[str, Any]:
+    """Return the fields of a model's configuration in fairseq, with "swish" as a choice of ``activation_fn``."""
+    fields = dict(config.__dataclass_fields__)
     fields["activation_fn"] = copy.copy(fields["activation_fn"])
     fields["activation_fn"].type = ChoiceEnum(get_available_activation_fns())
     return fields

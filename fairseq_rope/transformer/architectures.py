@@ -12,8 +12,9 @@ from typing import Any, Callable, Dict, Mapping, Union
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model_architecture
 from omegaconf import DictConfig
 
+from ..positions.interface import SIDES
 from . import align, multilingual  # noqa: F401  they register their models
-from .config import option_dict, set_defaults
+from .config import block_options, option_dict, set_defaults
 
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
@@ -59,6 +60,8 @@ def _twin(
     def architecture(args: Union[Namespace, DictConfig]) -> None:
         filled = args if isinstance(args, Namespace) else Namespace(**{"base_layers": 0, **option_dict(args)})
         for option, value in block.items():
+            if option == "scale_glu_width":  # not if the user chose other layers, after which it follows
+                value = any(block_options(filled)[f"{side}_ffn_type"] == "glu" for side in SIDES)
             setattr(filled, option, getattr(filled, option, value))
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)

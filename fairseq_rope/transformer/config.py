@@ -177,9 +177,11 @@ def position_options(args: Any) -> Dict[str, Any]:
         }
         return {**names, **{name: option.default for name, option in OF_ATTENTION.items()}, **block_options(args)}
     names = {f"{side}_position_encoding": encoding_name(args, side) for side in SIDES}
-    options = {**used_options(args), **OF_ATTENTION}
+    options, block = {**used_options(args), **OF_ATTENTION}, block_options(args)
     values = {name: value_of(args, name, option) for name, option in options.items()}
-    return {**names, **values, **block_options(args)}
+    gated = any(block[f"{side}_ffn_type"] == "glu" for side in SIDES)
+    activation = {"activation_fn": option_of(args, "activation_fn") or "relu"} if gated else {}  # fairseq's default
+    return {**names, **values, **block, **activation}
 
 
 def value_of(args: Any, name: str, option: Option) -> Any:

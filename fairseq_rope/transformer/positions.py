@@ -59,12 +59,18 @@ class SidePositions:
         sizes = getattr(self.cfg, self.side)
         options = {name: getattr(self.cfg, name) for name in self.encoding.options_of(self.side)}
         with own_random_numbers():
-            width = features_of_head(self.cfg, self.side) * sizes.attention_heads
-            position = self.encoding.build(self.side, width, sizes.attention_heads, **options)
-        if is_linear(self.cfg, self.side) and getattr(position, "attention_factor", 1.0) != 1.0:
+            features, heads = features_of_head(self.cfg, self.side), sizes.attention_heads
+            try:
+                position = self.encoding.build(self.side, features * heads, heads, **options)
+            except ValueError as error:
+                if features == sizes.embed_dim // heads:
+                    raise
+                raise ValueError(f"--feature-map favor, with {features} features: {error}") from None
+        scaling = getattr(position, "scaling", None)
+        if is_linear(self.cfg, self.side) and scaling and getattr(position, "attention_factor", 1.0) != 1.0:
             raise ValueError(
-                f"--rope-scaling: multiplies scores by {position.attention_factor:.6g}², and linear attention has no "
-                'scores; add "attention_factor": 1'
+                f"{scaling.flag} {scaling.text}: multiplies scores by {position.attention_factor:.6g}², and linear "
+                'attention has no scores; add "attention_factor": 1'
             )
         if self.encoding.shared:
             self._shared = position

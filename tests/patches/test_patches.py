@@ -3,6 +3,7 @@
 "fairseq alone" is a second copy of a module of fairseq, loaded from its file, or the function that a replacement wraps.
 """
 
+import ast
 import builtins
 import contextlib
 import errno
@@ -320,7 +321,29 @@ def the_flags_of_the_transformer_are_the_same(request, folder):
     assert {**fairseqs, "activation_fn": (choices, *fairseqs["activation_fn"][1:])} == ours
 
 
+FLAGS_OF_THE_LANGUAGE_MODEL = """
+from argparse import ArgumentParser
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+parser = ArgumentParser()
+gen_parser_from_dataclass(parser, TransformerLanguageModelConfig())
+flags = {action.dest: (list(action.choices or []), action.default, action.help) for action in parser._actions}
+"""
+
+
+def the_flags_of_the_language_model_are_the_same(request, folder):
+    program = [sys.executable, "-c", FLAGS_OF_THE_LANGUAGE_MODEL + "print(repr(flags))"]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
+    alone, ours = ast.literal_eval(printed), {}
+    exec(FLAGS_OF_THE_LANGUAGE_MODEL, ours)
+    alone["activation_fn"][0].append("swish")
+    assert ours["flags"] == alone
+
+
 SAME = {
+    "fairseq.models.transformer_lm.TransformerLanguageModelConfig.__dataclass_fields__": (
+        the_flags_of_the_language_model_are_the_same
+    ),
     "fairseq.utils.get_activation_fn": other_activations_are_the_same,
     "fairseq.utils.get_available_activation_fns": other_activations_are_the_same,
     "fairseq.models.transformer.TransformerConfig.__dataclass_fields__": the_flags_of_the_transformer_are_the_same,

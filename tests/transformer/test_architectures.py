@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_rope.feed_forward import GatedLinear
 from fairseq_rope.norms import RMSNorm
-from fairseq_rope.transformer.config import OF_BLOCK
+from fairseq_rope.transformer.config import OF_BLOCK, refuse_what_cannot_work
 
 SIZES = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
 SIZES += ["_wmt_en_de_big", "_wmt_en_de_big_t2t"]
@@ -105,6 +105,23 @@ def test_the_block_of_llama_has_fairseqs_sizes_and_as_many_parameters(build, tas
         assert type(layer.fc1) is GatedLinear and layer.fc1.activation_fn is torch.nn.functional.silu
         assert type(layer.final_layer_norm) is RMSNorm and layer.normalize_before
         assert not any(key.endswith("bias") for key, _ in layer.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "given, scaled",
+    [
+        ({}, True),
+        ({"ffn_type": "mlp"}, False),
+        ({"encoder_ffn_type": "mlp", "decoder_ffn_type": "mlp"}, False),
+        ({"encoder_ffn_type": "mlp"}, True),
+        ({"ffn_type": "mlp", "decoder_ffn_type": "glu"}, True),
+    ],
+)
+def test_the_block_of_llama_can_have_fairseqs_feed_forward_layers(given, scaled):
+    args = Namespace(checkpoint_activations=False, cross_self_attention=False, **given)
+    ARCH_CONFIG_REGISTRY["transformer_rope_llama"](args)
+    assert args.scale_glu_width is scaled
+    refuse_what_cannot_work(args)
 
 
 def test_flags_override_the_architectures_sizes():

@@ -512,6 +512,8 @@ def test_a_model_trains_resumes_averages_and_refuses_other_options(data_bin, tra
         train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--decoder-kv-heads", 0)
     with pytest.raises(InputError, match="was trained without --decoder-qk-norm, not with True; drop the flag"):
         train(data_bin, tmp_path / "resumed", "--restore-file", trained / "checkpoint_last.pt", "--decoder-qk-norm")
+    with pytest.raises(InputError, match="was trained with --activation-fn swish, not gelu; use the same value"):
+        train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--activation-fn", "gelu")
     start = ("--finetune-from-model", trained / "checkpoint_last.pt")
     with pytest.raises(InputError, match="checkpoint_last.pt does not fit the model: .*options of the model are not"):
         train(data_bin, tmp_path / "finetuned", *start, "--qk-norm")
