@@ -224,7 +224,7 @@ def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(older, expected, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="heads that share keys and values, and projections without"):
-        module._adaptive_prune_heads([(0, 4)])
+        module._get_reserve_head_index(2)
 
 
 def repeated(q, k, v, mask, dropout):
