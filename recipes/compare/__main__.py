@@ -117,10 +117,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             ended += 1
             if ended % len(trained) == 0:
                 others = _report(report_runner, experiments, args, failed, must_be=ended == len(runs))
-        if others:
-            raise StageError("; ".join(f"{run} is not in the report: {why}" for run, why in others.items()))
-        if failed:
-            raise StageError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
+        problems = [f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}"] if failed else []
+        problems += [f"{run} is not in the report: {why}" for run, why in others.items()]
+        if problems:
+            raise StageError("; ".join(problems))
 
 
 def _without_gpus(experiment: Experiment) -> Experiment:
