@@ -164,7 +164,7 @@ PATCHES: List[Patch] = [
         "fairseq.models.transformer_lm.TransformerLanguageModelConfig.__dataclass_fields__",
         activations.fields_of(TransformerLanguageModelConfig),
         "an unreadable error",
-        "The same for the language model.",
+        "fairseq reads the list of activations for its language model in the same way.",
         "the row of get_available_activation_fns goes",
     ),
     Patch(

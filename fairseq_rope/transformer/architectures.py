@@ -60,7 +60,7 @@ def _twin(
     def architecture(args: Union[Namespace, DictConfig]) -> None:
         filled = args if isinstance(args, Namespace) else Namespace(**{"base_layers": 0, **option_dict(args)})
         for option, value in block.items():
-            if option == "scale_glu_width":  # not if the user chose other layers, after which it follows
+            if option == "scale_glu_width":  # it is for gated layers, and the user may have chosen others
                 value = any(block_options(filled)[f"{side}_ffn_type"] == "glu" for side in SIDES)
             setattr(filled, option, getattr(filled, option, value))
         fairseq_architecture(filled)
