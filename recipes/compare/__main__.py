@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
 from recipes.compare.systems import System
-from recipes.pipeline.arguments import add_flags, describe_experiment, parse
+from recipes.pipeline.arguments import add_flags, check_start, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.runner import Runner
@@ -80,6 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     experiments = {system.name: experiment_of(system) for system in compared}
     baseline = experiments[compared[0].name]
+    seeds = range(1, args.seeds + 1)
+    # Systems that need the model of another one come after it.
+    ordered = sorted(trained, key=lambda one: bool(one.of))
+    runs = [dataclasses.replace(experiments[one.name], seed=seed) for seed in seeds for one in ordered]
+    try:
+        for run in runs:
+            check_start(run)
+    except SettingsError as error:
+        parser.error(str(error))
     program = f"python -m recipes.compare {shlex.join(arguments)}"
     remote = args.launcher == "slurm"  # jobs have the GPUs
     here = dataclasses.replace(baseline, gpus=0) if remote else baseline
@@ -95,10 +104,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_runner = runner_of(baseline)
         for stage in OF_DATA:
             report_runner.ensure(stage)
-        seeds = range(1, args.seeds + 1)
-        # Systems that need the model of another one come after it.
-        ordered = sorted(trained, key=lambda one: bool(one.of))
-        runs = [dataclasses.replace(experiments[one.name], seed=seed) for seed in seeds for one in ordered]
         if baseline.dry_run:
             for run in runs:
                 print(f"== {run.system}, seed {run.seed}", flush=True)

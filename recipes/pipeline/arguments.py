@@ -95,7 +95,8 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
         dry_run=args.dry_run,
     )
     _refuse_to_write_over_data(experiment)
-    _refuse_missing_start(experiment)
+    if "{system}" not in settings.start_checkpoint:  # else the systems of a comparison must have their names
+        check_start(experiment)
     if settings.segment_tokens >= LONGEST and not has_room(experiment):
         flags = "--max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
         allowed = f"must be below the {LONGEST} tokens that fairseq takes, or set {flags}"
@@ -141,11 +142,12 @@ def _refuse_to_write_over_data(experiment: Experiment) -> None:
             raise SettingsError(f"--data-dir {folder}: the recipe would overwrite {path}, or write into its folder")
 
 
-def _refuse_missing_start(experiment: Experiment) -> None:
-    checkpoint, folder = experiment.settings.start_checkpoint, experiment.start_data
-    if folder is None:
+def check_start(experiment: Experiment) -> None:
+    """Raise a SettingsError if a file of the old model, from which the training starts, does not exist."""
+    checkpoint, folder = experiment.start_checkpoint, experiment.start_data
+    if checkpoint is None or folder is None:
         return
-    if not Path(checkpoint).is_file():
+    if not checkpoint.is_file():
         raise SettingsError(f"--set start_checkpoint={checkpoint}: must be a file that exists")
     for path in (*experiment.start_dictionaries, folder / experiment.subwords):
         if not path.is_file():

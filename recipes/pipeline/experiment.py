@@ -67,7 +67,7 @@ class Experiment:
         if self.start_checkpoint is None:
             return None
         try:
-            return read_start(self.settings, self.start_dictionaries)
+            return read_start(self.settings, self.start_checkpoint, self.start_dictionaries)
         except StartError as error:
             raise StageError(str(error)) from None
 
@@ -133,7 +133,8 @@ class Experiment:
     @property
     def start_checkpoint(self) -> Path | None:
         """The checkpoint of the old model, if the training starts from one."""
-        return Path(self.settings.start_checkpoint) if self.settings.start_checkpoint else None
+        path = self.settings.start_checkpoint.replace("{system}", self.training.system)
+        return Path(path.replace("{seed}", str(self.seed))) if path else None
 
     @property
     def start_data(self) -> Path | None:

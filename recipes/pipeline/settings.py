@@ -60,7 +60,9 @@ class Settings:
     segment_share: float = _setting(
         "share of the training sentences in segments; the others have a line each", 0, 1, names_model=True
     )
-    start_checkpoint: str = _setting("checkpoint with whose weights the training starts, or empty", names_model=True)
+    start_checkpoint: str = _setting(
+        "checkpoint with whose weights the training starts, with {system} and {seed}; or empty", names_model=True
+    )
     start_data: str = _setting("folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
     layers: int = _learnt("number of encoder layers, and of decoder layers", 1)

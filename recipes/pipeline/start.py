@@ -27,8 +27,8 @@ class Start(NamedTuple):
     sharing: str
 
 
-def read_start(settings: Settings, dictionaries: list[Path]) -> Start:
-    """Read the checkpoint of *settings*. Raises a StartError if the settings or *dictionaries* do not fit it.
+def read_start(settings: Settings, path: Path, dictionaries: list[Path]) -> Start:
+    """Read the checkpoint in *path*. Raises a StartError if the *settings* or *dictionaries* do not fit it.
 
     Args:
         dictionaries: those of the checkpoint, for the source and for the target
@@ -38,15 +38,14 @@ def read_start(settings: Settings, dictionaries: list[Path]) -> Start:
     from fairseq_rope.patches.loading import load_checkpoint
     from fairseq_rope.tools.convert_layout import model_options
 
-    path = settings.start_checkpoint
     try:
-        state = load_checkpoint(path)
+        state = load_checkpoint(str(path))
     except (InputError, OSError) as error:
         raise StartError(f"--set start_checkpoint={path}: {error}") from None
     options = model_options(state)
     if options is None:
         raise StartError(f"--set start_checkpoint={path}: has no options of its model")
-    _refuse_other_options(settings, options)
+    _refuse_other_options(settings, path, options)
     for side, dictionary in zip(("encoder", "decoder"), dictionaries, strict=True):
         entries, weight = len(Dictionary.load(str(dictionary))), state["model"].get(f"{side}.embed_tokens.weight")
         if weight is None:
@@ -62,8 +61,8 @@ def read_start(settings: Settings, dictionaries: list[Path]) -> Start:
     return Start("--share-decoder-input-output-embed " if shares else "")
 
 
-def _refuse_other_options(settings: Settings, options: Any) -> None:
-    path, flags = settings.start_checkpoint, shlex.split(settings.fairseq_train_flags)
+def _refuse_other_options(settings: Settings, path: Path, options: Any) -> None:
+    flags = shlex.split(settings.fairseq_train_flags)
     for name, option in SIZES.items():
         own = getattr(settings, name)
         for side in ("encoder", "decoder"):

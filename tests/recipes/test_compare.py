@@ -12,6 +12,7 @@ import subprocess
 import sys
 from copy import copy
 from dataclasses import asdict, replace
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -28,6 +29,7 @@ from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import TRAIN
+from recipes.pipeline.start import Start
 from recipes.text import segments
 from tests.commands import ENVIRONMENT, ROOT, outputs
 from tests.recipes.small_demo import SMALL, check_flags_here, describe, label, setting_flags, small_corpus, usage_error
@@ -160,6 +162,25 @@ def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_pa
         moved = f"results.json is another report (differs in {differs}): would be moved to {report}/earlier/1/results"
         assert dry_run("--seeds", "2", *flags).count(moved) == 1
     assert [path.name for path in report.iterdir()] == ["results.json"]
+
+
+def test_each_system_starts_from_a_checkpoint_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("recipes.pipeline.experiment.read_start", lambda *_: Start(""))
+    data, systems = tmp_path / "data", tmp_path / "systems.yaml"
+    data.mkdir()
+    for name in ("dict.en.txt", "dict.de.txt", "bpecodes"):
+        (data / name).touch()
+    search = {"of": "half", "generate": "--beam 1"}
+    systems.write_text(json.dumps({"one": "--arch transformer", "half": "--arch transformer_rope", "search": search}))
+    start = setting_flags(f"start_checkpoint={tmp_path}/{{system}}.seed{{seed}}.pt", f"start_data={data}")
+    run = ["demo", "--work-dir", str(tmp_path / "work"), "--systems", str(systems), "--seeds", "2", "--dry-run", *start]
+    checkpoints = [f"{tmp_path}/{system}.seed{seed}.pt" for seed in "12" for system in ("one", "half")]
+    for path in checkpoints:
+        missing = f"--set start_checkpoint={path}: must be a file that exists"
+        assert missing in usage_error(capsys, main, run)
+        Path(path).touch()
+    main(run)
+    assert re.findall(r"old_model checkpoint --input (\S+)", capsys.readouterr().out) == checkpoints
 
 
 # -- the report of hand-made outputs -----------------------------------------------------------------
