@@ -1,15 +1,26 @@
-"""The plots of the report: validation losses, and scores by the length of the input."""
+"""The plots of the report: validation losses, and scores by the length of the input.
 
+    python -m recipes.compare.plots 'TITLE=results.json' 'TITLE=results.json' … --output FILE
+
+draws the scores of several comparisons by the length of the input, side by side. FILE ends with .svg, .png or .pdf.
+"""
+
+import argparse
+import io
 import logging
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recipes.compare.results import Results, buckets, has_documents, per_system, ranked, sets
+from fairseq_rope.files import written_whole
+from recipes.compare.results import Results, buckets, has_documents, per_system, ranked, read_results, sets
 
 FEWEST = 20  # sentences that a length bucket needs to appear in the plot
 # Distinguishable for colour-blind readers (Okabe and Ito 2008). Each system has the next of each list, so that two
@@ -25,31 +36,54 @@ def plots(results: Results) -> dict[str, Figure]:
     drawn = [n for n, (_, sentences) in enumerate(all_buckets) if sentences >= FEWEST] or range(len(all_buckets))
     lengths = per_system(results, lambda run: [run["by_length"][n]["score"] for n in drawn])
     of_lengths = lengths, ["{}\n({})".format(*all_buckets[n]) for n in drawn], "words of the source (sentences)"
+    systems = results["systems"]
     return {
-        "losses": _figure(results, 2, lambda *axes: _draw_losses(results, *axes)),
-        "lengths": _figure(results, 1, lambda axes: _draw_scores(axes, results, *of_lengths)),
-        "joined": _figure(results, 1 + has_documents(results), lambda *axes: _draw_joined(results, *axes)),
+        "losses": _figure(systems, 2, lambda *axes: _draw_losses(results, *axes)),
+        "lengths": _figure(systems, 1, lambda axes: _draw_scores(axes, systems, *of_lengths)),
+        "joined": _figure(systems, 1 + has_documents(results), lambda *axes: _draw_joined(results, systems, *axes)),
     }
 
 
-def _figure(results: Results, count: int, draw: Callable[..., None]) -> Figure:
-    """A figure of *count* axes that *draw* fills, with one legend below them."""
+def beside(comparisons: Mapping[str, Results]) -> Figure:
+    """The last plot of :func:`plots` for each of *comparisons*, by its title; of documents, if the texts have any.
+
+    A system looks the same in all of them.
+    """
+    systems = list(dict.fromkeys(system for results in comparisons.values() for system in results["systems"]))
+
+    def draw(*all_axes: Axes) -> None:
+        for axes, (title, results) in zip(all_axes, comparisons.items(), strict=True):
+            sentences = None if has_documents(results) else axes
+            _draw_joined(results, systems, sentences, axes)
+            axes.set_title(title)
+        highest = max(axes.get_ylim()[1] for axes in all_axes)
+        for axes in all_axes:
+            axes.set_ylim(0, highest)
+
+    return _figure(systems, len(comparisons), draw)
+
+
+def _figure(systems: Sequence[str], count: int, draw: Callable[..., None]) -> Figure:
+    """A figure of *count* axes, up to three in a row, that *draw* fills, with one legend below them."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq makes it log everything
-    width = 5 * count + 1
-    columns = max(1, int(width / (0.8 + 0.09 * max(map(len, results["systems"])))))  # inches of the longest entry
-    height = 3.8 + 0.25 * math.ceil(len(results["systems"]) / columns)
+    across = min(count, 3)
+    down = math.ceil(count / across)
+    width = 5 * across + 1
+    columns = max(1, int(width / (0.8 + 0.09 * max(map(len, systems)))))  # inches of the longest entry
+    height = 3.8 * down + 0.25 * math.ceil(len(systems) / columns)
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = [figure.add_subplot(1, count, n + 1) for n in range(count)]
+    axes = [figure.add_subplot(down, across, n + 1) for n in range(count)]
     draw(*axes)
     for each in axes:
         each.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    handles = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
     return figure
 
 
-def style(results: Results, system: str) -> dict[str, Any]:
-    """Colour, dashes and marker of *system*. They do not depend on the scores."""
-    number = results["systems"].index(system)
+def style(systems: Sequence[str], system: str) -> dict[str, Any]:
+    """Colour, dashes and marker of *system*, one of *systems*. They do not depend on the scores."""
+    number = systems.index(system)
     kinds = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
     return {"linewidth": 1.2, "markersize": 5, **{key: of[number % len(of)] for key, of in kinds.items()}}
 
@@ -62,7 +96,7 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
     }
     for system, of_system in trainings.items():
         for number, training in enumerate(of_system):
-            look = {**style(results, system), "label": None if number else system, "alpha": 0.8}
+            look = {**style(results["systems"], system), "label": None if number else system, "alpha": 0.8}
             if any(map(math.isfinite, training["losses"])):  # matplotlib places no markers on a line without a point
                 look["markevery"] = 0.2
             by_updates.plot(training["updates"], training["losses"], **look)
@@ -73,25 +107,27 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
         axes.set(xlabel=what, ylabel="validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
 
-def _draw_joined(results: Results, of_sentences: Axes, of_documents: Axes | None = None) -> None:
+def _draw_joined(
+    results: Results, systems: Sequence[str], of_sentences: Axes | None, of_documents: Axes | None = None
+) -> None:
     """Draw the scores of the test set in lines of several lengths."""
     by_length = sets(results)
-    xlabel = "subwords a line, at most" if of_documents else "sentences a line"
+    xlabel = "subwords a line, at most" if has_documents(results) else "sentences a line"
     for axes, key, ylabel in (
         (of_sentences, "scores", "sacreBLEU"),
         (of_documents, "document_scores", "sacreBLEU of documents"),
     ):
-        if axes is not None:
+        if axes is not None and key in results["joined"][0]:
             scores = {
                 system: zip(*(one[key][system] for one in by_length.values()), strict=True)
                 for system in ranked(results)
             }
-            _draw_scores(axes, results, scores, [*by_length], xlabel, ylabel)
+            _draw_scores(axes, systems, scores, [*by_length], xlabel, ylabel)
 
 
 def _draw_scores(
     axes: Axes,
-    results: Results,
+    systems: Sequence[str],
     scores: Mapping[str, Iterable[Sequence[float]]],
     places: Sequence[str],
     xlabel: str,
@@ -106,6 +142,42 @@ def _draw_scores(
         below = [max(0, mean - min(of_place)) for mean, of_place in zip(means, values, strict=True)]
         above = [max(0, max(of_place) - mean) for mean, of_place in zip(means, values, strict=True)]
         positions = [n + step * (number - (len(scores) - 1) / 2) for n in range(len(places))]
-        axes.errorbar(positions, means, yerr=[below, above], capsize=3, label=system, **style(results, system))
+        axes.errorbar(positions, means, yerr=[below, above], capsize=3, label=system, **style(systems, system))
     axes.set_xticks(range(len(places)), places)
     axes.set(xlabel=xlabel, ylabel=ylabel)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Draw comparisons side by side. Exits with status 1 and one sentence if a file cannot be read or written."""
+    parser = argparse.ArgumentParser(
+        prog="recipes.compare.plots", description="Draw the scores of comparisons by the length of the input."
+    )
+    parser.add_argument("results", nargs="+", metavar="TITLE=FILE", help="the results.json of a comparison")
+    kinds = (".svg", ".png", ".pdf")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=f"ends with {', '.join(kinds)}")
+    args = parser.parse_args(argv)
+    if args.output.suffix not in kinds:
+        parser.error(f"--output {args.output}: must end with {', '.join(kinds)}")
+    named = [given.partition("=")[::2] for given in args.results]
+    for given, (title, path) in zip(args.results, named, strict=True):
+        if not title or not path or [title for title, _ in named].count(title) > 1:
+            parser.error(f"{given}: must be TITLE=FILE, and no title may occur twice")
+    try:
+        comparisons = {title: read_results(Path(path)) for title, path in named}
+    except ValueError as error:
+        sys.exit(f"recipes.compare.plots: {error}")
+    try:
+        drawn = io.BytesIO()
+        with rc_context({"svg.hashsalt": "0"}):  # the same file each time
+            metadata = {"Date": None} if args.output.suffix == ".svg" else None
+            beside(comparisons).savefig(drawn, format=args.output.suffix[1:], metadata=metadata)
+        with written_whole(str(args.output)) as (file,):
+            file.write(drawn.getvalue())
+    except OSError as error:
+        sys.exit(f"recipes.compare.plots: {error.filename}: {error.strerror}")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        sys.exit(f"recipes.compare.plots: {' '.join(args.results)}: cannot be drawn together: {error!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from recipes.compare import page, plots, stage23_report
 from recipes.compare.results import KEYS, all_runs
 from tests.commands import ENVIRONMENT, ROOT
+from tests.recipes.small_demo import usage_error
 
 LEAST = 1 / 1001  # the smallest p that 1000 resamples can give
 
@@ -270,7 +271,7 @@ def test_plots_have_every_training_and_no_small_bucket(two):
 
 def test_each_of_many_systems_has_its_own_look_in_all_plots(ten):
     ten["systems"] = [*ten["systems"], *map(str, range(20))]
-    looks = [plots.style(ten, system) for system in ten["systems"]]
+    looks = [plots.style(ten["systems"], system) for system in ten["systems"]]
     assert len({(look["color"], look["linestyle"]) for look in looks[:28]}) == 28
     assert len({tuple(look.values()) for look in looks}) == 30
 
@@ -339,6 +340,58 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(two, tmp_pat
 def test_a_run_whose_losses_are_all_undefined_is_drawn(two):
     two["runs"]["base"][0]["training"]["losses"] = [math.nan, math.nan]
     assert "nan" in rows_of(page.texts(two)["report.html"], "runs")["base, seed 1"]["validation loss, the last five"]
+
+
+# -- several comparisons side by side --------------------------------------------------------------
+
+
+def test_comparisons_are_drawn_side_by_side(two, tmp_path):
+    other = made_up({"<other>": {1: 12.0}, "third": {1: 10.0}}, {"third": (-2.0, -3.0, -1.0, LEAST, LEAST)})
+    other["joined"] = [{**one, "tokens": 64 * n} for n, one in enumerate(other["joined"])]
+    for one in other["joined"]:
+        one["document_scores"] = {"<other>": [7.0], "third": [6.5]}
+    left, right = plots.beside({"a": two, "b": other}).axes
+    assert (left.get_title(), right.get_title()) == ("a", "b")
+    assert left.get_ylim() == right.get_ylim() and left.get_ylim()[0] == 0
+    labels = [(axes.get_xlabel(), axes.get_ylabel()) for axes in (left, right)]
+    assert labels == [("sentences a line", "sacreBLEU"), ("subwords a line, at most", "sacreBLEU of documents")]
+    drawn = [{one.get_label(): one.lines[0] for one in axes.containers} for axes in (left, right)]
+    assert list(drawn[0]["base"].get_ydata()) == [30.5, 15.25]
+    assert list(drawn[1]["third"].get_ydata()) == [6.5]
+    assert drawn[0]["<other>"].get_color() == drawn[1]["<other>"].get_color()
+    assert len({line.get_color() for of in drawn for line in of.values()}) == 3
+    (legend,) = left.figure.legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == ["<other>", "base", "third"]
+
+    for name, results in (("a", two), ("b", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(stage23_report._finite(results)))
+    named = [f"{name}={tmp_path / name}.json" for name in ("a", "b")]
+    for number in (1, 2):
+        plots.main([*named, "--output", str(tmp_path / f"{number}.svg")])
+    assert (tmp_path / "1.svg").read_bytes() == (tmp_path / "2.svg").read_bytes()
+    assert "third" in (tmp_path / "1.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["a=results.json", "--output", "x.doc"], "--output x.doc: must end with .svg, .png, .pdf"),
+        (["results.json", "--output", "x.svg"], "results.json: must be TITLE=FILE, and no title may occur twice"),
+        (["a=1", "a=2", "--output", "x.svg"], "a=1: must be TITLE=FILE, and no title may occur twice"),
+    ],
+)
+def test_wrong_arguments_of_the_plot_are_refused_by_name(capsys, words, message):
+    assert message in usage_error(capsys, plots.main, words)
+
+
+@pytest.mark.parametrize("content", [None, json.dumps({**dict.fromkeys(KEYS, {}), "joined": []})])
+def test_the_plot_refuses_files_without_results_in_one_sentence(tmp_path, content):
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SystemExit, match=f"^recipes.compare.plots: .*{path}.*: (No such|cannot be drawn)"):
+        plots.main([f"a={path}", "--output", str(tmp_path / "x.svg")])
+    assert not (tmp_path / "x.svg").exists()
 
 
 # -- in a browser ----------------------------------------------------------------------------------
