@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.alternating import build_parser, report
@@ -32,12 +33,10 @@ def latencies(translator: Translator, lines: list[str], clients: int) -> tuple[l
             translator.translate(line)
             seconds.append(time.perf_counter() - begun)
 
-    threads = [threading.Thread(target=ask) for _ in range(clients)]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as threads:
+        begun = time.perf_counter()
+        for client in [threads.submit(ask) for _ in range(clients)]:
+            client.result()
     return seconds, time.perf_counter() - begun
 
 
@@ -47,6 +46,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], metavar="N", help="default: 1 4 16")
     parser.add_argument("--sentences", type=int, default=1000, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
+    for flag, values, least in (("clients", args.clients, 1), ("sentences", [args.sentences], 2)):
+        for value in values:
+            if value < least:
+                parser.error(f"--{flag} {value}: must be {least} or more")
     vocabulary = dictionary(SIZES[args.size]["vocab"])
     _, pairs = sentences(args.size, vocabulary)
     count = args.rounds * args.sentences

@@ -157,7 +157,12 @@ def sentences(
 def read_data(folder: str, count: int) -> tuple[Dictionary, LanguagePairDataset, Shortlist]:
     """Return the joined dictionary of a data *folder* with *count* words, its validation set and its shortlist."""
     source, target = data_utils.infer_language_pair(folder)
-    vocabulary = Dictionary.load(str(Path(folder, f"dict.{source}.txt")))
+    if source is None:
+        sys.exit(f"benchmarks.serve: --shortlist {folder}: has no data of fairseq-preprocess")
+    paths = [Path(folder, f"dict.{language}.txt") for language in (source, target)]
+    if paths[0].read_bytes() != paths[1].read_bytes():
+        sys.exit(f"benchmarks.serve: --shortlist {folder}: must have a joined dictionary")
+    vocabulary = Dictionary.load(str(paths[0]))
     for number in range(count - len(vocabulary)):
         vocabulary.add_symbol(f"w{number}")
 
@@ -183,6 +188,8 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     parser.add_argument("--shortlist", metavar="DATA_BIN", help="also with a shortlist of the training set in DATA_BIN")
     args = parser.parse_args()
+    if args.shortlist and not Path(args.shortlist).is_dir():
+        parser.error(f"--shortlist {args.shortlist}: must be a data folder")
     for name in args.size or SIZES:
         size = SIZES[name]
         vocabulary, data, shortlist = dictionary(size["vocab"]), None, None

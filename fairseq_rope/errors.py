@@ -10,7 +10,7 @@ from typing import Iterator
 
 # The requirement for each module that a tool may lack, as in pyproject.toml.
 REQUIREMENTS = {
-    "ctranslate2": "ctranslate2>=4.7,<5",
+    "ctranslate2": "ctranslate2>=4.8.2,<5",
     "eflomal": "eflomal>=2,<3",
     "sacrebleu": "sacrebleu>=2.3,<3",
     "sacremoses": "sacremoses==0.2.0",

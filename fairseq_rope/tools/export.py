@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .. import __version__
 from ..errors import InputError, ending_in_one_sentence
@@ -126,7 +126,13 @@ def build_shortlist(args: argparse.Namespace, settings: Dict[str, Any], task: An
         moses = settings["moses"] and {**settings["moses"], "source": settings["target"]}
         tokens = [Text("", {**settings, "moses": of_side}).tokens for of_side in (settings["moses"], moses)]
         lines = zip(*(lines_of(path) for path in args.shortlist))
-        pairs: Iterator[shortlist.Pair] = ((tokens[0](one), tokens[1](other)) for one, other in lines)
+        dictionaries = task.source_dictionary, task.target_dictionary
+
+        def known(line: str, side: int) -> List[str]:  # the search, too, replaces words that are not in the dictionary
+            dictionary = dictionaries[side]
+            return [token if token in dictionary else dictionary.unk_word for token in tokens[side](line)]
+
+        pairs: Iterator[shortlist.Pair] = ((known(one, 0), known(other, 1)) for one, other in lines)
     else:
         training = f"--shortlist: --data {args.data}: its training set"
         try:

@@ -155,7 +155,8 @@ class Reference:
 
 def agreeing(folder: str, reference: Reference) -> int:
     """Return how many sources of the validation set :mod:`.translator` translates into the same words as fairseq."""
-    results = Translator(folder, shortlist=False).search([source for source, _ in reference.translations])
+    with Translator(folder, shortlist=False) as translator:
+        results = translator.search([source for source, _ in reference.translations])
     return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
 
 
@@ -279,26 +280,27 @@ def check_shortlist(
         return "the shortlist was not checked: the data have no validation set"
     text, tokenize = Text(folder, settings), default_tokenize(settings["target"])
     sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
-    translators = [Translator(folder, shortlist=use) for use in (False, True)]
+    few = sources[:ALONE]
 
-    def best(translator: Any, sentences: Sequence[List[str]]) -> List[List[str]]:
-        return [hypotheses[0][0] for hypotheses in translator.search(sentences)]
+    def translations(use: bool) -> Tuple[List[List[str]], List[List[str]]]:
+        """Those of all sources in batches, and those of a few, one at a time."""
+        with Translator(folder, shortlist=use) as translator:
+            together = [words for ((words, _), *_) in translator.search(sources)]
+            return together, [translator.search([source])[0][0][0] for source in few]
 
     def same(one: List[List[str]], other: List[List[str]]) -> str:
         return f"{100.0 * sum(a == b for a, b in zip(one, other)) / len(other):.1f}%"
 
-    without, with_it = (best(translator, sources) for translator in translators)
+    (without, alone_without), (with_it, alone_with_it) = (translations(use) for use in (False, True))
     scores = [
         sacrebleu.corpus_bleu([text.plain(line) for line in lines], [references], tokenize=tokenize, force=True).score
         for lines in (without, with_it)
     ]
-    few = sources[:ALONE]
-    alone = [[best(translator, [source])[0] for source in few] for translator in translators]
     size = statistics.mean(len(built.of(source)) for source in sources)
     report = (
         f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
         f"validation set; {same(with_it, without)} of the translations are the same in batches, "
-        f"{same(alone[1], alone[0])} of {len(few)} one at a time\n"
+        f"{same(alone_with_it, alone_without)} of {len(few)} one at a time\n"
         f"shortlist: {size:.0f} target subwords are possible for a sentence, on average; they have "
         f"{shortlist.coverage(built, pairs):.1f}% of the references' subwords"
     )

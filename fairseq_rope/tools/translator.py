@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, overload
 
@@ -20,6 +21,7 @@ from ..segments import divided, joined, segments
 from .exported_folder import (
     CHARACTERS,
     LONGEST,
+    NUMBERS,
     SETTINGS,
     SHORTLIST,
     TranslateError,
@@ -53,10 +55,11 @@ class Translator:
         shortlist: whether the search uses the shortlist of the folder, if it has one
 
     Raises:
-        TranslateError: *folder* is not an exported folder, or a file in it has changed
+        TranslateError: *folder* is not an exported folder, a file in it has changed, or *threads* is not allowed
     """
 
     def __init__(self, folder: str, threads: Optional[int] = None, device: str = "cpu", shortlist: bool = True) -> None:
+        _check(threads=threads)
         self.folder = folder
         self.settings = read_settings(folder)
         self.shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
@@ -83,27 +86,38 @@ class Translator:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = self.settings["quantization"] if device == "cpu" else device
         self._batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
-        self._together = Together(self._search, self._cores)
-        self._users, self._is_closed, self._changed = 0, False, threading.Condition()
+        self._together = Together(self._cores)
+        self._users: List[int] = []  # the thread of each call that uses the model
+        self._is_closed, self._changed = False, threading.Condition()
 
     def close(self) -> None:
-        """Free the memory of the model as soon as no thread uses it; later calls raise a TranslateError."""
+        """Free the memory of the model as soon as no thread uses it; later calls raise a TranslateError.
+
+        Raises:
+            TranslateError: this thread is translating, for example because a signal's handler calls this
+        """
         with self._changed:
+            if threading.get_ident() in self._users:
+                raise TranslateError(f"--model {self.folder}: cannot be closed by a thread that is translating")
             self._is_closed = True
             self._changed.wait_for(lambda: not self._users)
-        self._model.unload_model()
+        self._together.close()
+        while self._model.model_is_loaded:  # CTranslate2 does nothing while its threads finish their last batch
+            self._model.unload_model()
+            time.sleep(0.001)
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
+        thread = threading.get_ident()
         with self._changed:
-            if self._is_closed:
+            if self._is_closed and thread not in self._users:  # a call that began before may end
                 raise TranslateError(f"--model {self.folder}: the translator is closed")
-            self._users += 1
+            self._users.append(thread)
         try:
             yield
         finally:
             with self._changed:
-                self._users -= 1
+                self._users.remove(thread)
                 self._changed.notify_all()
 
     def __enter__(self) -> "Translator":
@@ -133,13 +147,14 @@ class Translator:
         """Return the translation of one sentence, or a list of the translations of several.
 
         Several threads can call it. Single sentences that arrive while others are translated are then translated
-        together, which is faster. The arguments are those of :meth:`translate_lines`.
+        together, which is faster. The arguments and errors are those of :meth:`translate_lines`.
         """
-        if isinstance(text, str):
-            with self._in_use():
-                best = self._together(self._source(text, 1), beam=beam, lenpen=lenpen)
-            return self._text.plain(best[0][0])
-        return list(self.translate_lines(text, beam, lenpen))
+        _check(beam=beam, lenpen=lenpen)
+        with self._in_use():
+            if not isinstance(text, str):
+                return list(self.translate_lines(text, beam, lenpen))
+            best = self._together(self._search, self._source(text, 1), beam=beam, lenpen=lenpen)
+        return self._text.plain(best[0][0])
 
     def translate_lines(
         self, lines: Iterable[str], beam: Optional[int] = None, lenpen: Optional[float] = None
@@ -153,8 +168,9 @@ class Translator:
             lenpen: length penalty; default: that of the settings
 
         Raises:
-            TranslateError: a line has more than LONGEST tokens or CHARACTERS characters, or more tokens than
-                the model has positions; the translations of the lines before it have been yielded
+            TranslateError: *beam* or *lenpen* is not allowed, or the translator was closed; or a line has more than
+                LONGEST tokens or CHARACTERS characters, or more tokens than the model has positions: then the
+                translations of the lines before it have been yielded
         """
         pending = iter(lines)
         first = 1
@@ -367,6 +383,7 @@ class Translator:
         Raises:
             TranslateError: CTranslate2 cannot search with this model or these options, or the translator is closed
         """
+        _check(beam=beam, lenpen=lenpen, nbest=nbest or None)
         with self._in_use():
             return self._search(sources, beam, lenpen, done, nbest)
 
@@ -484,6 +501,14 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
         batch.append(n)
     if batch:
         yield batch
+
+
+def _check(**options: Any) -> None:
+    """Raise a TranslateError if one of *options* has a value that is neither None nor in NUMBERS."""
+    for name, value in options.items():
+        is_allowed, allowed = NUMBERS[name]
+        if value is not None and not is_allowed(value):
+            raise TranslateError(f"{name} {value!r}: must be {allowed}")
 
 
 def _cores() -> int:

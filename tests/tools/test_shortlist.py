@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fairseq.data import Dictionary
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.tools import export, export_checks, shortlist
@@ -157,7 +159,7 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_tran
 ):
     aligner()
     # The small model may learn nothing, which depends on the CPU: so --force.
-    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--force")
+    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--shortlist-frequent", "1", "--force")
     report = capsys.readouterr().out
     lines = (data_bin.parent / "text" / "valid.en").read_text().splitlines()
     with_it, without = Translator(str(folder)), Translator(str(folder), shortlist=False)
@@ -167,17 +169,15 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_tran
     assert f"{batches} of the translations are the same in batches, {alone} of 20 one at a time" in report
     assert "they have 100.0% of the references' subwords" in report
     lines = dict(line.split("\t") for line in (folder / "vmap.txt").read_text().splitlines())
-    assert set(lines.pop("").split()) == {word.upper() for word in lines}, "all are frequent here"
+    assert len(lines.pop("").split()) == 1
     assert {source: [source.upper()] for source in lines} == {k: v.split() for k, v in lines.items()}
     assert "vmap.txt" in json.loads((folder / "fairseq_rope.json").read_text())["sha256"]
     assert "--no-shortlist" in (folder / "README.md").read_text()
-    text = ["a red cat sees the dog", "the old house", ""]
-    assert Translator(str(folder)).translate(text) == Translator(str(folder), shortlist=False).translate(text)
 
     # The texts of the corpus give the same shortlist; a folder with one may be replaced.
     text = [str(data_bin.parent / "text" / f"train.{language}") for language in ("en", "de")]
     first = (folder / "vmap.txt").read_bytes()
-    exported(trained, data_bin, folder, "--replace", "--shortlist", *text)
+    exported(trained, data_bin, folder, "--replace", "--force", "--shortlist", *text, "--shortlist-frequent", "1")
     assert (folder / "vmap.txt").read_bytes() == first
 
 
@@ -245,6 +245,12 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, monkeypatch):
         def __init__(self, folder, shortlist):
             self.shortlist = shortlist
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
         def search(self, sources):
             found = [[word.upper() for word in source] for source in sources]
             if self.shortlist != swapped:  # the first is right in batches, and none alone
@@ -297,11 +303,17 @@ def test_missing_training_data_are_refused_with_the_other_possibility(aligner, t
         exported(trained, tmp_path / "bin", tmp_path / "model", "--shortlist")
 
 
-def test_the_separator_of_documents_is_always_possible(aligner, tmp_path):
-    aligner()
+def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, tmp_path):
+    aligner("i")
+    dictionaries = []
     for name, word in (("s", "a"), ("t", "x")):
-        (tmp_path / name).write_text(f"{word}\n")
+        (tmp_path / name).write_text(f"{word} {word} unknown-{name}\n")
+        dictionaries.append(Dictionary())
+        dictionaries[-1].add_symbol(word)
+    task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
     texts = f"--shortlist {tmp_path}/s {tmp_path}/t"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
-    assert export.build_shortlist(arguments, settings, None).frequent == ["x", "<sep>"]
+    built = export.build_shortlist(arguments, settings, task)
+    assert built.frequent == ["x", "<unk>", "<sep>"]
+    assert built.candidates == {"a": ["x"], "<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"

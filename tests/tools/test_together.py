@@ -32,19 +32,20 @@ class Counting:
 def waiting(together, count):
     """Wait until *count* requests wait."""
     for _ in range(TIMEOUT * 1000):
-        if len(together._waiting) == count:
+        requests = [future for of_key in [*together._waiting.values()] for _, future in of_key]
+        if sum(not future.cancelled() for future in requests) == count:
             return
         threading.Event().wait(0.001)
-    raise AssertionError(f"{len(together._waiting)} wait")
+    raise AssertionError(f"{together._waiting} wait")
 
 
 def test_what_arrives_during_a_call_shares_the_next_one_with_equal_options():
     run = Counting()
-    together = Together(run, at_once=1)
+    together = Together(at_once=1)
     with ThreadPoolExecutor(10) as pool:
-        first = pool.submit(together, 1, beam=4)
+        first = pool.submit(together, run, 1, beam=4)
         assert run.entered.wait(TIMEOUT)
-        later = [pool.submit(together, item, beam=4 if item % 2 else 1) for item in range(2, 9)]
+        later = [pool.submit(together, run, item, beam=4 if item % 2 else 1) for item in range(2, 9)]
         waiting(together, 7)
         run.may_end.set()
         assert [future.result(TIMEOUT) for future in [first, *later]] == [2, *range(4, 17, 2)]
@@ -54,33 +55,35 @@ def test_what_arrives_during_a_call_shares_the_next_one_with_equal_options():
 
 def test_a_request_that_is_alone_does_not_wait_and_calls_run_side_by_side():
     run = Counting()
-    together = Together(run, at_once=2)
+    together = Together(at_once=2)
     with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(together, item) for item in (1, 2)]
-        while len(run.calls) < 2:
-            threading.Event().wait(0.001)
-        futures.append(pool.submit(together, 3))
+        futures = []
+        for item in (1, 2):
+            futures.append(pool.submit(together, run, item))
+            while len(run.calls) < item:
+                threading.Event().wait(0.001)
+        futures.append(pool.submit(together, run, 3))
         waiting(together, 1)
         run.may_end.set()
         assert [future.result(TIMEOUT) for future in futures] == [2, 4, 6]
     assert sorted(items for items, _ in run.calls) == [[1], [2], [3]]
-    assert together(5) == 10
+    assert together(run, 5) == 10
 
 
 def test_only_the_request_that_fails_gets_the_error():
     run = Counting()
-    together = Together(run, at_once=1)
+    together = Together(at_once=1)
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(together, 1)
+        first = pool.submit(together, run, 1)
         assert run.entered.wait(TIMEOUT)
-        later = [pool.submit(together, item) for item in (12, 13, 14)]
+        later = [pool.submit(together, run, item) for item in (12, 13, 14)]
         waiting(together, 3)
         run.may_end.set()
         assert first.result(TIMEOUT) == 2
         assert [later[0].result(TIMEOUT), later[2].result(TIMEOUT)] == [24, 28]
         with pytest.raises(ValueError, match="thirteen"):
             later[1].result(TIMEOUT)
-    assert together(1) == 2
+    assert together(run, 1) == 2
 
 
 def in_a_thread(call, *args):
@@ -95,8 +98,8 @@ def in_a_thread(call, *args):
 def test_ctrl_c_while_waiting_leaves_the_others_their_results():
     """The main thread waits for a call of another thread. Ctrl-C ends its wait, and a later request is computed."""
     run = Counting()
-    together = Together(run, at_once=1)
-    first, of_first = in_a_thread(together, 1)
+    together = Together(at_once=1)
+    first, of_first = in_a_thread(together, run, 1)
     assert run.entered.wait(TIMEOUT)
 
     def interrupt():
@@ -105,8 +108,8 @@ def test_ctrl_c_while_waiting_leaves_the_others_their_results():
 
     in_a_thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        together(2)
-    later, of_later = in_a_thread(together, 3)
+        together(run, 2)
+    later, of_later = in_a_thread(together, run, 3)
     waiting(together, 1)
     run.may_end.set()
     for thread in (first, later):
@@ -115,39 +118,62 @@ def test_ctrl_c_while_waiting_leaves_the_others_their_results():
     assert [items for items, _ in run.calls] == [[1], [3]]
 
 
-def test_ctrl_c_in_the_call_is_an_error_of_the_others_and_no_result():
+def test_ctrl_c_during_a_call_leaves_the_others_their_results():
+    """The main thread and another one wait for the same call."""
     run = Counting()
-    together = Together(run, at_once=1)
-    first, _ = in_a_thread(together, 1)
-    assert run.entered.wait(TIMEOUT)
-    errors = []
-
-    def ask(item):
-        with pytest.raises(RuntimeError) as error:
-            together(item)
-        errors.append(str(error.value))
 
     def interrupted(items, **options):
-        raise KeyboardInterrupt
+        if 2 in items:
+            os.kill(os.getpid(), signal.SIGINT)
+        return run(items, **options)
 
-    def then():
+    together = Together(at_once=1)
+    in_a_thread(together, interrupted, 1)
+    assert run.entered.wait(TIMEOUT)
+    of_other = []
+
+    def share_the_next_call():
         waiting(together, 1)
-        other, _ = in_a_thread(ask, 3)
+        other, results = in_a_thread(together, interrupted, 3)
         waiting(together, 2)
-        together._run = interrupted
         run.may_end.set()
         other.join(TIMEOUT)
+        of_other.extend(results)
 
-    helper, _ = in_a_thread(then)
+    helper, _ = in_a_thread(share_the_next_call)
     with pytest.raises(KeyboardInterrupt):
-        together(2)
+        together(interrupted, 2)
     helper.join(TIMEOUT)
-    assert errors == ["Ctrl-C ended the thread that computed it"]
-    together._run = run
-    assert together(4) == 8
+    assert of_other == [6] and ([2, 3], {}) in run.calls
+    assert together(run, 4) == 8
+
+
+def test_wrong_options_are_an_error_of_their_request_alone():
+    run = Counting(blocks=False)
+    together = Together(at_once=1)
+    with pytest.raises(TypeError, match="unhashable"):
+        together(run, 1, beam=[4])
+    assert together(run, 2, beam=4) == 4 and run.calls == [([2], {"beam": 4})]
+
+
+def test_closing_waits_for_all_requests_and_ends_the_threads():
+    run = Counting()
+    together = Together(at_once=2)
+    first, of_first = in_a_thread(together, run, 1)
+    assert run.entered.wait(TIMEOUT)
+    while not (threads := [*together._threads._threads]):
+        threading.Event().wait(0.001)
+    closing, of_closing = in_a_thread(together.close)
+    assert not of_closing
+    run.may_end.set()
+    closing.join(TIMEOUT)
+    first.join(TIMEOUT)
+    assert (of_first, of_closing) == ([2], [None])
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_many_threads_get_their_own_results():
-    together = Together(Counting(blocks=False), at_once=2)
+    together, run = Together(at_once=2), Counting(blocks=False)
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(together, range(100, 2100))) == [2 * item for item in range(100, 2100)]
+        found = pool.map(lambda item: together(run, item), range(100, 2100))
+        assert list(found) == [2 * item for item in range(100, 2100)]

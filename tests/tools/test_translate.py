@@ -19,6 +19,7 @@ import sysconfig
 import termios
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -854,13 +855,13 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
         expected = [translator.translate(text) for text in texts]
         greedy = [translator.translate(text, beam=1) for text in texts]
         assert translator.translate(texts) == expected
-        searches, search = [], translator._together._run
+        searches, search = [], translator._search
 
         def counted(items, **options):
             searches.append(len(items))
             return search(items, **options)
 
-        translator._together._run = counted
+        translator._search = counted
         with ThreadPoolExecutor(16) as pool:
             found = [
                 (pool.submit(translator.translate, text), pool.submit(translator.translate, text, beam=1))
@@ -868,19 +869,23 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
             ]
             pairs = [tuple(future.result(60) for future in futures) for futures in found]
         assert pairs == list(zip(expected, greedy, strict=True)) * 4
+        del translator._search
         assert sum(searches) == 2 * len(pairs) and max(searches) > 1, "some were translated together"
 
         begun, may_end = threading.Event(), threading.Event()
 
-        def slow(items, **options):
+        def slow(*args, **options):
             begun.set()
             assert may_end.wait(60)
-            return search(items, **options)
+            return search(*args, **options)
 
-        translator._together._run = slow
-        with ThreadPoolExecutor(2) as pool:
+        translator._search = slow
+        with ThreadPoolExecutor(3) as pool:
             last = pool.submit(translator.translate, texts[0])
             assert begun.wait(60)
+            several = pool.submit(translator.translate, (texts[0] if may_end.wait(60) else "" for _ in range(600)))
+            while len(translator._users) < 2:
+                time.sleep(0.001)
             closing = pool.submit(translator.close)
             while not translator._is_closed:
                 time.sleep(0.001)
@@ -889,8 +894,57 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
             assert not closing.done()
             may_end.set()
             assert last.result(60) == expected[0] and closing.result(60) is None
+            assert several.result(60) == [expected[0]] * 600, "a call that began before closing ends"
+    assert not translator._model.model_is_loaded
     with pytest.raises(TranslateError, match="the translator is closed"):
         translator.translate(["the dog"])
+
+
+def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
+    for _ in range(20):  # CTranslate2 often still has the batch when its results are there
+        with Translator(str(model)) as translator:
+            translator.translate("the dog")
+        assert not translator._model.model_is_loaded
+    translator = Translator(str(model))
+    translator.translate(["the dog"] * 3)
+    translator.translate("the dog")
+    dropped = weakref.ref(translator)
+    del translator
+    for _ in range(6000):  # until the thread of the last batch is done with it
+        if dropped() is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("something still refers to it")
+
+
+def test_a_thread_that_translates_cannot_close_the_translator(model):
+    def line():
+        with pytest.raises(TranslateError, match="cannot be closed by a thread that is translating"):
+            translator.close()
+        yield "the dog"
+
+    with Translator(str(model)) as translator:
+        assert translator.translate(line()) == translator.translate(["the dog"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"beam": 0}, "beam 0: must be an integer from 1 to 1000"),
+        ({"beam": "4"}, "beam '4': must be an integer"),
+        ({"lenpen": math.nan}, "lenpen nan: must be a number from -100 to 100"),
+        ({"lenpen": "x"}, "lenpen 'x': must be a number"),
+    ],
+)
+def test_wrong_options_from_python_are_refused_in_one_sentence(model, options, message):
+    with Translator(str(model)) as translator:
+        for text in ("the dog", ["the dog"]):
+            with pytest.raises(TranslateError, match=f"^{message}"):
+                translator.translate(text, **options)
+        with pytest.raises(TranslateError, match=f"^{message}"):
+            list(translator.translate_lines(["the dog"], **options))
+    with pytest.raises(TranslateError, match="^threads 0: must be an integer from 1 to 1024"):
+        Translator(str(model), threads=0)
 
 
 def test_a_program_that_translates_loads_neither_torch_nor_fairseq(model):
