@@ -28,7 +28,7 @@ from fairseq.tasks.translation import load_langpair_dataset
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
-from fairseq_rope.tools.ctranslate2_model import to_spec, words
+from fairseq_rope.tools.ctranslate2_model import quantize, to_spec, words
 from fairseq_rope.tools.exported_folder import SETTINGS, SHORTLIST, checksum
 from fairseq_rope.tools.shortlist import Shortlist
 from fairseq_rope.tools.shortlist import build as build_shortlist
@@ -84,7 +84,7 @@ class Exported:
     ) -> None:
         spec = to_spec(build(arch, vocabulary, size, **options).eval().cpu(), vocabulary, vocabulary)
         spec.validate()
-        spec.optimize(quantization=quantization)
+        quantize(spec, quantization)
         folder.mkdir()
         spec.save(str(folder))
         self.shortlist = shortlist is not None

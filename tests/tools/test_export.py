@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -26,7 +27,7 @@ from fairseq_rope.positions.absolute import NoPositions
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools import ctranslate2_model, export, export_checks
-from fairseq_rope.tools.ctranslate2_model import ExportError, refuse_unsupported, to_spec, words
+from fairseq_rope.tools.ctranslate2_model import ExportError, quantize, refuse_unsupported, to_spec, words
 from fairseq_rope.tools.export import main, replacing
 from fairseq_rope.tools.exported_folder import TranslateError
 from fairseq_rope.tools.text import Text
@@ -58,11 +59,11 @@ def strong(model):
     return model
 
 
-def write(model, task, folder, quantization=None, change=lambda spec: None):
+def write(model, task, folder, quantization=None, change=lambda spec: None, **options):
     spec = to_spec(model, task.source_dictionary, task.target_dictionary)
     change(spec)
     spec.validate()
-    spec.optimize(quantization=quantization)
+    quantize(spec, quantization, **options)
     folder.mkdir()
     spec.save(str(folder))
     return str(folder)
@@ -246,6 +247,56 @@ def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchange
     supported = ctranslate2.get_supported_compute_types("cpu")
     assert ("(computed in " in message) == (quantization not in supported)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("bits, most", [(7, 63), (8, 127)])
+def test_int8_weights_are_the_nearest_whole_numbers(build, task, bits, most):
+    model = build("transformer_rope_tiny")
+    with torch.no_grad():
+        model.decoder.layers[0].fc1.weight[0] = 0.0
+    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+    spec.validate()
+    quantize(spec, "int8", bits)
+    (saved, scale), weight = (
+        (spec.decoder.layer[0].ffn.linear_0.weight.numpy(), spec.decoder.layer[0].ffn.linear_0.weight_scale.numpy()),
+        model.decoder.layers[0].fc1.weight.detach().numpy(),
+    )
+    assert saved.dtype == np.int8 and not saved[0].any() and np.isfinite(scale).all()
+    assert (np.abs(saved[1:]).max(axis=1) == most).all()
+    step = np.abs(weight).max(axis=1, keepdims=True) / most
+    assert (np.abs(saved / scale[:, None] - weight) <= step / 2 + 1e-7).all()
+    assert {value.dtype for value in spec.variables().values() if hasattr(value, "dtype")} >= {"int8", "float32"}
+
+
+SCORES = """
+import ctranslate2, json, sys
+folder, pairs = sys.argv[1], json.loads(sys.argv[2])
+results = ctranslate2.Translator(folder).score_batch(*map(list, zip(*pairs)))
+print(json.dumps([result.log_probs for result in results]))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN is for x86-64")
+def test_int8_weights_of_7_bits_do_not_overflow_on_cpus_without_vnni(build, task, tmp_path):
+    """On such CPUs, two products of an activation and a weight are added in 16 bits."""
+    model = build("transformer_rope_tiny")
+    with torch.no_grad():
+        for layer in (*model.encoder.layers, *model.decoder.layers):
+            layer.fc1.bias.fill_(1.0)  # large activations of one sign
+            layer.fc2.weight.abs_()
+    symbols = task.source_dictionary.symbols[task.source_dictionary.nspecial :]
+    pairs = [(symbols[n : n + 9], symbols[n + 3 : n + 12]) for n in range(0, 30, 3)]
+    # oneDNN's own switch for the instructions that it may use
+    environment = {**os.environ, "CT2_USE_MKL": "0", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+    def scores(quantization, **bits):
+        folder = write(model, task, tmp_path / f"{quantization}{bits}", quantization, **bits)
+        command = [sys.executable, "-c", SCORES, folder, json.dumps(pairs)]
+        return np.array(json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout))
+
+    exact = scores(None)
+    error = {bits: np.abs(scores("int8", int8_bits=bits) - exact).mean() for bits in (7, 8)}
+    assert error[7] < 0.03 and error[8] > 10 * error[7], error
 
 
 def of_self_attention(spec, name, value=None):

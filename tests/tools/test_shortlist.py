@@ -278,12 +278,13 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, monkeypatch):
         (["--shortlist", "--shortlist-candidates", 0], "--shortlist-candidates 0: must be an integer from 1"),
         (["--shortlist", "--shortlist-frequent", 0], "--shortlist-frequent 0: must be an integer from 1"),
         (["--shortlist-frequent", 9], "--shortlist-frequent 9: has no use without --shortlist"),
+        (["--int8-bits", 8], "--int8-bits 8: has no use with --quantization float32"),
         (["--shortlist", "{folder}/two", "{folder}/three"], "they have 2 and 3 lines, not as many"),
         (["--shortlist", "{folder}/three", "{folder}/two"], "they have 3 and 2 lines, not as many"),
         (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
     ],
 )
-def test_wrong_corpora_end_in_one_sentence(aligner, trained, data_bin, tmp_path, capsys, flags, message):
+def test_wrong_flags_and_corpora_end_in_one_sentence(aligner, trained, data_bin, tmp_path, capsys, flags, message):
     aligner()
     for name, count in (("two", 2), ("three", 3)):
         (tmp_path / name).write_text("a dog\n" * count)
