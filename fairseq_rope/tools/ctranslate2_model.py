@@ -22,8 +22,8 @@ class ExportError(InputError):
     """CTranslate2 does not support the checkpoint, or a flag cannot be used; the message says which."""
 
 
-# The bits of a weight in int8, with the sign. CPUs without VNNI add two products of a weight and an activation, which is
-# up to 255, in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
+# The bits of a weight in int8, with the sign. CPUs without VNNI add two products of a weight and an activation (up
+# to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
 INT8_BITS = 7
 
 
