@@ -29,6 +29,7 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS
 from recipes.pipeline.stage06_binarise import Binarise
 from recipes.pipeline.stages import STAGES, TRAIN, TRANSLATE
+from recipes.pipeline.stamps import differences
 from tests.commands import ENVIRONMENT, ROOT
 from tests.recipes.small_demo import SMALL, check_flags_here, describe, label, setting_flags, small_corpus, usage_error
 
@@ -190,6 +191,12 @@ def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
 
 
 # -- what runs again ---------------------------------------------------------------------------------
+
+
+def test_a_message_names_at_most_four_changes():
+    new = dict.fromkeys("abcdef", 1)
+    assert differences({"a": 1, "b": 2, "c": 1}, new) == "b, d, e, f"
+    assert differences({}, new) == "a, b, c, 3 more"
 
 
 def test_a_second_run_in_a_moved_folder_repeats_only_damaged_stages(finished, copied, capsys):
