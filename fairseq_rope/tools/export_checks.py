@@ -153,11 +153,22 @@ class Reference:
         return translations
 
 
-def agreeing(folder: str, reference: Reference) -> int:
-    """Return how many sources of the validation set :mod:`.translator` translates into the same words as fairseq."""
+def agreeing(folder: str, reference: Reference) -> Tuple[int, int]:
+    """Return how many sentences of the validation set :mod:`.translator` translates into the same words as fairseq.
+
+    Returns:
+        their number, and that of all sentences that fairseq wrote; each sentence of a segment counts
+    """
     with Translator(folder, shortlist=False) as translator:
+        separator = (translator.settings.get("segments") or {}).get("separator", "")
         results = translator.search([source for source, _ in reference.translations])
-    return sum(best == expected for ((best, _),), (_, expected) in zip(results, reference.translations))
+    same = total = 0
+    for [(best, _)], (_, expected) in zip(results, reference.translations):
+        count = expected.count(separator) + 1
+        pairs = zip(divided(best, count, separator)[0], divided(expected, count, separator)[0])
+        same += sum(one == other for one, other in pairs)
+        total += count
+    return same, total
 
 
 def refuse_below(share: float, same: int, count: int, report: str, force: bool) -> None:
@@ -200,7 +211,7 @@ def check(folder: str, reference: Reference, quantization: Optional[str], force:
     report = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
     report += f"word {what} ({bound:g} is allowed)"
     if reference.real:
-        same, count = agreeing(folder, reference), len(reference.real)
+        same, count = agreeing(folder, reference)
         compared = f"{called}: {same} of {count} sentences of the validation set are translated into the same words"
         compared += " as by the checkpoint"
         if quantization:

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -769,7 +770,23 @@ def test_validation_translations_are_compared_and_fairseq_searches_only_once(mod
     reference = export_checks.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
     same = export_checks.agreeing(str(model), reference)
     monkeypatch.setattr("fairseq.sequence_generator.SequenceGenerator", None)
-    assert export_checks.agreeing(str(model), reference) == same < 20
+    assert export_checks.agreeing(str(model), reference) == same and same[0] < same[1] == 20
+
+
+def test_each_sentence_of_a_segment_is_compared(monkeypatch):
+    class Served:
+        settings = {"segments": {"tokens": 9, "separator": "|"}}
+
+        @staticmethod
+        def search(sources):
+            return [[(line.split(), 0.0)] for line in ("a | x | c", "a b", "a | b")]
+
+    monkeypatch.setattr(export_checks, "Translator", lambda folder, shortlist: contextlib.nullcontext(Served))
+    expected = ["a | b | c", "a | b", "a | b"]  # 2 of 3, 0 of 2, and 2 of 2 are the same
+    reference = SimpleNamespace(translations=[([], line.split()) for line in expected])
+    assert export_checks.agreeing("", reference) == (4, 7)
+    Served.settings = {"segments": None}
+    assert export_checks.agreeing("", reference) == (1, 3)
 
 
 def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp_path, capsys):
@@ -783,14 +800,14 @@ def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp
 
 
 def test_a_quantised_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
-    same = iter([9, 9])  # in float32, in int8
+    same = iter([(9, 20), (9, 20)])  # in float32, in int8
     monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(same))
     arguments = (trained, data_bin, tmp_path / "model", "--quantization", "int8")
     with pytest.raises(SystemExit, match="int8.* 9 of 20 sentences .*, and 10 are needed: nothing was written"):
         exported(*arguments)
     assert list(tmp_path.iterdir()) == []
     for flags, count in ((["--force"], 9), (["--replace"], 10)):
-        same = iter([9, count])
+        same = iter([(9, 20), (count, 20)])
         exported(*arguments, *flags)
         report = capsys.readouterr().out
         assert "float32: 9 of 20 sentences" in report and re.search(rf"\nint8.*: {count} of 20 sentences", report)
