@@ -22,9 +22,10 @@ class ExportError(InputError):
     """CTranslate2 does not support the checkpoint, or a flag cannot be used; the message says which."""
 
 
-# The bits of a weight in int8, with the sign. CPUs without VNNI add two products of a weight and an activation (up
-# to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
+# The bits of a weight in int8, with the sign. x86-64 CPUs without VNNI add two products of a weight and an activation
+# (up to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
 INT8_BITS = 7
+INT8 = ("int8", "int8_float32")
 
 
 # -- what can be exported --------------------------------------------------------------------------
@@ -346,23 +347,24 @@ def quantize(spec: Any, quantization: Optional[str], int8_bits: int = INT8_BITS)
     CTranslate2's own conversion uses all 8 bits in int8: a row is multiplied by 127 / its largest absolute value and
     rounded (``LayerSpec.optimize`` in ``ctranslate2/specs/model_spec.py``). This one uses *int8_bits*, see INT8_BITS.
     """
-    if quantization in ("int8", "int8_float32"):
+    if quantization in INT8:
+        spec.optimize()  # equal weights become names of the first one
         _quantize_layer(spec, 2 ** (int8_bits - 1) - 1)
-        spec.validate()
-        quantization = None
-    spec.optimize(quantization=quantization)
+    else:
+        spec.optimize(quantization=quantization)
 
 
 def _quantize_layer(spec: Any, most: int) -> None:
     """Quantise each weight of *spec* and the layers in it that has a scale to whole numbers from -*most* to *most*."""
     import numpy as np
+    from ctranslate2.specs.model_spec import NumpyVariable
 
     for name, value in list(vars(spec).items()):
-        if hasattr(spec, f"{name}_scale"):
+        if hasattr(spec, f"{name}_scale") and not isinstance(value, str):
             weight = value.numpy()
             scale = np.float32(most) / np.abs(weight).max(axis=1, keepdims=True, initial=np.float32(1e-30))
-            setattr(spec, name, np.rint(weight * scale).astype(np.int8))
-            setattr(spec, f"{name}_scale", scale[:, 0])
+            setattr(spec, name, NumpyVariable(np.rint(weight * scale).astype(np.int8)))
+            setattr(spec, f"{name}_scale", NumpyVariable(scale[:, 0]))
         for layer in value if isinstance(value, list) else [value]:
             if hasattr(layer, "optimize"):
                 _quantize_layer(layer, most)

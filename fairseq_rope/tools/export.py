@@ -21,6 +21,7 @@ from ..segments import FILE as SEGMENTS
 from ..segments import SEPARATOR
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser, shortlist
 from .ctranslate2_model import (
+    INT8,
     INT8_BITS,
     POSITIONS,
     ExportError,
@@ -330,6 +331,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         # of translate --documents (null: the model was not trained on segments)
         "segments": segment_settings(args, task),
         "quantization": args.quantization,
+        "int8_bits": args.int8_bits if args.quantization in INT8 else None,
         "checkpoint": os.path.basename(args.path),
         "model": position_options(model.cfg),
         "version": __version__,
@@ -388,8 +390,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser = command_parser("export", description, example)
     kinds = {"choices": ("float32", *QUANTIZATIONS), "default": "float32"}
-    bits_help = "the bits of a weight in int8: 8 is more exact on CPUs with VNNI and on GPUs, and less exact on other "
-    bits_help += "CPUs; default: %(default)s"
+    bits_help = "the bits of a weight in int8: 8 is more exact, but less exact on x86-64 CPUs without VNNI; "
+    bits_help += "default: %(default)s"
     tokenizer_help = "how plain text is tokenised before the subwords; default: moses, but none with sentencepiece"
     tokens_help = "the number of tokens in the longest segments of documents that the model was trained on, for "
     tokens_help += f"translate --documents; default: the one in --data's {SEGMENTS}, if it has this file"
@@ -445,7 +447,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     refuse_numbers(parser, args)
     if len(args.shortlist or []) not in (0, 2):
         parser.error(f"--shortlist {' '.join(args.shortlist)}: takes two files, or none")
-    if args.int8_bits != INT8_BITS and args.quantization not in ("int8", "int8_float32"):
+    if args.int8_bits != INT8_BITS and args.quantization not in INT8:
         parser.error(f"--int8-bits {args.int8_bits}: has no use with --quantization {args.quantization}")
     for name in ("shortlist_candidates", "shortlist_frequent"):
         if args.shortlist is None and getattr(args, name) != parser.get_default(name):

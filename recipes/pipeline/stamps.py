@@ -132,8 +132,9 @@ class Partial:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The comma-separated names whose values differ, at most four; empty if the dictionaries are the same."""
-    names = sorted(name for name in {**old, **new} if old.get(name) != new.get(name))
+    """The comma-separated names whose values differ, at most four, files last; "" if the dictionaries are equal."""
+    different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = sorted(different, key=lambda name: ("/" in name, name))
     return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
 
 

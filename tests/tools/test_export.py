@@ -250,23 +250,39 @@ def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchange
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("bits, most", [(7, 63), (8, 127)])
-def test_int8_weights_are_the_nearest_whole_numbers(build, task, bits, most):
-    model = build("transformer_rope_tiny")
+@pytest.mark.parametrize("name", ["shared embeddings", "all parts"])
+@pytest.mark.parametrize("quantization, bits, most", [("int8", 7, 63), ("int8", 8, 127), ("int8_float32", 7, 63)])
+def test_int8_weights_are_the_nearest_whole_numbers(build, task, quantization, bits, most, name):
+    model = strong(build("transformer_rope_tiny", **EXPORTED[name]))
+    first, second = model.encoder.layers[0].fc2, model.encoder.layers[1].fc2
     with torch.no_grad():
-        model.decoder.layers[0].fc1.weight[0] = 0.0
-    spec = to_spec(model, task.source_dictionary, task.target_dictionary)
-    spec.validate()
-    quantize(spec, "int8", bits)
-    (saved, scale), weight = (
-        (spec.decoder.layer[0].ffn.linear_0.weight.numpy(), spec.decoder.layer[0].ffn.linear_0.weight_scale.numpy()),
-        model.decoder.layers[0].fc1.weight.detach().numpy(),
-    )
-    assert saved.dtype == np.int8 and not saved[0].any() and np.isfinite(scale).all()
-    assert (np.abs(saved[1:]).max(axis=1) == most).all()
-    step = np.abs(weight).max(axis=1, keepdims=True) / most
-    assert (np.abs(saved / scale[:, None] - weight) <= step / 2 + 1e-7).all()
-    assert {value.dtype for value in spec.variables().values() if hasattr(value, "dtype")} >= {"int8", "float32"}
+        first.weight[0] = 0.0
+        second.weight.copy_(4 * first.weight)  # the same whole numbers, but another scale
+
+    def variables(quantize):
+        spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+        spec.validate()
+        quantize(spec)
+        return spec.variables()
+
+    exact = variables(lambda spec: spec.optimize())  # CTranslate2's own
+    expected = variables(lambda spec: spec.optimize(quantization=quantization))
+    actual = variables(lambda spec: quantize(spec, quantization, bits))
+    assert actual.keys() == expected.keys()
+    weights = 0
+    for key, value in expected.items():
+        if isinstance(value, str) or value.is_scalar():
+            assert actual[key] == value if isinstance(value, str) else actual[key].equal(value)
+            continue
+        assert (actual[key].dtype, list(actual[key].shape)) == (value.dtype, list(value.shape)), key
+        if value.dtype != "int8":
+            continue
+        weights += 1
+        saved, scale, weight = actual[key].numpy(), actual[f"{key}_scale"].numpy(), exact[key].numpy()
+        step = np.abs(weight).max(axis=1, keepdims=True) / most
+        assert (np.abs(saved / scale[:, None] - weight) <= step / 2 + 1e-6).all(), key
+        assert np.isfinite(scale).all() and np.abs(saved).max() == most, key
+    assert weights > 20
 
 
 SCORES = """
@@ -520,6 +536,10 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     assert settings["segments"] == {"tokens": 12, "separator": "cat"}
     assert "in segments of up to 12 tokens" in (tmp_path / "exported" / "README.md").read_text()
     assert list(Translator(str(tmp_path / "exported")).translate_documents([[""]])) == [[""]]
+    exported(sinusoidal, tmp_path / "data", tmp_path / "other", "--quantization", "int8", "--int8-bits", 8)
+    other = json.loads((tmp_path / "other" / "fairseq_rope.json").read_text())
+    assert (settings["int8_bits"], other["int8_bits"]) == (7, 8)
+    assert (tmp_path / "other" / "model.bin").read_bytes() != (tmp_path / "exported" / "model.bin").read_bytes()
 
 
 @pytest.mark.usefixtures("without_validation_set")
@@ -779,14 +799,15 @@ def test_each_sentence_of_a_segment_is_compared(monkeypatch):
 
         @staticmethod
         def search(sources):
-            return [[(line.split(), 0.0)] for line in ("a | x | c", "a b", "a | b")]
+            return [[(line.split(), 0.0)] for line in ("a | x | c", "a b", "a | b", "a | b | c", "a |")]
 
     monkeypatch.setattr(export_checks, "Translator", lambda folder, shortlist: contextlib.nullcontext(Served))
-    expected = ["a | b | c", "a | b", "a | b"]  # 2 of 3, 0 of 2, and 2 of 2 are the same
+    # 2 of 3, 0 of 2, 2 of 2, 1 of 2 and 0 of 1 are the same
+    expected = ["a | b | c", "a | b", "a | b", "a | b c", "a"]
     reference = SimpleNamespace(translations=[([], line.split()) for line in expected])
-    assert export_checks.agreeing("", reference) == (4, 7)
+    assert export_checks.agreeing("", reference) == (5, 10)
     Served.settings = {"segments": None}
-    assert export_checks.agreeing("", reference) == (1, 3)
+    assert export_checks.agreeing("", reference) == (1, 5)
 
 
 def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp_path, capsys):
