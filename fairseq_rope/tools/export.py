@@ -38,7 +38,7 @@ from .text import Text
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-QUANTIZATIONS = ("int8", "int8_float32", "int16", "float16", "bfloat16")
+QUANTIZATIONS = (*INT8, "int16", "float16", "bfloat16")
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
 

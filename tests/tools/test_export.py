@@ -293,7 +293,6 @@ print(json.dumps([result.log_probs for result in results]))
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN is for x86-64")
 def test_int8_weights_of_7_bits_do_not_overflow_on_cpus_without_vnni(build, task, tmp_path):
     """On such CPUs, two products of an activation and a weight are added in 16 bits."""
     model = build("transformer_rope_tiny")
@@ -313,7 +312,9 @@ def test_int8_weights_of_7_bits_do_not_overflow_on_cpus_without_vnni(build, task
 
     exact = scores(None)
     error = {bits: np.abs(scores("int8", int8_bits=bits) - exact).mean() for bits in (7, 8)}
-    assert error[7] < 0.03 and error[8] > 10 * error[7], error
+    assert error[7] < 0.03, error
+    if platform.machine() in ("x86_64", "AMD64"):  # other CPUs do not overflow with 8 bits either
+        assert error[8] > 10 * error[7], error
 
 
 def of_self_attention(spec, name, value=None):

@@ -905,6 +905,18 @@ def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
         with Translator(str(model)) as translator:
             translator.translate("the dog")
         assert not translator._model.model_is_loaded
+
+    class Busy:  # as CTranslate2 while its threads finish a batch
+        model_is_loaded, calls = True, 0
+
+        def unload_model(self):
+            self.calls += 1
+            self.model_is_loaded = self.calls < 3
+
+    translator = Translator(str(model))
+    translator._model = busy = Busy()
+    translator.close()
+    assert busy.calls == 3
     translator = Translator(str(model))
     translator.translate(["the dog"] * 3)
     translator.translate("the dog")
