@@ -33,7 +33,7 @@ def exported_seconds(candidates: dict[str, Candidate], size_name: str, rounds: i
     """Return the seconds of each round of each of *candidates* that CTranslate2 can run, in int8."""
     size = SIZES[size_name]
     vocabulary = dictionary(size["vocab"])
-    _, pairs = sentences(size_name, vocabulary)
+    _, pairs = sentences(vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         exported = {
             name: Exported(size, vocabulary, pairs, "int8", Path(folder, name), each.arch, **each.options)

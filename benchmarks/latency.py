@@ -51,7 +51,7 @@ def main() -> None:
             if value < least:
                 parser.error(f"--{flag} {value}: must be {least} or more")
     vocabulary = dictionary(SIZES[args.size]["vocab"])
-    _, pairs = sentences(args.size, vocabulary)
+    _, pairs = sentences(vocabulary)
     count = args.rounds * args.sentences
     lines = [" ".join(vocabulary[n] for n in pairs[number % len(pairs)][0]) for number in range(count)]
     rows = []

@@ -1,17 +1,20 @@
 """Exported models beside fairseq's own transformer: sentences a second, beam 4, and the time to the first.
 
-    python -m benchmarks.serve [--size small|base] [--shortlist DATA_BIN] [--rounds N] [--json]
+    python -m benchmarks.serve [--size small|base] [--quantization TYPE ...] [--batch-tokens N ...]
+                               [--shortlist DATA_BIN [--candidates N ...]] [--rounds N] [--json]
 
-Both translate the same tokens, sorted by length: fairseq in batches of 64 with all threads for one,
-CTranslate2 in the batches of ``fairseq-rope translate``, one for each core. Random weights know no end, so
-that every output of a batch is made as long as its references are on average. The first sentence is that of a
-new process, less the imports: the model and Moses' rules are loaded, and a line of 20 words translated into
-at most 26 subwords. There are no BPE codes to load, as there are no words.
+Both translate the same tokens, sorted by length: fairseq in batches of 64 with all threads for one, CTranslate2 in the
+batches of ``fairseq-rope translate`` or those of --batch-tokens, one for each core. Random weights know no end, so that
+every output of a batch is made as long as its references are on average. The first sentence is that of a new process,
+less the imports: the model and Moses' rules are loaded, and a line of 20 words translated into at most 26 subwords.
+There are no BPE codes to load, as there are no words.
 
 With --shortlist, the sentences are those of the validation set in a data folder of the recipes, with its dictionary,
-filled up to the size's number of words. The shortlist is that of its training set (fairseq-rope export --shortlist).
+filled up to the size's number of words. The shortlist is that of its training set (fairseq-rope export --shortlist),
+with each number of --candidates.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -30,12 +33,12 @@ from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
 from fairseq_rope.tools.ctranslate2_model import quantize, to_spec, words
 from fairseq_rope.tools.exported_folder import SETTINGS, SHORTLIST, checksum
-from fairseq_rope.tools.shortlist import Shortlist
+from fairseq_rope.tools.shortlist import CANDIDATES, Shortlist
 from fairseq_rope.tools.shortlist import build as build_shortlist
 from fairseq_rope.tools.translator import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, in_batches
 
-QUANTIZATIONS = (None, "int16", "int8")
-BATCHES = {"small": 6, "base": 3}  # of 64 sentences
+QUANTIZATIONS = ("float32", "int16", "int8")
+BATCHES = 6  # of 64 sentences; enough that all cores end at about the same time
 SEARCH = {"beam": 4, "lenpen": 0.6}
 THREADS = torch.get_num_threads()  # now, because CTranslate2 changes torch's number when it loads a model
 FIRST = """
@@ -80,6 +83,7 @@ class Exported:
         folder: Path,
         arch: str = "transformer_rope",
         shortlist: Shortlist | None = None,
+        batch_tokens: int = 0,
         **options: Any,
     ) -> None:
         spec = to_spec(build(arch, vocabulary, size, **options).eval().cpu(), vocabulary, vocabulary)
@@ -103,9 +107,10 @@ class Exported:
         names = words(vocabulary)
         sources = [[names[n] for n in source] for source, _ in pairs]
         order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
+        batch_tokens = batch_tokens or BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS)
         self.batches = [
             ([sources[n] for n in batch], round(statistics.mean(pairs[n][1] for n in batch)))
-            for batch in in_batches(order, sources, BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS))
+            for batch in in_batches(order, sources, batch_tokens)
         ]
 
     def translate(self) -> None:
@@ -139,13 +144,13 @@ class Exported:
 
 
 def sentences(
-    size_name: str, vocabulary: Dictionary, data: LanguagePairDataset | None = None
+    vocabulary: Dictionary, data: LanguagePairDataset | None = None
 ) -> tuple[list[dict[str, Any]], list[tuple[list[int], int]]]:
     """Return the batches that are translated, and the source and the target's length of each of their sentences."""
     special = (vocabulary.pad(), vocabulary.eos())
     samples = [  # CTranslate2's side is the CPU
         sample for sample in batches(vocabulary, sentences=64, data=data) if sample["nsentences"] == 64
-    ][: BATCHES[size_name]]
+    ][:BATCHES]
     pairs = [
         ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
         for sample in samples
@@ -154,8 +159,11 @@ def sentences(
     return samples, pairs
 
 
-def read_data(folder: str, count: int) -> tuple[Dictionary, LanguagePairDataset, Shortlist]:
-    """Return the joined dictionary of a data *folder* with *count* words, its validation set and its shortlist."""
+def read_data(folder: str, count: int, most: int) -> tuple[Dictionary, LanguagePairDataset, Shortlist]:
+    """Return the joined dictionary of a data *folder* with *count* words, its validation set and its shortlist.
+
+    *most* is the number of candidates of a word, at most.
+    """
     source, target = data_utils.infer_language_pair(folder)
     if source is None:
         sys.exit(f"benchmarks.serve: --shortlist {folder}: has no data of fairseq-preprocess")
@@ -180,32 +188,43 @@ def read_data(folder: str, count: int) -> tuple[Dictionary, LanguagePairDataset,
         return [names[n] for n in line.tolist()[:-1]]
 
     pairs = ((in_words(training.src[n]), in_words(training.tgt[n])) for n in range(len(training)))
-    return vocabulary, pairs_of("valid"), build_shortlist(pairs)
+    return vocabulary, pairs_of("valid"), build_shortlist(pairs, most)
 
 
 def main() -> None:
     parser = build_parser("serve", __doc__)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     parser.add_argument("--shortlist", metavar="DATA_BIN", help="also with a shortlist of the training set in DATA_BIN")
+    parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=QUANTIZATIONS, help="default: all")
+    for flag, default, what in (
+        ("--batch-tokens", 0, "tokens in a batch; default: as fairseq-rope translate"),
+        ("--candidates", CANDIDATES, "candidates of a word in the shortlist; default: as fairseq-rope export"),
+    ):
+        parser.add_argument(flag, nargs="+", type=int, default=[default], metavar="N", help=what)
     args = parser.parse_args()
     if args.shortlist and not Path(args.shortlist).is_dir():
         parser.error(f"--shortlist {args.shortlist}: must be a data folder")
+    for flag, least, values in (("batch-tokens", 0, args.batch_tokens), ("candidates", 1, args.candidates)):
+        if min(values) < least:
+            parser.error(f"--{flag} {min(values)}: must be {least} or more")
     for name in args.size or SIZES:
         size = SIZES[name]
-        vocabulary, data, shortlist = dictionary(size["vocab"]), None, None
+        vocabulary, data = dictionary(size["vocab"]), None
+        shortlists: dict[str, Shortlist | None] = {"": None}
         if args.shortlist:
-            vocabulary, data, shortlist = read_data(args.shortlist, size["vocab"])
-        samples, pairs = sentences(name, vocabulary, data)
+            vocabulary, data, full = read_data(args.shortlist, size["vocab"], max(args.candidates))
+            for most in args.candidates:
+                best = {source: targets[:most] for source, targets in full.candidates.items()}
+                shortlists[f", shortlist of {most}"] = Shortlist(full.frequent, best)
+        samples, pairs = sentences(vocabulary, data)
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, vocabulary, samples)}
-            for quantization in QUANTIZATIONS:
-                called = quantization or "float32"
-                one = Exported(size, vocabulary, pairs, quantization, Path(folder, called))
-                candidates[f"transformer_rope, CTranslate2, {called}"] = one
-                if shortlist:
-                    path = Path(folder, f"{called}.shortlist")
-                    short = Exported(size, vocabulary, pairs, quantization, path, shortlist=shortlist)
-                    candidates[f"transformer_rope, CTranslate2, {called}, shortlist"] = short
+            for called, tokens, short in itertools.product(args.quantization, args.batch_tokens, shortlists):
+                quantization, path = None if called == "float32" else called, Path(folder, str(len(candidates)))
+                options = {"shortlist": shortlists[short], "batch_tokens": tokens}
+                one = Exported(size, vocabulary, pairs, quantization, path, **options)
+                tokens_a_batch = f", {tokens} tokens a batch" if tokens else ""
+                candidates[f"transformer_rope, CTranslate2, {called}{tokens_a_batch}{short}"] = one
             seconds = in_turns({n: one.translate for n, one in candidates.items()}, args.rounds)
             firsts = {
                 n: statistics.median(one.first() for _ in range(args.rounds))
