@@ -8,6 +8,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 
 from fairseq_rope import criterion
 from fairseq_rope.criterion import output_weight
+from tests.transformer.test_block import MODELS as BLOCKS
 
 FUSED, FAIRSEQS = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"
 
@@ -75,7 +76,20 @@ def test_value_gradient_and_logs_equal_fairseqs(build, task, sample, arch, optio
     monkeypatch.setattr(criterion, "CHUNK", 5 * len(task.target_dictionary))  # five tokens at a time
     model = build(arch, share_all_embeddings=shared)
     assert output_weight(model) is model.decoder.output_projection.weight
-    expected, actual = run_both(model, sample, task, **options)
+    assert_close_runs(*run_both(model, sample, task, **options))
+
+
+@pytest.mark.parametrize(
+    "options", [*BLOCKS.values(), {"attention_type": "linear"}, {"attention_type": "linear", "feature_map": "favor"}]
+)
+def test_each_part_of_the_block_has_fairseqs_loss_and_gradients(build, task, sample, options):
+    model = build("transformer_rope_tiny", **options)
+    assert output_weight(model) is not None
+    assert_close_runs(*run_both(model, sample, task))
+
+
+def assert_close_runs(expected, actual):
+    """Two results of :func:`run` must be equal within the rounding of float32."""
     torch.testing.assert_close(actual[0], expected[0], rtol=1e-6, atol=0)
     assert actual[1] == expected[1]
     assert actual[2] == pytest.approx(expected[2], rel=1e-6)

@@ -311,7 +311,7 @@ REFUSED = {
         {**FAVOR, "favor_features": 6, "rope_fraction": 0.5},
         "--feature-map favor, with 6 features: --rope-fraction 0.5 of a head of 6 dimensions leaves 3 to rotate; ",
     ),
-    "an unused map": ({"feature_map": "favor"}, "--feature-map favor: is used with --attention-type linear only"),
+    "an unused map": ({"feature_map": "favor"}, "--feature-map favor: is used with linear attention only"),
     "an unused seed": ({**LINEAR, "favor_seed": 1}, "--favor-seed 1: is used with --feature-map favor only; drop the"),
 }
 
@@ -332,7 +332,7 @@ def test_every_encoding_that_needs_scores_is_refused(build, refused):
         build(**LINEAR, position_encoding=refused)
 
 
-def test_a_model_trains_resumes_and_averages(data_bin, tmp_path):
+def test_a_model_trains_resumes_and_averages(data_bin, trained, tmp_path):
     flags = "--attention-type linear --feature-map favor --decoder-attention-type linear --decoder-kv-heads 1".split()
     train(data_bin, tmp_path, *flags, "--max-epoch", 2)
     paths = [str(tmp_path / f"checkpoint{epoch}.pt") for epoch in (1, 2)]
@@ -348,6 +348,12 @@ def test_a_model_trains_resumes_and_averages(data_bin, tmp_path):
     start = ("--finetune-from-model", paths[0], "--max-epoch", 1)
     with pytest.raises(InputError, match="was trained without --favor-seed, not with 1"):  # its vectors are of seed 0
         train(data_bin, tmp_path / "finetuned", *flags, *start, "--favor-seed", 1)
+    log = train(  # the weights of softmax attention
+        data_bin,
+        *(tmp_path / "elu1", "--attention-type", "linear", "--max-update", 1),
+        *("--finetune-from-model", trained / "checkpoint_last.pt"),
+    )
+    assert "Loaded checkpoint" in log
     mean, omega = average_checkpoints(paths)["model"], "encoder.layers.0.self_attn.feature_map.omega"
     assert torch.equal(mean[omega], uninterrupted["model"][omega])
 

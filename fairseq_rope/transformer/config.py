@@ -355,7 +355,7 @@ def refuse_unused_features(args: Union[Namespace, DictConfig]) -> None:
     for name, option in OF_FEATURES.items():
         of_favor = name != "feature_map"
         if block[name] != option.default and not (any_linear and (block["feature_map"] == "favor" or not of_favor)):
-            needed = "--feature-map favor" if of_favor else "--attention-type linear"
+            needed = "--feature-map favor" if of_favor else "linear attention"
             raise ValueError(f"--{name.replace('_', '-')} {block[name]}: is used with {needed} only; drop the flag")
 
 

@@ -354,6 +354,35 @@ def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
             assert float(differences) < 20 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_with_a_quarter_of_the_heads_keys_and_values_need_a_quarter_of_the_memory(build, is_fast):
+    eight = {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+
+    def cached(**options):
+        """Numbers in the keys and values of self-attention and of cross-attention, after four steps."""
+        model, state = build(**eight, **options), {}
+        model.make_generation_fast_(need_attn=not is_fast)
+        with torch.no_grad():
+            encoder_out = model.encoder(**sentences()["net_input"])
+            for length in range(1, 5):
+                model.decoder(torch.full((5, length), 5), encoder_out=encoder_out, incremental_state=state)
+        assert (STATE in state) is is_fast
+        if is_fast:
+            beams = state[STATE]
+            tensors = [beams._cache.values(), [x for pair in beams.source.values() for x in pair]]
+        else:
+            entries = [
+                [x for name, entry in state.items() if module._incremental_state_id in name for x in entry.values()]
+                for layer in model.decoder.layers
+                for module in (layer.self_attn, layer.encoder_attn)
+            ]
+            tensors = [sum(entries[0::2], []), sum(entries[1::2], [])]
+        return [sum(x.numel() for x in of_attention if x is not None and x.dim() > 2) for of_attention in tensors]
+
+    whole, quarter = cached(), cached(decoder_kv_heads=2, cross_kv_heads=2)
+    assert min(whole) > 0 and whole == [4 * count for count in quarter]
+
+
 UNBINDABLE = {
     "a hook of a norm": lambda layer: layer.final_layer_norm.register_forward_hook(lambda *_: None),
     "a hook of the gate": lambda layer: layer.fc1.gate.register_forward_hook(lambda *_: None),
