@@ -21,10 +21,12 @@ def check_checkpoints(experiment: Experiment) -> None:
     every = by_update or 1
     expected = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
     if numbers != expected or not numbers:
+        unit, limit = ("updates", "max_updates") if by_update else ("epochs", "max_epochs")
+        needed = f"the last {count} {unit}" + f" that are multiples of {every}" * bool(by_update)
+        has = f"those of {', '.join(map(str, numbers))}" if numbers else "none"
         raise StageError(
-            f"stage 7 (train): {experiment.checkpoints} has {numbers or 'none'} of the "
-            f"{'updates' if by_update else 'epochs'} to average, and not the last "
-            f"{count}, one every {every}: train longer, or train again with --name NAME"
+            f"stage 7 (train): {experiment.checkpoints} must have the checkpoints of {needed}, to average them, and "
+            f"has {has}: train longer ({limit}), or train again with --name NAME"
         )
 
 
