@@ -9,6 +9,7 @@ The words are aligned by eflomal (Östling and Tiedemann 2016), a separate progr
 
 import bisect
 import collections
+import itertools
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from ..lines import count_lines, lines_of
 from ..segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
-CANDIDATES, FREQUENT = 200, 50  # docs/serving.md has what they gave
+CANDIDATES, FREQUENT = 200, 1000  # docs/serving.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = List[str]
@@ -35,7 +36,8 @@ class Shortlist(NamedTuple):
 
     Attributes:
         frequent: subwords of the target that are always possible
-        candidates: for each subword of the source, the most frequent subwords of its translations, best first
+        candidates: for each subword of the source, itself if the target has it, and the most frequent subwords of
+            its translations, best first, without those that are always possible
     """
 
     frequent: Tokens
@@ -94,15 +96,14 @@ def align(pairs: Iterable[Pair], program: str) -> Iterator[Tuple[Tokens, Tokens,
             raise InputError("--shortlist: the corpus has no pair of sentences")
         flags = [word for flag, path in paths.items() for word in (f"-{flag}", path)]
         # eflomal starts another program, which must end with it
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            printed = process.communicate()[0].decode("utf-8", "replace")
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
+        ) as process:
+            try:
+                printed = process.communicate()[0].decode("utf-8", "replace")
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
         if process.returncode:
             last = (printed.strip().splitlines() or ["no message"])[-1]
             raise InputError(f"--shortlist: {program} ended with status {process.returncode}: {last}")
@@ -179,7 +180,7 @@ def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = F
 
     Args:
         pairs: sentences in subwords
-        candidates: how many subwords of the target each subword of the source has, at most
+        candidates: how many subwords of the target each subword of the source has, at most, beside the frequent ones
         frequent: how many of the most frequent subwords of the target are always possible
 
     Raises:
@@ -191,8 +192,13 @@ def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = F
         occurrences.update(target)
         for i, j in of_whole_words(source, target, links):
             counts[source[i]][target[j]] += 1
-    best = {source: [token for token, _ in counts[source].most_common(candidates)] for source in sorted(counts)}
-    return Shortlist([token for token, _ in occurrences.most_common(frequent)], best)
+    always = dict(occurrences.most_common(frequent))
+    best: Dict[str, Tokens] = {}
+    for source in sorted({*counts, *occurrences}):
+        itself = [source] if source in occurrences else []  # names are copied, and most are not in the corpus
+        ranked = dict.fromkeys([*itself, *(token for token, _ in counts[source].most_common())])
+        best[source] = list(itertools.islice((token for token in ranked if token not in always), candidates))
+    return Shortlist(list(always), {source: targets for source, targets in best.items() if targets})
 
 
 def coverage(shortlist: Shortlist, pairs: Iterable[Pair]) -> float:

@@ -85,13 +85,19 @@ def test_links_spread_to_all_subwords_of_their_words_and_to_words_without_links(
 def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path):
     aligner("i")
     pairs = [("a b", "x y"), ("a", "x"), ("a", "z"), ("b", "y"), ("", "x"), ("c", "")]
-    built = build([(source.split(), target.split()) for source, target in pairs], candidates=1, frequent=2)
-    assert built == Shortlist(["x", "y"], {"a": ["x"], "b": ["y"]})
-    assert build([(["a"], ["x"]), (["a"], ["z"]), (["a"], ["z"])], candidates=2).candidates == {"a": ["z", "x"]}
-    assert built.of(["a", "q"]) == {"x", "y"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
+    pairs = [(source.split(), target.split()) for source, target in pairs]
+    built = build(pairs, candidates=1, frequent=1)
+    # "x" is always possible, so that "a" has the next best candidate, and "b" has none but "y"
+    assert built == Shortlist(["x"], {"a": ["z"], "b": ["y"], "y": ["y"], "z": ["z"]})
+    assert build(pairs, candidates=9, frequent=3) == Shortlist(["x", "y", "z"], {})
+    assert build([(["a"], ["x"]), (["a"], ["z"]), (["a"], ["z"])], 2, 0).candidates["a"] == ["z", "x"]
+    # A subword of both sides, such as a part of a name, is its own first candidate.
+    names = [("a", "b"), ("a", "b"), ("b", "a"), ("a", "a")]
+    assert build([([one], [other]) for one, other in names], 1, 0).candidates == {"a": ["a"], "b": ["b"]}
+    assert built.of(["a", "q"]) == {"x", "z"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
     assert coverage(Shortlist(["."], {"a": ["x"]}), [(["a"], ["x", "."]), (["q"], ["x", "."])]) == 75.0
     built.write(str(tmp_path / "vmap.txt"))
-    assert (tmp_path / "vmap.txt").read_text() == "\tx y\na\tx\nb\ty\n"
+    assert (tmp_path / "vmap.txt").read_text() == "\tx\na\tz\nb\ty\ny\ty\nz\tz\n"
 
 
 def test_a_missing_or_failing_program_is_named(aligner, monkeypatch):
@@ -148,7 +154,8 @@ def test_eflomal_finds_the_translations():
     names = list(words)
     pairs = [[names[(n * k + k) % 5] for k in range(1, 4)] for n in range(400)]
     built = build([(source, [words[word] for word in source]) for source in pairs], candidates=1, frequent=0)
-    assert built.candidates == {source: [target] for source, target in words.items()}
+    of_itself = {target: [target] for target in words.values()}
+    assert built.candidates == {**{source: [target] for source, target in words.items()}, **of_itself}
 
 
 # -- in exports and translations ---------------------------------------------------------------------
@@ -171,6 +178,7 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_tran
     lines = dict(line.split("\t") for line in (folder / "vmap.txt").read_text().splitlines())
     assert len(lines.pop("").split()) == 1
     assert {source: [source.upper()] for source in lines} == {k: v.split() for k, v in lines.items()}
+    assert {"dog", "DOG"} < lines.keys()
     assert "vmap.txt" in json.loads((folder / "fairseq_rope.json").read_text())["sha256"]
     assert "--no-shortlist" in (folder / "README.md").read_text()
 
@@ -312,9 +320,9 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
         dictionaries.append(Dictionary())
         dictionaries[-1].add_symbol(word)
     task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
-    texts = f"--shortlist {tmp_path}/s {tmp_path}/t"
+    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
     built = export.build_shortlist(arguments, settings, task)
-    assert built.frequent == ["x", "<unk>", "<sep>"]
-    assert built.candidates == {"a": ["x"], "<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
+    assert built.frequent == ["x", "<sep>"]
+    assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
