@@ -23,7 +23,7 @@ from ..lines import count_lines, lines_of
 from ..segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
-CANDIDATES, FREQUENT = 200, 1000  # docs/serving.md has what they gave
+CANDIDATES, FREQUENT = 30, 2000  # docs/serving.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = List[str]
@@ -194,11 +194,11 @@ def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = F
             counts[source[i]][target[j]] += 1
     always = dict(occurrences.most_common(frequent))
     best: Dict[str, Tokens] = {}
-    for source in sorted({*counts, *occurrences}):
-        itself = [source] if source in occurrences else []  # names are copied, and most are not in the corpus
-        ranked = dict.fromkeys([*itself, *(token for token, _ in counts[source].most_common())])
-        best[source] = list(itertools.islice((token for token in ranked if token not in always), candidates))
-    return Shortlist(list(always), {source: targets for source, targets in best.items() if targets})
+    for word in sorted({*counts, *occurrences}):
+        itself = [word] if word in occurrences else []  # names are copied, and most are not in the corpus
+        ranked = dict.fromkeys([*itself, *(token for token, _ in counts[word].most_common())])
+        best[word] = list(itertools.islice((token for token in ranked if token not in always), candidates))
+    return Shortlist(list(always), {word: targets for word, targets in best.items() if targets})
 
 
 def coverage(shortlist: Shortlist, pairs: Iterable[Pair]) -> float:
