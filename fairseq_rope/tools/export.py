@@ -155,10 +155,8 @@ def build_shortlist(args: argparse.Namespace, settings: Dict[str, Any], task: An
         if data.tgt is None:
             raise ExportError(f"{training} has no target side; name two files of parallel text")
         pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
-    built = shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent)
-    if settings["segments"] and settings["segments"]["separator"] not in built.frequent:
-        built.frequent.append(settings["segments"]["separator"])
-    return built
+    always = [settings["segments"]["separator"]] if settings["segments"] else []
+    return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, always)
 
 
 README = """# {source} to {target}

@@ -36,8 +36,8 @@ class Shortlist(NamedTuple):
 
     Attributes:
         frequent: subwords of the target that are always possible
-        candidates: for each subword of the source, itself if the target has it, and the most frequent subwords of
-            its translations, best first, without those that are always possible
+        candidates: for each subword of the source, the most frequent subwords of its translations, best first, and
+            itself if the corpus's target has it, without those that are always possible
     """
 
     frequent: Tokens
@@ -175,13 +175,17 @@ def nearest_to(number: int, places: Sequence[int]) -> Optional[int]:
     return min(places[max(0, at - 1) : at + 1], key=lambda place: (abs(place - number), place), default=None)
 
 
-def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = FREQUENT) -> Shortlist:
+def build(
+    pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = FREQUENT, always: Sequence[str] = ()
+) -> Shortlist:
     """Return the shortlist of a corpus.
 
     Args:
         pairs: sentences in subwords
-        candidates: how many subwords of the target each subword of the source has, at most, beside the frequent ones
+        candidates: how many subwords of the target each subword of the source has, at most, beside those that are
+            always possible and itself
         frequent: how many of the most frequent subwords of the target are always possible
+        always: more subwords that are always possible
 
     Raises:
         InputError: eflomal is not installed or failed, or the corpus is empty
@@ -192,13 +196,13 @@ def build(pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = F
         occurrences.update(target)
         for i, j in of_whole_words(source, target, links):
             counts[source[i]][target[j]] += 1
-    always = dict(occurrences.most_common(frequent))
+    possible = dict.fromkeys([*(token for token, _ in occurrences.most_common(frequent)), *always])
     best: Dict[str, Tokens] = {}
     for word in sorted({*counts, *occurrences}):
-        itself = [word] if word in occurrences else []  # names are copied, and most are not in the corpus
-        ranked = dict.fromkeys([*itself, *(token for token, _ in counts[word].most_common())])
-        best[word] = list(itertools.islice((token for token in ranked if token not in always), candidates))
-    return Shortlist(list(always), {word: targets for word, targets in best.items() if targets})
+        others = (token for token, _ in counts[word].most_common() if token != word and token not in possible)
+        itself = [word] if word in occurrences and word not in possible else []  # many names are only copied
+        best[word] = [*itertools.islice(others, candidates), *itself]
+    return Shortlist(list(possible), {word: targets for word, targets in best.items() if targets})
 
 
 def coverage(shortlist: Shortlist, pairs: Iterable[Pair]) -> float:

@@ -91,9 +91,10 @@ def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path
     assert built == Shortlist(["x"], {"a": ["z"], "b": ["y"], "y": ["y"], "z": ["z"]})
     assert build(pairs, candidates=9, frequent=3) == Shortlist(["x", "y", "z"], {})
     assert build([(["a"], ["x"]), (["a"], ["z"]), (["a"], ["z"])], 2, 0).candidates["a"] == ["z", "x"]
-    # A subword of both sides, such as a part of a name, is its own first candidate.
-    names = [("a", "b"), ("a", "b"), ("b", "a"), ("a", "a")]
-    assert build([([one], [other]) for one, other in names], 1, 0).candidates == {"a": ["a"], "b": ["b"]}
+    # A subword of both sides, such as a part of a name, is a candidate of itself beside the others.
+    names = [([one], [other]) for one, other in (("a", "b"), ("a", "b"), ("b", "a"), ("a", "a"), ("c", "d"))]
+    assert build(names, 1, 0).candidates == {"a": ["b", "a"], "b": ["a", "b"], "c": ["d"], "d": ["d"]}
+    assert build(names, 9, 1, ["a", "e"]) == Shortlist(["b", "a", "e"], {"c": ["d"], "d": ["d"]})
     assert built.of(["a", "q"]) == {"x", "z"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
     assert coverage(Shortlist(["."], {"a": ["x"]}), [(["a"], ["x", "."]), (["q"], ["x", "."])]) == 75.0
     built.write(str(tmp_path / "vmap.txt"))
@@ -316,11 +317,13 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
     aligner("i")
     dictionaries = []
     for name, word in (("s", "a"), ("t", "x")):
-        (tmp_path / name).write_text(f"{word} {word} unknown-{name}\n")
+        (tmp_path / name).write_text(
+            f"{word} {word} unknown-{name} <sep>\n{word} <sep>\n{word} b\n{word} b\n{word} b\n"
+        )
         dictionaries.append(Dictionary())
         dictionaries[-1].add_symbol(word)
     task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
-    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1"
+    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1 --shortlist-candidates 1"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
     built = export.build_shortlist(arguments, settings, task)
