@@ -197,16 +197,19 @@ def main() -> None:
     parser.add_argument("--shortlist", metavar="DATA_BIN", help="also with a shortlist of the training set in DATA_BIN")
     parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=QUANTIZATIONS, help="default: all")
     for flag, default, what in (
-        ("--batch-tokens", 0, "tokens in a batch; default: as fairseq-rope translate"),
-        ("--candidates", CANDIDATES, "candidates of a word in the shortlist; default: as fairseq-rope export"),
+        ("--batch-tokens", None, "tokens in a batch; default: as fairseq-rope translate"),
+        ("--candidates", [CANDIDATES], "candidates of a word in the shortlist; default: as fairseq-rope export"),
     ):
-        parser.add_argument(flag, nargs="+", type=int, default=[default], metavar="N", help=what)
+        parser.add_argument(flag, nargs="+", type=int, default=default, metavar="N", help=what)
     args = parser.parse_args()
     if args.shortlist and not Path(args.shortlist).is_dir():
         parser.error(f"--shortlist {args.shortlist}: must be a data folder")
-    for flag, least, values in (("batch-tokens", 0, args.batch_tokens), ("candidates", 1, args.candidates)):
-        if min(values) < least:
-            parser.error(f"--{flag} {min(values)}: must be {least} or more")
+    for flag, values in (("batch-tokens", args.batch_tokens or [1]), ("candidates", args.candidates)):
+        if min(values) < 1:
+            parser.error(f"--{flag} {min(values)}: must be 1 or more")
+    if args.candidates != [CANDIDATES] and not args.shortlist:
+        parser.error(f"--candidates {args.candidates[0]}: has no use without --shortlist")
+    variants = [dict.fromkeys(values) for values in (args.quantization, args.batch_tokens or [0])]
     for name in args.size or SIZES:
         size = SIZES[name]
         vocabulary, data = dictionary(size["vocab"]), None
@@ -219,7 +222,7 @@ def main() -> None:
         samples, pairs = sentences(vocabulary, data)
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, vocabulary, samples)}
-            for called, tokens, short in itertools.product(args.quantization, args.batch_tokens, shortlists):
+            for called, tokens, short in itertools.product(*variants, shortlists):
                 quantization, path = None if called == "float32" else called, Path(folder, str(len(candidates)))
                 options = {"shortlist": shortlists[short], "batch_tokens": tokens}
                 one = Exported(size, vocabulary, pairs, quantization, path, **options)

@@ -1,6 +1,7 @@
 """benchmarks/: peak memory in one process each, and the benchmarks of long inputs and of linear attention."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -95,6 +96,62 @@ def test_exports_keep_torchs_threads_and_use_their_shortlist(monkeypatch, tmp_pa
             exported.translate()
     finally:
         torch.set_num_threads(threads)
+
+
+def test_serving_is_measured_with_each_batch_size_with_and_without_each_shortlist(monkeypatch, capsys, tmp_path):
+    size, asked, runs = {"layers": 1, "width": 16, "ffn_width": 16, "heads": 2, "vocab": 60}, [], {}
+    full = Shortlist(["w1"], {"w5": ["w6", "w7", "w8"]})
+
+    class Fairseqs:
+        def __init__(self, *_):
+            pass
+
+        def translate(self):
+            pass
+
+    class Recorded(serve.Exported):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.possible, self.model = options["shortlist"], self  # translate() calls translate_batch()
+
+        def translate_batch(self, batch, use_vmap, **_):
+            key = use_vmap, None if self.possible is None else len(self.possible.candidates["w5"])
+            runs.setdefault((self.folder.name, *key), []).append(batch)
+            return []
+
+        def first(self):
+            return 0.0
+
+    monkeypatch.setattr(serve, "read_data", lambda _, count, most: asked.append(most) or (dictionary(60), None, full))
+    monkeypatch.setattr(serve, "SIZES", {"small": size})
+    monkeypatch.setattr(serve, "ByFairseq", Fairseqs)
+    monkeypatch.setattr(serve, "Exported", Recorded)
+    flags = "--size small --rounds 1 --quantization int8 --batch-tokens 90 90 900 --candidates 1 2 --shortlist"
+    monkeypatch.setattr(sys, "argv", ["serve", *flags.split(), str(tmp_path)])
+    serve.main()
+    assert asked == [2]
+    assert [key[1:] for key in runs] == [(False, None), (True, 1), (True, 2)] * 2
+    for number, batches in enumerate(runs.values()):
+        tokens = 90 if number < 3 else 900
+        assert sum(map(len, batches)) == 2 * 6 * 64, "an untimed round and a timed one"
+        sizes = [len(batch) * (len(batch[0]) + 1) for batch in batches if len(batch) > 1]
+        assert 0.7 * tokens < max(sizes) <= tokens
+    assert "int8, 900 tokens a batch, shortlist of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--batch-tokens", "0"], "--batch-tokens 0: must be 1 or more"),
+        (["--candidates", "9"], "--candidates 9: has no use without --shortlist"),
+        (["--shortlist", "/nowhere"], "--shortlist /nowhere: must be a data folder"),
+    ],
+)
+def test_wrong_flags_of_serve_end_in_one_sentence(monkeypatch, capsys, flags, message):
+    monkeypatch.setattr(sys, "argv", ["serve", *flags])
+    with pytest.raises(SystemExit):
+        serve.main()
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])

@@ -22,7 +22,8 @@ def check_checkpoints(experiment: Experiment) -> None:
     expected = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
     if numbers != expected or not numbers:
         unit, limit = ("updates", "max_updates") if by_update else ("epochs", "max_epochs")
-        needed = f"the last {count} {unit}" + f" that are multiples of {every}" * bool(by_update)
+        last = unit[:-1] if count == 1 else f"{count} {unit}"
+        needed = f"the last {last} (multiples of {every})" if by_update else f"the last {last}"
         has = f"those of {', '.join(map(str, numbers))}" if numbers else "none"
         raise StageError(
             f"stage 7 (train): {experiment.checkpoints} must have the checkpoints of {needed}, to average them, and "

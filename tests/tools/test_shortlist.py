@@ -313,7 +313,7 @@ def test_missing_training_data_are_refused_with_the_other_possibility(aligner, t
         exported(trained, tmp_path / "bin", tmp_path / "model", "--shortlist")
 
 
-def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, tmp_path):
+def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, tmp_path, monkeypatch):
     aligner("i")
     dictionaries = []
     for name, word in (("s", "a"), ("t", "x")):
@@ -323,9 +323,11 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
         dictionaries.append(Dictionary())
         dictionaries[-1].add_symbol(word)
     task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
-    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1 --shortlist-candidates 1"
+    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1 --shortlist-candidates 3"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
     built = export.build_shortlist(arguments, settings, task)
     assert built.frequent == ["x", "<sep>"]
     assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
+    monkeypatch.setattr(shortlist, "build", lambda _, *limits: limits)
+    assert export.build_shortlist(arguments, settings, task) == (3, 1, ["<sep>"])
