@@ -259,7 +259,7 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
         run(work, *flags)
     changed = "transformer_rope.seed1/checkpoints/checkpoint2.pt changed"
     assert f"stage 7: train (again, since {changed}" in capsys.readouterr().out
-    assert "has [1, 3] of the epochs to average" in str(refused.value)
+    assert "the last 3 epochs, to average them, and has those of 1, 3" in str(refused.value)
     assert "train longer, or train again with --name NAME" in str(refused.value)
 
 
