@@ -260,7 +260,7 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     changed = "transformer_rope.seed1/checkpoints/checkpoint2.pt changed"
     assert f"stage 7: train (again, since {changed}" in capsys.readouterr().out
     assert "the last 3 epochs, to average them, and has those of 1, 3" in str(refused.value)
-    assert "train longer, or train again with --name NAME" in str(refused.value)
+    assert "train longer (max_epochs), or train again with --name NAME" in str(refused.value)
 
 
 def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch):
