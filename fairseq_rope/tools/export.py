@@ -419,7 +419,8 @@ def build_parser() -> argparse.ArgumentParser:
     longer = "how many tokens longer than its source an output may be; default: %(default)s"
     of_shortlist = parser.add_argument_group("a shortlist, with which large vocabularies are searched faster")
     corpus_help = "build a shortlist from two files of parallel text, or without files from the training set in --data"
-    count_help = "how many target subwords each source subword has, at most, beside the frequent; default: %(default)s"
+    count_help = "how many target subwords each source subword has, at most, beside the frequent ones; "
+    count_help += "default: %(default)s"
     rows = [
         ("--shortlist", {"nargs": "*", "metavar": "FILE"}, corpus_help),
         ("--shortlist-candidates", {**INTEGER, "default": shortlist.CANDIDATES}, count_help),

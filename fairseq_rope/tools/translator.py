@@ -33,7 +33,7 @@ from .text import Text
 from .together import Together
 
 CHUNK = 512  # lines that are sorted by length and translated together
-# Tokens in a batch. On a CPU each core translates one batch, and these sizes were within 6% of the fastest in
+# Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
 # benchmarks/serve.py (docs/benchmarks.md). The size for GPUs is not measured.
 BATCH_TOKENS = {"int8": 512, "int8_float32": 512, "cuda": 8192}
 DEFAULT_BATCH_TOKENS = 1024
