@@ -217,7 +217,8 @@ def main() -> None:
         if args.shortlist:
             vocabulary, data, full = read_data(args.shortlist, size["vocab"], max(args.candidates))
             for most in args.candidates:
-                best = {source: targets[:most] for source, targets in full.candidates.items()}
+                # one more, which is the subword itself in a list that is full
+                best = {source: targets[: most + 1] for source, targets in full.candidates.items()}
                 shortlists[f", shortlist of {most}"] = Shortlist(full.frequent, best)
         samples, pairs = sentences(vocabulary, data)
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():

@@ -130,7 +130,7 @@ def test_serving_is_measured_with_each_batch_size_with_and_without_each_shortlis
     monkeypatch.setattr(sys, "argv", ["serve", *flags.split(), str(tmp_path)])
     serve.main()
     assert asked == [2]
-    assert [key[1:] for key in runs] == [(False, None), (True, 1), (True, 2)] * 2
+    assert [key[1:] for key in runs] == [(False, None), (True, 2), (True, 3)] * 2
     for number, batches in enumerate(runs.values()):
         tokens = 90 if number < 3 else 900
         assert sum(map(len, batches)) == 2 * 6 * 64, "an untimed round and a timed one"

@@ -87,7 +87,7 @@ def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path
     pairs = [("a b", "x y"), ("a", "x"), ("a", "z"), ("b", "y"), ("", "x"), ("c", "")]
     pairs = [(source.split(), target.split()) for source, target in pairs]
     built = build(pairs, candidates=1, frequent=1)
-    # "x" is always possible, so that "a" has the next best candidate, and "b" has none but "y"
+    # "x" is always possible: so "a" has the next best candidate
     assert built == Shortlist(["x"], {"a": ["z"], "b": ["y"], "y": ["y"], "z": ["z"]})
     assert build(pairs, candidates=9, frequent=3) == Shortlist(["x", "y", "z"], {})
     assert build([(["a"], ["x"]), (["a"], ["z"]), (["a"], ["z"])], 2, 0).candidates["a"] == ["z", "x"]
