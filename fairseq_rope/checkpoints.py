@@ -61,7 +61,7 @@ def part_of(state: Mapping[str, Any], part: str) -> Any:
     return option(cfg, part) if cfg else state.get("args")
 
 
-def options_of(task: Any) -> Any:
+def options_of_task(task: Any) -> Any:
     """Return the options of a fairseq task; fairseq 0.10 calls them ``args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 

@@ -25,7 +25,7 @@ from ..checkpoints import (
     languages_of,
     no_checkpoint,
     option,
-    options_of,
+    options_of_task,
     part_of,
     reading_for,
     safe_load,
@@ -131,7 +131,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
 
 @functools.wraps(_load_checkpoint)
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
-    languages = languages_of(options_of(trainer.task))
+    languages = languages_of(options_of_task(trainer.task))
     if hasattr(trainer.cfg.task, "source_lang"):
         # Without --source-lang, the task read the languages from file names; the checkpoint must contain them.
         trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
@@ -172,6 +172,6 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    data = languages_of(options_of(task))
+    data = languages_of(options_of_task(task))
     with _naming_misfits(Reading(filenames, data, builds_model=True)):
         return _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)

@@ -66,7 +66,7 @@ class PositionEncoding(nn.Module):
 
         Args:
             side: the encoder's attention sees both directions, the decoder's sees the past
-            embed_dim: C
+            embed_dim: C; C / H is the number of dimensions of a head that the encoding can change
             heads: H
             options: a value for each of ``options_of`` the side
 

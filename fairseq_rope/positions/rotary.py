@@ -122,7 +122,8 @@ class RotaryEmbedding(PositionEncoding):
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "RotaryEmbedding":
-        return cls(embed_dim // heads, *(options[name] for name in cls.options if name in options))
+        # the argument of the option rope_base is base
+        return cls(embed_dim // heads, **{name.partition("_")[2]: value for name, value in options.items()})
 
     def tables(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return cos and sin of positions *offset* … *offset* + *length* - 1: two float32 tensors (length, d_r / 2).

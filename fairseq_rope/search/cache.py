@@ -76,8 +76,8 @@ class Beams(dict[str, Tensor | None]):
             self._scores = F.pad(self._scores, (0, capacity), value=float("-inf"))
             self._cache = {layer: F.pad(buffer, (0, 0, 0, capacity)) for layer, buffer in self._cache.items()}
         scores = self._scores.view(self.sentences, self.beam, -1)
-        pad_scores = is_pad.view(self.sentences, self.beam) * PAD_SCORE
-        scores[:, :, begin:end].diagonal(dim1=1, dim2=2).copy_(pad_scores)
+        scores_of_pads = is_pad.view(self.sentences, self.beam) * PAD_SCORE
+        scores[:, :, begin:end].diagonal(dim1=1, dim2=2).copy_(scores_of_pads)
         self.mask = scores[:, None, :, :end]
 
     def arranged(self, x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
                 exact = torch.float64 if dtype.is_floating_point else torch.int64
                 sums[name] = torch.zeros_like(weights[name], dtype=exact)
         else:
-            refuse_other_model(paths[0], state, path, loaded)
+            refuse_to_average(paths[0], state, path, loaded)
         in_bytes = ((name, weight.contiguous().reshape(-1).view(torch.uint8)) for name, weight in weights.items())
         checksums = tuple((name, zlib.crc32(data.numpy().data)) for name, data in in_bytes)
         if checksums in path_of:
@@ -75,7 +75,7 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
     return state
 
 
-def refuse_other_model(first: str, first_state: dict[str, Any], path: str, state: dict[str, Any]) -> None:
+def refuse_to_average(first: str, first_state: dict[str, Any], path: str, state: dict[str, Any]) -> None:
     """Raise an AverageError if *state* and *first_state*, those of *path* and *first*, are not of the same model.
 
     A missing option has its default value. A checkpoint without options is not refused.

@@ -96,8 +96,8 @@ class _Model(NamedTuple):
 
     def rotation(self, name: str) -> Any:
         """Return an option of the rotation, which both sides and cross-attention have in common."""
-        of_sides = (side.position for side in self.options.sides if _rotates(side))
-        return next(of_sides, self.options.cross_position or {})[name]
+        positions = (side.position for side in self.options.sides if _rotates(side))
+        return next(positions, self.options.cross_position or {})[name]
 
 
 def _model(state: dict[str, Any]) -> _Model:

@@ -21,7 +21,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from omegaconf import DictConfig
 
 from ..checkpoints import option
-from ..checkpoints import options_of as options_of_task
+from ..checkpoints import options_of_task
 from ..patches.options import literal
 from .decoder import Decoder
 from .defaults import as_namespace

@@ -154,8 +154,8 @@ def value_of(args: Any, name: str, option: Option) -> Any:
 
 def values_of(args: Any, options: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of *options* in *args*, with those of each side's block that *args* has."""
-    of_sides = {name: option for name, option in of_each_side(OF_BOTH_BLOCKS).items() if name not in options}
-    given = {name: option for name, option in of_sides.items() if option_of(args, name) is not None}
+    flags = {name: option for name, option in of_each_side(OF_BOTH_BLOCKS).items() if name not in options}
+    given = {name: option for name, option in flags.items() if option_of(args, name) is not None}
     return {name: value_of(args, name, option) for name, option in {**options, **given}.items()}
 
 
@@ -267,8 +267,8 @@ class ModelOptions:
         values: dict[str, Any] = {f"{each.side}_position_encoding": each.encoding for each in self.sides}
         given = [(name, each.encoding_class.options[name]) for each in self.sides for name in each.position]
         for name in dict.fromkeys(name for name, option in given if not option.in_training_only):
-            of_sides = {each.side: each.position[name] for each in self.sides if name in each.position}
-            values[name] = one_value({side: getattr(value, "text", value) for side, value in of_sides.items()})
+            by_side = {each.side: each.position[name] for each in self.sides if name in each.position}
+            values[name] = one_value({side: getattr(value, "text", value) for side, value in by_side.items()})
         values["cross_attention_positions"] = "none" if self.cross_position is None else "rope"
         values.update(self.cross_position or {})
         for each in self.sides:
@@ -292,11 +292,11 @@ class ModelOptions:
         return values
 
 
-def one_value(of_sides: Mapping[str, Any]) -> Any:
+def one_value(by_side: Mapping[str, Any]) -> Any:
     """Return the value that all sides have in common, or a text with the value of each."""
-    if len(set(of_sides.values())) == 1:
-        return next(iter(of_sides.values()))
-    return ", ".join(f"{value} ({side})" for side, value in of_sides.items())
+    if len(set(by_side.values())) == 1:
+        return next(iter(by_side.values()))
+    return ", ".join(f"{value} ({side})" for side, value in by_side.items())
 
 
 def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:

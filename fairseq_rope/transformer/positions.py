@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..checkpoints import current_reading, is_resumed
 from ..positions import PositionEncoding
 from ..positions.absolute import NoPositions
-from ..positions.cross_attention import OPTIONS as OF_CROSS
 from ..positions.rotary import RotaryEmbedding
 from ..shifted_sinusoids import ShiftedSinusoidalEmbedding
 from .options import ModelOptions, SideOptions
@@ -64,6 +63,7 @@ class SidePositions:
             return self._shared
         with own_random_numbers():
             try:
+                # favor's features are rotated, and not the dimensions of the head
                 position = self.encoding.build(side.side, side.features * side.heads, side.heads, **side.position)
             except ValueError as error:
                 if side.features == side.head_dim:
@@ -77,7 +77,8 @@ class SidePositions:
     def of_cross_attention(self, options: ModelOptions) -> RotaryEmbedding | None:
         """Return the rotation of cross-attention, the same object for all layers; None if it has no positions."""
         if self._cross is None and options.cross_position is not None:
-            self._cross = RotaryEmbedding(self.options.head_dim, *(options.cross_position[name] for name in OF_CROSS))
+            side = self.options
+            self._cross = RotaryEmbedding.build(side.side, side.embed_dim, side.heads, **options.cross_position)
         return self._cross
 
     def initialise(self) -> None:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..checkpoints import option
-from ..checkpoints import options_of as options_of_task
+from ..checkpoints import options_of_task
 from ..positions import DistanceBias
 from ..positions.transformer_xl import TransformerXL
 from .defaults import as_namespace

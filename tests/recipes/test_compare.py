@@ -38,7 +38,16 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import TRAIN
 from recipes.text import segments
 from tests.commands import ENVIRONMENT, ROOT, outputs
-from tests.recipes.small_demo import SMALL, check_flags_here, describe, label, setting_flags, small_corpus, usage_error
+from tests.recipes.small_demo import (
+    SMALL,
+    check_flags_here,
+    describe,
+    label,
+    run_here,
+    setting_flags,
+    small_corpus,
+    usage_error,
+)
 
 ARCHS = ["transformer", "transformer_rope"]
 SETTINGS = [*SMALL, "max_epochs=2", "average_checkpoints=1"]
@@ -63,10 +72,19 @@ def against_baseline(results, system, times=1):
 # -- trained ---------------------------------------------------------------------------------------
 
 
-def compare(work, *flags):
-    """Run the comparison in the folder *work*, and return its output."""
+def words_for(work, *flags):
     where = ["--data-dir", str(small_corpus(200, 17)), "--work-dir", str(work)]  # 17 = 2 * 8 + 1
-    command = [sys.executable, "-m", "recipes.compare", "demo", *where, *FLAGS, *flags]
+    return ["demo", *where, *FLAGS, *flags]
+
+
+def compare(work, *flags):
+    """Run the comparison in the folder *work* in this process, and return its output."""
+    return run_here(words_for(work, *flags), main=main)
+
+
+def run_program(work, *flags):
+    """The same as :func:`compare`, in a process of its own."""
+    command = [sys.executable, "-m", "recipes.compare", *words_for(work, *flags)]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -690,7 +708,7 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
     of = {"old": "--arch transformer", "new": "--arch transformer_rope"}
     flags = ["--seeds", "2", "--tune", "learning_rate=5e-2,1e-7"]
     flags += [word for name, given in of.items() for word in ("--system", f"{name}={given}")]
-    printed = compare(tmp_path, *flags, "--", "--patience", "1")
+    printed = run_program(tmp_path, *flags, "--", "--patience", "1")
     trained = re.findall(
         r"\$ fairseq-train .*--lr (\S+) .*--save-dir \S*/(old|new)\.seed(\d)\.\w+/checkpoints", printed
     )
