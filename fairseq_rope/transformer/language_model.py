@@ -20,8 +20,7 @@ from fairseq.models.transformer_lm import (
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from omegaconf import DictConfig
 
-from ..checkpoints import option
-from ..checkpoints import options_of_task
+from ..checkpoints import option, options_of_task
 from ..patches.options import literal
 from .decoder import Decoder
 from .defaults import as_namespace

@@ -17,8 +17,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import DictConfig
 from torch import nn
 
-from ..checkpoints import option
-from ..checkpoints import options_of_task
+from ..checkpoints import option, options_of_task
 from ..positions import DistanceBias
 from ..positions.transformer_xl import TransformerXL
 from .defaults import as_namespace

@@ -9,37 +9,29 @@ Without DEMO, the test trains a model on a few sentences. Without PROGRAMS, it i
 folder.
 """
 
-import contextlib
 import html
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 import venv
 import zipfile
 from base64 import b64decode
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fairseq_rope.tools import export, package
+from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
+from fairseq_rope.tools import export
 from fairseq_rope.tools.argos import Package
-from fairseq_rope.tools.translator import Translator
 from tests.commands import ENVIRONMENT, ROOT
 from tests.recipes.small_demo import SMALL, setting_flags, small_corpus
 
 pytestmark = pytest.mark.slow
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
 LINES = 200
-SENTENCE = "Click this button to open the dialog."
-# What docs/serving.md recommends for a server.
-CORES = len(os.sched_getaffinity(0))
-SERVER = {"ARGOS_BATCH_SIZE": "512", "ARGOS_INTER_THREADS": str(CORES), "ARGOS_INTRA_THREADS": "1"}
 
 # For each line of standard input: its sentences, the library's translation, and what LibreTranslate makes of it.
 LIBRARY = """
@@ -100,17 +92,7 @@ def installed(demo, programs, tmp_path_factory):
     """A folder with the package, the environment variables for the programs, and 200 lines of the validation set."""
     served, work = demo
     folder = tmp_path_factory.mktemp("argos")
-    blank = f"import spacy; spacy.blank('en').to_disk({str(folder / 'splitter')!r})"
-    subprocess.run([programs / "python", "-c", blank], check=True)
-    flags = ["--model", served, "--data", work / "data-bin", "--output", folder, "--install", folder / "packages"]
-    package.main([*map(str, flags), "--splitter", str(folder / "splitter"), "--force"])
-    variables = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        **{name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")},
-        "ARGOS_PACKAGES_DIR": str(folder / "packages"),
-        "ARGOS_PACKAGE_INDEX": f"file://{folder}/packages/",
-        "ARGOS_CHUNK_TYPE": "SPACY",
-    }
+    variables = install_package(served, work / "data-bin", folder, programs)
     lines = (work / "raw" / "valid.en").read_text(encoding="utf-8").splitlines()[:LINES]
     return folder, variables, lines
 
@@ -130,52 +112,11 @@ def library(installed, programs):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
 
 
-@contextlib.contextmanager
-def serving(installed, programs, **settings):
-    """Run a LibreTranslate without a network, and yield its address."""
-    folder, variables, _ = installed
-    address = f"http://127.0.0.1:{free_port()}"
-    words = [programs / "libretranslate", "--load-only", "en,de", "--port", address.rpartition(":")[2]]
-    with open(folder / "log", "w") as log:
-        options = {"cwd": folder, "env": {**variables, **settings}, "stdout": log, "stderr": log}
-        with subprocess.Popen(words, **options) as program:
-            try:
-                assert answers(f"{address}/languages"), (folder / "log").read_text()[-3000:]
-                yield address
-            finally:
-                program.terminate()
-
-
 @pytest.fixture(scope="module")
 def server(installed, programs):
-    with serving(installed, programs) as address:
+    folder, variables, _ = installed
+    with serving(folder, variables, programs) as address:
         yield address
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def answers(url):
-    """Wait up to two minutes until *url* answers."""
-    for _ in range(240):
-        with contextlib.suppress(urllib.error.URLError):
-            urllib.request.urlopen(url).close()
-            return True
-        time.sleep(0.5)
-    return False
-
-
-def post(url, data, kind="application/json"):
-    body = data if isinstance(data, bytes) else json.dumps(data).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": kind})) as answer:
-        return json.load(answer)
-
-
-def translated(address, text):
-    return post(f"{address}/translate", {"q": text, "source": "en", "target": "de"})["translatedText"]
 
 
 def test_the_library_translates_as_the_check_predicts(installed, library):
@@ -193,41 +134,6 @@ def test_libretranslate_answers_with_the_librarys_translations(installed, librar
     assert [language["code"] for language in json.load(urllib.request.urlopen(f"{server}/languages"))] == ["en", "de"]
     assert translated(server, lines) == [formatted for *_, formatted in library[:LINES]]
     assert translated(server, SENTENCE) not in ("", SENTENCE)
-
-
-@pytest.mark.skipif("DEMO" not in os.environ, reason="DEMO is not set to the work folder of a whole demo")
-def test_speed_is_printed(demo, programs, installed):
-    """Lines a second through the API, and of fairseq-rope translate with the same model."""
-    served, _ = demo
-    lines, seconds = installed[2][: LINES // 2], {}
-
-    @contextlib.contextmanager
-    def timed(what):
-        began = time.monotonic()
-        yield
-        seconds[what] = time.monotonic() - began
-
-    for name, settings in (("default settings", {}), (str(SERVER), SERVER)):
-        with serving(installed, programs, **settings) as address:
-            translated(address, SENTENCE)  # loads the model
-            with timed(f"{name}: a request with one paragraph"):
-                translated(address, " ".join(lines))
-            for clients in (1, 4):
-                with timed(f"{name}: {clients} clients, a line a request"), ThreadPoolExecutor(clients) as pool:
-                    list(pool.map(lambda line: translated(address, line), lines))
-    translator = Translator(str(served))
-    translator.translate(SENTENCE)
-    with timed("fairseq-rope translate: all lines"):
-        translator.translate(lines)
-    with timed("fairseq-rope translate: line by line"):
-        for line in lines:
-            translator.translate(line)
-    print(
-        f"\n{CORES} cores",
-        *(f"{len(lines) / took:8.1f} lines a second: {what}" for what, took in seconds.items()),
-        sep="\n",
-    )
-    assert len(seconds) == 8
 
 
 TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
