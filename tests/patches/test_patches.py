@@ -472,6 +472,7 @@ for name, code in {cases!r}.items():
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_registers_in_any_order_of_imports():
     cases = {name: f"{code}\n{REGISTERED}" for name, code in IMPORTS.items()}
     assert in_a_process(EACH.format(cases=cases)) == "", "these register no plugin"

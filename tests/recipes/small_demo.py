@@ -15,6 +15,7 @@ import tempfile
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +99,8 @@ def check_flags_here(monkeypatch):
     """Make check_flags run fairseq's parsers in this process, which is faster than a separate one."""
 
     def run(words, **_):
-        status = 0
+        status, folder, argv = 0, Path.cwd(), sys.argv
+        os.chdir(ROOT)
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             try:
                 check_flags.parse_commands(words[3:])
@@ -106,8 +108,9 @@ def check_flags_here(monkeypatch):
                 status = stopped.code
                 if isinstance(status, str):  # as Python does
                     print(status, file=err)
+            finally:
+                os.chdir(folder)
+                sys.argv = argv
         return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(check_flags.subprocess, "run", run)
+    monkeypatch.setattr(check_flags, "subprocess", SimpleNamespace(run=run))

@@ -38,16 +38,7 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import TRAIN
 from recipes.text import segments
 from tests.commands import ENVIRONMENT, ROOT, outputs
-from tests.recipes.small_demo import (
-    SMALL,
-    check_flags_here,
-    describe,
-    label,
-    run_here,
-    setting_flags,
-    small_corpus,
-    usage_error,
-)
+from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
 
 ARCHS = ["transformer", "transformer_rope"]
 SETTINGS = [*SMALL, "max_epochs=2", "average_checkpoints=1"]
@@ -156,8 +147,7 @@ def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
         (["--", "--no-such-flag"], "--archs transformer: .*unrecognized arguments: --no-such-flag"),
     ],
 )
-def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, monkeypatch, flags, message):
-    check_flags_here(monkeypatch)
+def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, flags, message):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.raises(SystemExit, match=message):
         main(["demo", "--work-dir", str(tmp_path), *FLAGS, *flags])

@@ -29,16 +29,7 @@ from recipes.pipeline.stage06_binarise import Binarise
 from recipes.pipeline.stages import STAGES, TRAIN
 from recipes.pipeline.stamps import Stamps, differences
 from tests.commands import ENVIRONMENT, ROOT
-from tests.recipes.small_demo import (
-    SMALL,
-    check_flags_here,
-    describe,
-    label,
-    run_here,
-    setting_flags,
-    small_corpus,
-    usage_error,
-)
+from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
 
 MODEL = f"transformer_rope.seed1.{label('demo', SMALL)}"
 
@@ -470,8 +461,7 @@ def test_commands_deprioritise_cudnns_attention_unless_the_user_decides(tmp_path
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
-def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, monkeypatch, flags, message):
-    check_flags_here(monkeypatch)
+def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, flags, message):
     assert message in refused(tmp_path, *flags)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
