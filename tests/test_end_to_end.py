@@ -100,6 +100,13 @@ def test_a_resumed_training_ends_at_the_same_epoch_by_its_patience(data_bin, tmp
     assert sorted(valid_losses(again.stdout + again.stderr)) == [4, 5, 6], "--reset-meters counts from the beginning"
 
 
+def test_a_training_that_is_started_again_makes_no_update_beyond_its_maximum(data_bin, tmp_path):
+    for most in (1, 1, 2):
+        train(data_bin, tmp_path, "--max-update", most)
+        state = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))
+        assert state["optimizer_history"][-1]["num_updates"] == most
+
+
 def test_a_sinusoidal_checkpoint_is_finetuned_with_rotary_positions(data_bin, tmp_path):
     train(data_bin, tmp_path / "sinusoidal", "--arch", "transformer_tiny")
     path = tmp_path / "sinusoidal" / "checkpoint_last.pt"

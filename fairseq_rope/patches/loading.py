@@ -6,6 +6,7 @@ These functions replace those of ``fairseq.checkpoint_utils``; the table in ``pa
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 import types
@@ -31,7 +32,7 @@ from ..checkpoints import (
     safe_load,
 )
 from ..errors import InputError
-from .saving import restore_early_stopping
+from .saving import InPlaceOf, restore_early_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +166,15 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
     if not (finetunes or cfg.reset_optimizer or cfg.reset_meters):  # as for the best loss in fairseq
         restore_early_stopping(extra_state)
+    if trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1):
+        epoch_itr = _NoMoreEpochs(epoch_itr)
     return extra_state, epoch_itr
+
+
+class _NoMoreEpochs(InPlaceOf):
+    """An epoch iterator with which fairseq-train ends before the next epoch."""
+
+    next_epoch_idx = math.nan  # is not <= --max-epoch, whose default is infinity
 
 
 @functools.wraps(_load_model_ensemble_and_task)

@@ -26,7 +26,7 @@ TRIES = 3  # as in fairseq
 PAUSE = 2.5  # seconds between them
 
 
-class _InPlaceOf:
+class InPlaceOf:
     """Stands for an object of fairseq; subclasses replace some of its methods."""
 
     def __init__(self, replaced: Any) -> None:
@@ -36,7 +36,7 @@ class _InPlaceOf:
         return getattr(self._replaced, name)
 
 
-class WholeFiles(_InPlaceOf):
+class WholeFiles(InPlaceOf):
     """fairseq's ``PathManager``, whose copies and renames never leave an incomplete file under the new name."""
 
     def rename(self, src: str, dst: str) -> Any:
@@ -87,7 +87,7 @@ def _save_with_retries(obj: Any, f: Any) -> None:
             f.truncate()
 
 
-class _MidEpoch(_InPlaceOf):
+class _MidEpoch(InPlaceOf):
     """An epoch iterator that reports that its epoch has not ended."""
 
     def end_of_epoch(self) -> bool:
@@ -103,7 +103,7 @@ def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> An
     return _save_checkpoint(cfg, _WithEarlyStopping(trainer), epoch_itr, val_loss)
 
 
-class _WithEarlyStopping(_InPlaceOf):
+class _WithEarlyStopping(InPlaceOf):
     """A trainer that also writes the counter of ``--patience`` into its checkpoints."""
 
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> Any:

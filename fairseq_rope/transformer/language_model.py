@@ -84,6 +84,12 @@ class TransformerRopeLanguageModel(TransformerLanguageModel):
 
 def refuse_untied_parts(args: Namespace) -> None:
     """Raise a ValueError with one sentence if input and output cannot share the weights that *args* let them share."""
+    dims = args.decoder_input_dim, args.decoder_output_dim
+    if args.share_decoder_input_output_embed and dims[0] != dims[1] and not args.adaptive_softmax_cutoff:
+        raise ValueError(
+            f"--share-decoder-input-output-embed: --decoder-input-dim {dims[0]} must be equal to "
+            f"--decoder-output-dim {dims[1]}"
+        )
     if args.tie_adaptive_weights:
         if not args.adaptive_input:
             raise ValueError("--tie-adaptive-weights: needs --adaptive-input; add it, or drop the flag")

@@ -11,7 +11,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import write_whole, written_whole
 from fairseq_rope.positions import ENCODINGS
 from recipes.compare import launch
-from recipes.compare.curves import read_history
 from recipes.compare.plots import figure_of, rendered, style
 from recipes.compare.tables import spread
 from recipes.pipeline.arguments import Parser, parse
@@ -32,6 +31,8 @@ from recipes.pipeline.settings import SettingsError, read_yaml
 from recipes.text.fetch import checksum_of
 
 HERE = Path(__file__).parent
+OWN_FLAGS = ("--seed", "--save-dir", "--position-encoding")  # of fairseq-train, in which the runs differ
+ON_ONE_GPU = ("f1", "spearman")  # metrics for which fairseq cannot join the predictions of several GPUs
 Rows = Mapping[str, Mapping[str, Mapping[int, float]]]  # system: column: seed: value
 Panels = Mapping[str, Mapping[str, Sequence[tuple[Sequence[int], Sequence[float]]]]]  # y axis: system: curves
 
@@ -66,8 +67,16 @@ class Run:
     def description(self) -> str:
         return self.title
 
-    def command(self, training: Training, gpus: int) -> str:
-        """The command of *training* on *gpus* GPUs; 0: on the CPU. It resumes from its last checkpoint."""
+    def devices(self, training: Training) -> int:
+        """The number of GPUs for *training*; 0: the CPU."""
+        import torch
+
+        gpus = torch.cuda.device_count() if self.gpus is None else self.gpus
+        return min(gpus, 1) if training.metric in ON_ONE_GPU else gpus
+
+    def command(self, training: Training) -> str:
+        """The command of *training*. It resumes from its last checkpoint."""
+        gpus = self.devices(training)
         device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
         start = f" --finetune-from-model {quoted(training.start)}" if training.start else ""
         best = f" --best-checkpoint-metric {training.metric} --maximize-best-checkpoint-metric"
@@ -78,7 +87,7 @@ class Run:
         )
 
     def result(self, training: str) -> dict[str, Any] | None:
-        """The curve and scores of a finished training, or None."""
+        """The validations and the test of a finished training, or None."""
         path = self.model / training / "done.json"
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -103,10 +112,7 @@ def train(run: Run, program: str, on_signal: bool = False, gpu: str | None = Non
 
 
 def _train(run: Run, training: Training, program: str, locks: tuple[int, ...]) -> None:
-    import torch
-
-    gpus = torch.cuda.device_count() if run.gpus is None else run.gpus
-    folder, command = run.model / training.name, run.command(training, gpus)
+    folder, command = run.model / training.name, run.command(training)
     history = folder / "history.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     with history.open("a") as file:
@@ -126,12 +132,11 @@ def _train(run: Run, training: Training, program: str, locks: tuple[int, ...]) -
         log(
             f"fairseq-validate {quoted(training.data)} --user-dir fairseq_rope --task {training.task} --batch-size 8 "
             f"--path {quoted(folder / f'checkpoint_{name}.pt')} --valid-subset test --log-format json"
-            f"{'' if gpus else ' --cpu'}",
+            f"{'' if run.devices(training) else ' --cpu'}",
             on_line=lambda line: entries.append(logged(line)),
         )
         tested = next(entry for entry in reversed(entries) if "test_loss" in entry)
-    result = {"curve": asdict(read_history(history)), "valid": validations, "test": tested}
-    write_whole(folder / "done.json", json.dumps(result) + "\n")
+    write_whole(folder / "done.json", json.dumps({"valid": validations, "test": tested}) + "\n")
 
 
 def _print_validation(line: str) -> None:
@@ -218,11 +223,11 @@ class Experiment:
         ]
         program = f"python -m recipes.paper.{self.name} {shlex.join(sys.argv[1:])}"
         if self.args.dry_run:
-            print("\n".join(run.command(each, run.gpus or 0) for run in runs for each in run.trainings))
+            print("\n".join(run.command(each) for run in runs for each in run.trainings))
             return
         ended = launch.outcomes(runs, program, self.args, train, is_finished)
         failed = [why if why.startswith(run.title) else f"{run.title}: {why}" for run, why in ended if why]
-        finished = [run for run in runs if is_finished(run)]
+        finished = [run for name in self.encodings for run in runs if run.system == name and is_finished(run)]
         if finished:
             rows, panels = report(finished)
             text = f"`{program}`\n\n{as_markdown(rows)}\n"
@@ -259,6 +264,9 @@ def main(
                 raise InputError(f"--encodings {args.encodings}: must be different ones of {', '.join(ENCODINGS)}")
         if (args.gpus or 0) < 0:
             raise InputError(f"--gpus {args.gpus}: must be 0 or more")
+        for word in shlex.split(flags):
+            if word.partition("=")[0] in OWN_FLAGS:
+                raise InputError(f"{word} after --: the experiment sets {', '.join(OWN_FLAGS)}; drop the flag")
         work(Experiment(name, args, flags, settings, encodings, seeds))
 
 
@@ -289,9 +297,17 @@ def curves_of(runs: Sequence[Run], training: str) -> dict[str, list[tuple[list[i
     """The validation losses of a training, as updates and losses, of each run by system."""
     curves: dict[str, list[tuple[list[int], list[float]]]] = {}
     for run in runs:
-        curve = (run.result(training) or {})["curve"]
-        curves.setdefault(run.system, []).append((curve["updates"], curve["losses"]))
+        curves.setdefault(run.system, []).append(curve_of((run.result(training) or {})["valid"], "loss"))
     return curves
+
+
+def curve_of(validations: list[dict[str, str]], metric: str) -> tuple[list[int], list[float]]:
+    """The updates and the values of *metric* of the *validations* in fairseq's log, in order.
+
+    If an interrupted run validated at the same update twice, the later one counts.
+    """
+    by_update = {int(entry["valid_num_updates"]): float(entry[f"valid_{metric}"]) for entry in validations}
+    return sorted(by_update), [by_update[update] for update in sorted(by_update)]
 
 
 def as_markdown(rows: Rows) -> str:

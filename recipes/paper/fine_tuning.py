@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rope.errors import InputError
-from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, existing, main
-from recipes.paper.long_documents import accuracies_of, write_labels
+from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curve_of, existing, main
+from recipes.paper.long_documents import write_labels
 from recipes.paper.texts import binarise, following_pairs, pages_of, rows_of, tokens_in
 
 
@@ -135,7 +135,7 @@ def report(runs: list[Run], metric: str) -> tuple[Rows, Panels]:
     curves: dict[str, list[Any]] = {}
     for run in runs:
         for training in run.trainings:
-            updates, values = accuracies_of((run.result(training.name) or {})["valid"], metric)
+            updates, values = curve_of((run.result(training.name) or {})["valid"], metric)
             system = f"{run.system}, {training.name}"
             table.setdefault(system, {column: {}})[column][run.seed] = values[-1]
             curves.setdefault(system, []).append((updates, values))

@@ -12,7 +12,18 @@ from pathlib import Path
 
 from fairseq_rope.errors import InputError
 from recipes.paper import masked_lm
-from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curves_of, existing, main
+from recipes.paper.experiment import (
+    Experiment,
+    Panels,
+    Rows,
+    Run,
+    Training,
+    build_parser,
+    curve_of,
+    curves_of,
+    existing,
+    main,
+)
 from recipes.paper.texts import binarise, tokens_in, triples_of
 
 SPECIAL = 4  # tokens beside the two texts: <s> B </s> </s> A </s>
@@ -81,21 +92,12 @@ def report(runs: list[Run]) -> tuple[Rows, Panels]:
     for run in runs:
         for training in run.trainings[1:]:
             result, system = run.result(training.name) or {}, f"{run.system}-{training.name}"
-            updates, accuracies = accuracies_of(result["valid"], training.metric)
+            updates, accuracies = curve_of(result["valid"], training.metric)
             row = rows.setdefault(system, {column: {} for column in columns})
             row[columns[0]][run.seed] = max(accuracies)
             row[columns[1]][run.seed] = float(result["test"][f"test_{training.metric}"])
             curves.setdefault(system, []).append((updates, accuracies))
     return rows, {"loss of pre-training (bits per masked token)": curves_of(runs, "text"), columns[0]: curves}
-
-
-def accuracies_of(validations: list[dict[str, str]], metric: str) -> tuple[list[int], list[float]]:
-    """The updates and the values of *metric* of the *validations* in fairseq's log, in order.
-
-    If an interrupted run validated at the same update twice, the later one counts.
-    """
-    by_update = {int(entry["valid_num_updates"]): float(entry[f"valid_{metric}"]) for entry in validations}
-    return sorted(by_update), [by_update[update] for update in sorted(by_update)]
 
 
 def cli_main(words: Sequence[str] | None = None) -> None:

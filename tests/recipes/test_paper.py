@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, texts
-from recipes.paper.experiment import HERE, Run, Training, as_markdown, draw, read_settings
+from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings
 from recipes.pipeline.settings import SettingsError
 from tests.commands import ROOT, call, run_program
 
@@ -133,8 +133,8 @@ def finished(folder, values):
         for seed, loss in of_seeds.items():
             run = Run(system, seed, folder, (Training("train", folder, "masked_lm", ""),))
             (run.model / "train").mkdir(parents=True)
-            result = {"curve": {"updates": [1, 2], "losses": [9.0, loss]}, "valid": [{"valid_loss": str(loss)}]}
-            (run.model / "train" / "done.json").write_text(json.dumps(result))
+            losses = [{"valid_num_updates": str(n), "valid_loss": str(value)} for n, value in ((1, 9.0), (2, loss))]
+            (run.model / "train" / "done.json").write_text(json.dumps({"valid": losses}))
             runs.append(run)
     return runs
 
@@ -157,7 +157,29 @@ def test_the_table_and_the_figure_have_the_means_and_every_seed(tmp_path):
 
 def test_the_later_one_of_two_validations_at_an_update_counts():
     entries = [{"valid_num_updates": str(n), "valid_f1": str(f1)} for n, f1 in ((1, 50), (2, 60), (2, 61), (3, 59))]
-    assert long_documents.accuracies_of(entries, "f1") == ([1, 2, 3], [50, 61, 59])
+    assert curve_of(entries, "f1") == ([1, 2, 3], [50, 61, 59])
+
+
+@pytest.mark.parametrize("metric, gpus, device", [
+    ("loss", 2, "--distributed-world-size 2"),
+    ("accuracy", 2, "--distributed-world-size 2"),
+    ("f1", 2, "--distributed-world-size 1"),  # fairseq adds the lists of predictions of two GPUs to the number 0
+    ("spearman", 0, "--cpu"),
+])  # fmt: skip
+def test_metrics_that_need_all_predictions_are_computed_on_one_gpu(tmp_path, metric, gpus, device):
+    training = Training("train", tmp_path, "sentence_prediction", "", metric=metric)
+    assert f" {device} --seed" in Run("rope", 1, tmp_path, (training,), gpus).command(training)
+
+
+def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_run_failed(tmp_path, capsys):
+    flags = f"--work-dir {tmp_path} --gpus 0 --seeds 2 --encodings rope,none --train {tmp_path}/a --valid {tmp_path}/a"
+    (tmp_path / "a").write_text("one\n")
+    masked_lm.cli_main([*flags.split(), "--dry-run"])
+    finished(tmp_path, {"rope": {2: 2.0}, "none": {1: 3.0, 2: 4.0}})
+    (tmp_path / "rope.seed1").touch()  # its training fails
+    with pytest.raises(SystemExit, match="1 of 4 runs failed"):
+        masked_lm.cli_main(flags.split())
+    assert re.findall(r"^\| (\w+) \|", (tmp_path / "results.md").read_text(), re.M) == ["system", "rope", "none"]
 
 
 @pytest.mark.parametrize("file", ["small", "paper"])
@@ -179,6 +201,7 @@ REFUSED = [
     ("masked_lm", "--encodings rope,rope", "--encodings rope,rope: must be different ones of none, "),
     ("masked_lm", "--seeds 0", "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
     ("masked_lm", "--gpus -1", "--gpus -1: must be 0 or more"),
+    ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
     ("long_documents", "--data-dir {}/triples", "{}/triples/valid.json, line 2: must be JSON with the texts "),
@@ -221,7 +244,7 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sente
     words = [word.replace("{}", str(tmp_path)) for word in flags.split()]
     seeds = [] if "--seeds" in flags else ["--seeds", "1"]
     with pytest.raises(SystemExit) as stopped:
-        PROGRAMS[name].cli_main([*words, *seeds, "--work-dir", str(tmp_path / "work")])
+        PROGRAMS[name].cli_main([*seeds, "--work-dir", str(tmp_path / "work"), *words])
     assert str(stopped.value).startswith(f"recipes.paper.{name}: {sentence.replace('{}', str(tmp_path))}")
     assert not [*tmp_path.glob("work/data")]
 
@@ -263,11 +286,15 @@ def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path):
     table, figure = (work / "results.md").read_text(), (work / "curves.svg").read_bytes()
     folder = work / "rope.seed1" / "train"
     result = json.loads((folder / "done.json").read_text())
-    assert result["curve"]["updates"] == [1, 2] and float(result["test"]["test_loss"]) < 1.1 * math.log2(260)
+    assert curve_of(result["valid"], "loss")[0] == [1, 2] and float(result["test"]["test_loss"]) < 1.1 * math.log2(260)
     assert f"| {float(result['valid'][-1]['valid_loss']):.3f} |" in table and b"<svg" in figure
-    # As after an interruption in update 2: the last checkpoint is that of update 1.
-    (folder / "done.json").unlink()
-    shutil.copy(folder / "checkpoint_1_1.pt", folder / "checkpoint_last.pt")
-    for updates in (["2"], []):  # it resumes; then it is finished
+    # As after an interruption in update 2; after its checkpoint, but before its summary in the history; never.
+    for checkpoint, updates in (("1_1", ["2"]), ("1_2", []), (None, [])):
+        if checkpoint:
+            (folder / "done.json").unlink()
+            shutil.copy(folder / f"checkpoint_{checkpoint}.pt", folder / "checkpoint_last.pt")
+        if checkpoint == "1_2":
+            lines = (folder / "history.jsonl").read_text().splitlines(keepends=True)
+            (folder / "history.jsonl").write_text("".join(line for line in lines if "train_loss" not in line))
         assert re.findall(r"^  update (\d):", run_program(*command, cwd=ROOT).stdout, re.M) == updates
         assert (work / "results.md").read_text() == table and (work / "curves.svg").read_bytes() == figure

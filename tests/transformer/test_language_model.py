@@ -215,6 +215,8 @@ REFUSED = [
      "--rope-scaling .*: the frequencies of dynamic depend on the length of the source, and a language model has none"),
     ({"decoder_kv_heads": 2}, "--decoder-kv-heads 2: must divide --decoder-attention-heads 3 without remainder"),
     ({**LINEAR, "position_encoding": "alibi"}, "--attention-type linear: computes no scores of pairs"),
+    ({"share_decoder_input_output_embed": True, "decoder_input_dim": 8},
+     "--share-decoder-input-output-embed: --decoder-input-dim 8 must be equal to --decoder-output-dim "),
     ({"tie_adaptive_weights": True}, "--tie-adaptive-weights: needs --adaptive-input"),
     ({**OTHER_PARTS["adaptive"], "adaptive_input_factor": 4}, "--tie-adaptive-weights: --adaptive-input-factor 4 must"),
     ({**OTHER_PARTS["adaptive"], "decoder_input_dim": 8}, "--tie-adaptive-weights: --decoder-input-dim 8 must be"),
