@@ -61,7 +61,11 @@ def languages(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     own = [CODES.get(code, code) for code in trained]
     source, target = codes = args.languages or own
     if not all(re.fullmatch("[a-z]{2,3}", code) for code in codes) or source == target:
-        given = f"--languages {source} {target}" if args.languages else f"--model {args.model}: the languages are {own}"
+        given = (
+            f"--languages {source} {target}"
+            if args.languages
+            else f"--model {args.model}: the languages are {', '.join(own)}"
+        )
         allowed = "two codes of two or three lower-case letters, such as en de (pb is Portuguese of Brazil, and zt is "
         raise PackageError(f"{given}: must be {allowed}traditional Chinese); --languages names them")
     if source == own[1] or target == own[0]:

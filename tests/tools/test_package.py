@@ -110,7 +110,7 @@ MOSES = {"source": "en", "target": "de", "dash_splits": False}
         ({"subwords": SENTENCEPIECE}, "it uses Moses' tokeniser and sentencepiece"),
         ({"moses": {**MOSES, "dash_splits": True}}, "its data were split at hyphens (@-@, Moses' -a)"),
         ({"source": ""}, "fairseq_rope.json has no source or target language; export the model again"),
-        ({"source": "xx_1"}, "the languages are ['xx-1', 'de']: must be two codes of two or three lower-case letters"),
+        ({"source": "xx_1"}, "the languages are xx-1, de: must be two codes of two or three lower-case letters"),
     ],
 )
 def test_models_that_a_package_cannot_hold_are_refused(run, served, tmp_path, settings, reason):
