@@ -113,7 +113,9 @@ def resuming_reads_the_same(request, folder):
         vars(cfg).update(changes)
         results = []
         for module in BOTH():
-            trainer = mock.Mock(checkpoint_suffix="", cfg=Namespace(model=Namespace(), task=Namespace()))
+            parts = Namespace(model=Namespace(), task=Namespace(), optimization=Namespace(max_update=9))
+            trainer = mock.Mock(checkpoint_suffix="", cfg=parts)
+            trainer.get_num_updates.return_value = 8
             trainer.task.cfg = Namespace(source_lang="en", target_lang="de")
             trainer.get_model.return_value = torch.nn.Module()
             trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 3}, "best": 2.5}
