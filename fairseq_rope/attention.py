@@ -344,8 +344,7 @@ class CrossAttention(FusedAttention):
             key_padding_mask: (B, S), nonzero for padding; with ``rotary``, (B, S + n) can include the padding of all n
                 positions of the target so far, and the queries are the last T of these
             incremental_state: fairseq's cache; with *static_kv*, keys and values are projected only once
-
-        The other arguments and the result are those of :class:`SelfAttention`.
+            others, and the result: as in :class:`SelfAttention`
         """
         q, padding = self._split_heads(self.q_proj(query)), key_padding_mask  # q: (B, H, T, D)
         saved_state: dict[str, Tensor | None] = {}

@@ -92,7 +92,6 @@ class _FusedLoss(torch.autograd.Function):
         if needs_grad:
             inputs_grad = torch.empty_like(inputs, dtype=torch.float32)
             weight_grad = torch.zeros_like(weight, dtype=torch.float32)
-
         rows = max(1, CHUNK // words)
         for begin in range(0, inputs.size(0), rows):
             chunk, chunk_target = inputs[begin : begin + rows], target[begin : begin + rows]
