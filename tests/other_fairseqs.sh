@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Test the plugin with another Python, torch, NumPy or fairseq. docs/compatibility.md, "Versions", lists the runs.
+# Test the plugin with another Python, torch, NumPy or fairseq. docs/versions.md lists the runs.
 #
 #   bash tests/other_fairseqs.sh PYTHON TORCH FAIRSEQ [NUMPY]
 #   bash tests/other_fairseqs.sh python3.12 2.13.0 fairseq-fixed==0.12.3.1
-#   bash tests/other_fairseqs.sh python3.10 2.2.2 ../fairseq 1.23.5
+#   bash tests/other_fairseqs.sh python3.10 2.6.0 ../fairseq 1.26.4
 #
 # PYTHON is an interpreter. TORCH and NUMPY are versions; the default of NUMPY is the newest that pip finds. FAIRSEQ is a
 # pip requirement or a folder with fairseq's source. The script installs into a temporary virtual environment, of up to

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
 # check_model()). In int8, trained models differed by 0.02 to 0.04, by 0.12 with 8 bits on a CPU without VNNI
-# (docs/compatibility.md), and a tiny model with random weights by 0.25 (8 bits).
+# (docs/export_options.md), and a tiny model with random weights by 0.25 (8 bits).
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
 SHORTLIST_SAMPLES = 1000

@@ -25,7 +25,7 @@ from ..lines import count_lines, lines_of
 from ..text.segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
-CANDIDATES, FREQUENT = 30, 2000  # docs/serving.md has what they gave
+CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = list[str]
