@@ -84,8 +84,9 @@ class Reading:
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
 
     def is_given(self, path: str) -> bool:
-        """Return whether *path* is one of ``files``, or a shard of one (``-shard0.pt``)."""
-        return any(path == file or path.startswith(file[: -len(".pt")]) for file in self.files)
+        """Return whether *path* is one of ``files``, or a part of one (``-shard0.pt``, ``_part0.pt``)."""
+        names = (re.escape(file.removesuffix(".pt")) for file in self.files)
+        return path in self.files or any(re.fullmatch(rf"{name}(-[\w-]*|_part\d+)\.pt", path) for name in names)
 
 
 # fairseq passes no argument from the functions that patches/loading.py replaces to those that read a file, upgrade its

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # The requirement for each module that a tool may lack, as in pyproject.toml.
 REQUIREMENTS = {
@@ -34,25 +35,54 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     # When fairseq is imported, it asks for tensorboardX, which no tool needs.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
-    signals = (signal.SIGHUP, signal.SIGTERM) if in_main_thread else ()
-    previous_handlers = {number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals}
+    previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
     try:
         yield
     except ImportError as missing:
-        package = (missing.name or str(missing)).split(".")[0]
+        if missing.name is None:  # torch is too old, or a system library is missing
+            sys.exit(f"{program}: {missing}")
+        package = missing.name.split(".")[0]
         known = package in REQUIREMENTS
         how = f": pip install '{REQUIREMENTS[package]}'" if known else " (docs/install.md says how to install it)"
         sys.exit(f"{program}: {package} is not installed{how}")
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
-        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        sys.exit(f"{program}: {message}")
+        sys.exit(f"{program}: {sentence_of(error)}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def naming_what_fairseq_reads(where: str) -> Iterator[None]:
+    """Raise an InputError that begins with *where* if fairseq cannot read a dictionary or set up a task.
+
+    fairseq raises a ValueError, a RuntimeError or an Exception for a damaged dictionary.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) not in (Exception, ValueError, RuntimeError):
+            raise
+        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+    """Call *handler* at SIGHUP and SIGTERM, and return the previous handlers. A signal that is ignored remains ignored.
+
+    ``nohup`` starts a program with SIGHUP ignored, so that it goes on after its terminal is closed.
+    """
+    numbers = (number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def sentence_of(error: OSError, place: object = "") -> str:
+    """Return the file of an OSError and the reason. *place* stands for the file if the error names none."""
+    file = error.filename or place
+    return f"{file}: {error.strerror or error}" if file else str(error)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -1,6 +1,8 @@
 """Writing files that get their names only when they are complete; the names of numbered checkpoints."""
 
 import contextlib
+import errno
+import hashlib
 import io
 import os
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ NUMBERS = {"epoch": r"checkpoint(\d+)\.pt", "update": r"checkpoint_\d+_(\d+)\.pt
 def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[list[BinaryIO]]:
     """Yield files to write to; they are synced and renamed to *paths* when the block ends without an error.
 
-    After an error the new files are removed, and the old files at *paths* are unchanged.
+    After an error in the block the new files are removed, and the old files at *paths* are unchanged. Several old files
+    are removed before the first new one gets its name.
 
     If *suffix*, which ends the temporary names, contains the process number, two processes can write the same file at
     once. If not, the next run overwrites the temporary file of a killed run. ``filename`` of an OSError is the path.
@@ -31,6 +34,9 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[list[BinaryIO]]
             with naming(path):
                 os.fsync(file.fileno())
             file.close()
+        for path in paths:
+            if os.path.isdir(path):  # os.replace would say so after other files are replaced
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if len(paths) > 1:  # a process that is killed between two renames leaves no old file beside a new one
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
@@ -52,6 +58,15 @@ def write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(str(path)) as (file,):
         file.write(text.encode("utf-8"))
+
+
+def checksum(path: str | Path, kind: str = "sha256") -> str:
+    """Return the checksum of a file, in hexadecimal; *kind* is a name of ``hashlib``."""
+    digest = hashlib.new(kind, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 class _NamedFile(io.FileIO):

@@ -50,10 +50,10 @@ def read_chunks(file: IO[bytes], name: str, size: int = CHUNK_BYTES) -> Iterator
         raise InputError(f"{name}: is empty")
 
 
-def chunks_of(path: str, size: int = CHUNK_BYTES) -> Iterator[str]:
+def chunks_of(path: str) -> Iterator[str]:
     """Yield the chunks of :func:`read_chunks` for the file *path*."""
     with open(path, "rb") as file:
-        yield from read_chunks(file, path, size)
+        yield from read_chunks(file, path)
 
 
 def lines_of(path: str) -> Iterator[str]:

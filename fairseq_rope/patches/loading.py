@@ -137,13 +137,18 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         # Without --source-lang, the task read the languages from file names; the checkpoint must contain them.
         trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
     last = path = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    finetunes = cfg.finetune_from_model is not None and not os.path.exists(last)
+    is_first_launch = not os.path.exists(last)
+    once = getattr(cfg, "continue_once", None) if is_first_launch else None  # before --finetune-from-model, in fairseq
+    finetunes = cfg.finetune_from_model is not None and is_first_launch and once is None
     places = {last: f"--save-dir {cfg.save_dir}: checkpoint_last.pt"}
     if cfg.restore_file != "checkpoint_last.pt":
         path = cfg.restore_file.replace(".pt", f"{trainer.checkpoint_suffix}.pt")
         places[path] = f"--restore-file {path}:"
         if not checkpoint_utils.PathManager.exists(path):
             logger.warning(f"--restore-file {path} does not exist: training starts from the beginning")
+    elif once is not None:
+        path = once
+        places[path] = f"--continue-once {path}:"
     elif finetunes:
         path = cfg.finetune_from_model
         places[path] = f"--finetune-from-model {path}:"
@@ -164,9 +169,11 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     )
     with _naming_misfits(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
+    has_ended = trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1)
     if not (finetunes or cfg.reset_optimizer or cfg.reset_meters):  # as for the best loss in fairseq
-        restore_early_stopping(extra_state)
-    if trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1):
+        num_runs = restore_early_stopping(extra_state)
+        has_ended |= cfg.patience in range(1, num_runs + 1)
+    if has_ended:
         epoch_itr = _NoMoreEpochs(epoch_itr)
     return extra_state, epoch_itr
 

@@ -112,10 +112,15 @@ class _WithEarlyStopping(InPlaceOf):
         return self._replaced.save_checkpoint(filename, {**extra_state, **more})
 
 
-def restore_early_stopping(extra_state: dict[str, Any] | None) -> None:
-    """Continue to count the validations without a lower loss, as in the training that wrote *extra_state*."""
+def restore_early_stopping(extra_state: dict[str, Any] | None) -> int:
+    """Continue to count the validations without a lower loss, as in the training that wrote *extra_state*.
+
+    Returns their number.
+    """
+    counters: dict[str, Any] = (extra_state or {}).get("early_stopping", {})
     for function in _stops_early():
-        vars(function).update((extra_state or {}).get("early_stopping", {}))
+        vars(function).update(counters)
+    return counters.get("num_runs", 0)
 
 
 def _stops_early() -> list[Any]:

@@ -1,4 +1,4 @@
-"""The position encodings. Each is one file, written in torch alone, and one row of ``ENCODINGS``."""
+"""The position encodings: a file for each family, written in torch alone, and a row of ``ENCODINGS`` for each."""
 
 from .absolute import Learned, NoPositions, Shape, Sinusoidal
 from .alibi import ALiBi

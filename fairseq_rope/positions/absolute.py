@@ -2,7 +2,7 @@
 
 The vectors are fairseq's own (``fairseq/modules/positional_embedding.py``), so these models equal fairseq's
 ``transformer`` with ``--no-token-positional-embeddings``, without flags, and with ``--encoder-learned-pos
---decoder-learned-pos``.
+--decoder-learned-pos``. ``shape`` equals the sinusoids except in training, where it shifts the positions.
 """
 
 from typing import Any
@@ -31,7 +31,6 @@ class Sinusoidal(PositionEncoding):
     """
 
     absolute = "sinusoidal"
-    relative = False
 
 
 class Shape(Sinusoidal):
@@ -53,4 +52,3 @@ class Learned(PositionEncoding):
     """
 
     absolute = "learned"
-    relative = False

@@ -14,7 +14,7 @@ from .sharing import once_per_forward_pass
 
 
 def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return the turning of *cos* and *sin* (T, d_r / 2), and that which turns back, for the gradient."""
+    """Return the turning of *cos* and *sin* (T, d_r / 2), and that of the inverse rotation, for the gradient."""
     if interleaved:
         return torch.complex(cos, sin), torch.complex(cos, -sin)
     cosines, sines = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)

@@ -1,4 +1,4 @@
-"""What a position encoding can do. Each encoding is one file of this folder and one row of ``ENCODINGS``.
+"""What a position encoding can do. Each file of this folder has one family of encodings, each a row of ``ENCODINGS``.
 
 An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions, or
 those of ``cross_attention.py``. An encoding of absolute positions adds vectors to the embeddings instead, and does not
@@ -40,7 +40,6 @@ class PositionEncoding(nn.Module):
         options: the flags of the encoding, by the name of the option
         absolute: "sinusoidal" or "learned" if fairseq's embeddings of absolute positions are added to the tokens'
         sides: where the encoding can be used
-        relative: whether scores depend on differences of positions alone
         shared: whether one object serves all layers of a side, and its bias does not depend on the queries; the
             bias is then computed once per forward pass
         explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
@@ -50,7 +49,6 @@ class PositionEncoding(nn.Module):
     options: dict[str, Option] = {}
     absolute = ""
     sides: tuple[str, ...] = SIDES
-    relative = True
     shared = True
     explicit_weights = False
 
@@ -59,6 +57,11 @@ class PositionEncoding(nn.Module):
         """Return those of ``options`` that change something on *side*, "encoder" or "decoder": not the other side's."""
         others = tuple(f"{other}_" for other in SIDES if other != side)
         return {name: option for name, option in cls.options.items() if not name.startswith(others)}
+
+    @classmethod
+    def changes_scores(cls) -> bool:
+        """Return whether the encoding needs the scores of pairs, which linear attention does not compute."""
+        return (cls.bias, cls.values) != (PositionEncoding.bias, PositionEncoding.values)
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "PositionEncoding":

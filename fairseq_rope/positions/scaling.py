@@ -2,8 +2,8 @@
 
 The names and keys are those of Hugging Face's ``rope_scaling`` (``transformers/modeling_rope_utils.py``), with ``ntk``
 added. For d_r rotating dimensions, pair i has the frequency theta_i = base^(-2i/d_r). Let s be ``factor``, and L
-be ``original_max_position_embeddings``: the number of tokens of the longest training sentence, with its end; that of
-the side, but that of the source for ``dynamic`` and ``longrope``.
+be ``original_max_position_embeddings``: the number of tokens of the longest training sentence, with its end. It is
+counted on the side that has the scaling; for ``dynamic`` and ``longrope``, always on the source.
 
 ============  ====================================================================================================
 rope_type     frequency of pair i

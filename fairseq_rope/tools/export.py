@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import InputError, ending_in_one_sentence
+from ..errors import ending_in_one_sentence, naming_what_fairseq_reads
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -24,7 +24,16 @@ from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 from .ctranslate2_model import INT8_BITS, POSITIONS, counts_padding, positions, quantize, to_spec
 from .ctranslate2_support import ExportError, refuse_unsupported
 from .export_checks import Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
-from .exported_folder import ALLOWED, INT8, QUANTIZATIONS, SETTINGS, SHORTLIST, refuse_numbers, write_folder
+from .exported_folder import (
+    ALLOWED,
+    INT8,
+    QUANTIZATIONS,
+    SETTINGS,
+    SHORTLIST,
+    refuse_numbers,
+    separator_of,
+    write_folder,
+)
 from .replaced_folder import replacing
 
 if TYPE_CHECKING:
@@ -114,8 +123,7 @@ def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: An
         if data.tgt is None:
             raise ExportError(f"{training} has no target side; name two files of parallel text")
         pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
-    always = [settings["segments"]["separator"]] if settings["segments"] else []
-    return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, always)
+    return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, separator_of(settings))
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -127,12 +135,8 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
-    try:
+    with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise ExportError(f"--path {args.path}, --data {args.data}: {error}") from error
     if type(task) is not TranslationTask:
         model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
         raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
@@ -263,7 +267,7 @@ def build_parser() -> argparse.ArgumentParser:
     ]
     add_flags(parser.add_mutually_exclusive_group(), rows)
     corpus = "build a shortlist from two files of parallel text, or without files from the training set in --data"
-    count = f"how many target subwords each source subword has, at most, beside the frequent ones; {default}"
+    count = f"how many target subwords each source subword has, at most, besides the frequent ones; {default}"
     frequent = f"how many of the most frequent target subwords are always possible; {default}"
     rows = [
         ("--shortlist", {"nargs": "*", "metavar": "FILE"}, corpus),

@@ -18,6 +18,7 @@ from ..text.tokens import Tokeniser
 from . import shortlist
 from .ctranslate2_model import positions, words
 from .ctranslate2_support import ExportError, position_of_side, scaling_of
+from .exported_folder import separator_of
 from .translator import Translator
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def agreeing(folder: str, reference: Reference) -> tuple[int, int]:
     They are those of the validation set; each sentence of a segment counts.
     """
     with Translator(folder, shortlist=False) as translator:
-        separator = (translator.settings.get("segments") or {}).get("separator", "")
+        separator = separator_of(translator.settings)
         results = translator.search([source for source, _ in reference.translations])
     same = total = 0
     for [(best, _)], (_, expected) in zip(results, reference.translations):
@@ -216,7 +217,7 @@ def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = F
     back = Tokeniser(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
     text = Tokeniser(folder, settings)
     symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
-    separator = (settings.get("segments") or {}).get("separator", "")
+    separator = separator_of(settings)
 
     def from_plain_text(line: list[str]) -> list[str]:
         sentences, _ = divided(line, line.count(separator) + 1, separator)

@@ -1,7 +1,6 @@
 """The folder of an exported model: its files and settings, what may be in them, and how they are written."""
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..files import checksum
 from ..text.subwords import SUBWORDS
 
 if TYPE_CHECKING:
@@ -119,13 +119,9 @@ def exported_settings(folder: str) -> dict[str, Any]:
     return settings
 
 
-def checksum(path: str) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
+def separator_of(settings: dict[str, Any]) -> str:
+    """Return the separator of sentences in the segments of a model with *settings*; "" if it has no segments."""
+    return (settings.get("segments") or {}).get("separator", "")
 
 
 def refuse_changed_files(folder: str, checksums: dict[str, str] | None) -> None:

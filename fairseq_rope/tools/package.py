@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from ..errors import InputError, ending_in_one_sentence
+from ..errors import InputError, ending_in_one_sentence, naming_what_fairseq_reads
 from ..files import written_whole
 from ..text.languages import default_tokenize
 from ..text.segments import divided
@@ -23,12 +23,13 @@ from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
 from . import REQUIRED, SWITCH, add_flags, command_parser
 from .argos import BEAM, BPE_CODES, LENGTH_PENALTY, METADATA, MODEL, SENTENCEPIECE, Package
-from .exported_folder import INT8, SETTINGS, SHORTLIST, exported_settings, refuse_changed_files
+from .export_checks import SAME_SOURCES, in_words, validation_pairs
+from .exported_folder import INT8, SETTINGS, SHORTLIST, exported_settings, refuse_changed_files, separator_of
+from .replaced_folder import exchange
 from .translator import Translator
 
 ARGOS_VERSION = "1.9.0"  # of Argos Translate, the first that reads BPE codes
 SENTENCES = 200  # of the validation set, which are translated
-SAME_SOURCES = 58 / 64  # the share of sentences that must have the tokens of the data, as in export
 LOSS = 1.0  # sacreBLEU that the programs' text and search may cost
 LIMITS = {"source": 1024, "target": 256}  # tokens in the longest sentences, CTranslate2's defaults
 CODES = {"pt-br": "pb", "zh-cn": "zh", "zh-hans": "zh", "zh-tw": "zt", "zh-hant": "zt"}  # the programs' own codes
@@ -40,6 +41,7 @@ NAMES = dict(
     "ms=Malay nb=Norwegian nl=Dutch pl=Polish pt=Portuguese ro=Romanian ru=Russian sk=Slovak sl=Slovenian sq=Albanian "
     "sr=Serbian sv=Swedish ta=Tamil th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu vi=Vietnamese zh=Chinese".split()
 )
+NAMES |= {"pb": "Portuguese (Brazil)", "zt": "Chinese (traditional)"}
 
 
 class PackageError(InputError):
@@ -150,15 +152,15 @@ def validation_sentences(data: str, settings: dict[str, Any], count: int) -> lis
     from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
     from .. import plugin  # noqa: F401  reads data as export does
-    from .export_checks import in_words, validation_pairs
 
     source, target = settings["source"], settings["target"]
     for name in (f"dict.{source}.txt", f"dict.{target}.txt"):
         if not os.path.isfile(os.path.join(data, name)):
             raise PackageError(f"--data {data}: must be the folder of the dictionaries, and has no {name}")
     options = {"source_lang": source, "target_lang": target, "dataset_impl": None}
-    task = TranslationTask.setup_task(TranslationConfig(data=data, **options))
-    separator = (settings.get("segments") or {}).get("separator", "")
+    with naming_what_fairseq_reads(f"--data {data}"):
+        task = TranslationTask.setup_task(TranslationConfig(data=data, **options))
+    separator = separator_of(settings)
     unknown, limit = task.source_dictionary.unk_word, settings["positions"]["source"] or math.inf
     pairs: list[tuple[list[str], list[str]]] = []
     for one, other in in_words(task, validation_pairs(task, count)):
@@ -269,6 +271,8 @@ def refuse_to_install(folder: str, top: str, replace: bool) -> None:
     """Raise a PackageError if the package *top* must not be unpacked into *folder*."""
     if os.path.isfile(folder) or not os.path.isdir(os.path.dirname(os.path.realpath(folder))):
         raise PackageError(f"--install {folder}: must be a folder, or a new one in a folder that exists")
+    if os.path.ismount(folder):
+        raise PackageError(f"--install {folder}: is a mount point, and must be a folder in it")
     pair = top.rpartition("-")[0]
     names = os.listdir(folder) if os.path.isdir(folder) else []
     others = sorted(name for name in names if name.startswith(f"{pair}-"))
@@ -287,9 +291,12 @@ def install(package: str, top: str, folder: str) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.realpath(folder))) as beside:
         with zipfile.ZipFile(package) as archive:
             archive.extractall(beside)
-        if os.path.exists(os.path.join(folder, top)):
-            os.rename(os.path.join(folder, top), os.path.join(beside, "old"))
-        os.rename(os.path.join(beside, top), os.path.join(folder, top))
+        new, installed = os.path.join(beside, top), os.path.join(folder, top)
+        if not os.path.exists(installed):
+            os.rename(new, installed)
+        elif not exchange(new, installed):
+            shutil.rmtree(installed)
+            os.rename(new, installed)
     with written_whole(os.path.join(folder, "index.json")) as (index,):
         index.write(b"[]\n")
 

@@ -212,7 +212,8 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
     if args.src is not None:
         source = _checked(Sentences(args.src, read_lines(args.src)), references[0]).lines
     for scorer in scorers:
-        if "{source}" in scorer.command and not source:
+        # S- lines are detokenised for the target language, which is enough to count words only.
+        if "{source}" in scorer.command and args.src is None:
             raise InputError(f"--scorer {scorer.name}={scorer.command}: needs the source text: give --src")
     return score(dict(zip(names, texts)), references, args.target_lang, tokenize, source, scorers)
 

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
 from ..lines import count_lines, lines_of
-from ..text.segments import SEPARATOR
 
 ALIGNER = "eflomal-align"
 CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave
@@ -113,17 +112,17 @@ def links_of(text: str, sources: int, targets: int, program: str) -> Links:
     return links
 
 
-def words_of(tokens: Sequence[str]) -> list[range]:
+def words_of(tokens: Sequence[str], separator: str) -> list[range]:
     """Return the positions of the subwords of each word, for subword-nmt (``ab@@ c``) and sentencepiece (``▁ab c``).
 
-    The separator of documents is a word. Each subword is, where more than LONGEST_WORD have no space between them.
+    The *separator* of documents is a word. Each subword is, where more than LONGEST_WORD have no space between them.
     """
     pieces = any(token.startswith("\u2581") for token in tokens)
     begins = [
         number
         for number, token in enumerate(tokens)
         if number == 0
-        or SEPARATOR in (token, tokens[number - 1])
+        or separator in (token, tokens[number - 1])
         or (token.startswith("\u2581") if pieces else not tokens[number - 1].endswith("@@"))
     ]
     words: list[range] = []
@@ -132,13 +131,13 @@ def words_of(tokens: Sequence[str]) -> list[range]:
     return words
 
 
-def of_whole_words(source: Sequence[str], target: Sequence[str], links: Links) -> Links:
+def of_whole_words(source: Sequence[str], target: Sequence[str], links: Links, separator: str = "") -> Links:
     """Return the links of all subwords of the words that *links* connect.
 
     A word of the target without a link gets those of the nearest word with one: subwords are often aligned in part
     only, and a word such as an article to none. Without this, a shortlist lacks them.
     """
-    source_words, target_words = words_of(source), words_of(target)
+    source_words, target_words = words_of(source, separator), words_of(target, separator)
     word_of = [{n: number for number, word in enumerate(words) for n in word} for words in (source_words, target_words)]
     linked: dict[int, set[int]] = collections.defaultdict(set)  # words of the source by word of the target
     for i, j in links:
@@ -153,22 +152,23 @@ def of_whole_words(source: Sequence[str], target: Sequence[str], links: Links) -
 
 
 def build(
-    pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = FREQUENT, always: Sequence[str] = ()
+    pairs: Iterable[Pair], candidates: int = CANDIDATES, frequent: int = FREQUENT, separator: str = ""
 ) -> Shortlist:
     """Return the shortlist of a corpus of *pairs*.
 
     Args:
-        candidates: how many subwords each subword of the source has, at most, beside itself and the possible ones
+        candidates: how many subwords each subword of the source has, at most, besides itself and those that are always
+            possible
         frequent: how many of the most frequent subwords of the target are always possible
-        always: more subwords that are always possible
+        separator: the separator of documents, which is a word, and always possible; "": there are no documents
     """
     counts: dict[str, Counter[str]] = collections.defaultdict(collections.Counter)
     occurrences: Counter[str] = collections.Counter()
     for source, target, links in align(pairs, find_aligner()):
         occurrences.update(target)
-        for i, j in of_whole_words(source, target, links):
+        for i, j in of_whole_words(source, target, links, separator):
             counts[source[i]][target[j]] += 1
-    possible = dict.fromkeys([*(token for token, _ in occurrences.most_common(frequent)), *always])
+    possible = dict.fromkeys([*(token for token, _ in occurrences.most_common(frequent)), *filter(None, [separator])])
     best: dict[str, Tokens] = {}
     for word in sorted({*counts, *occurrences}):
         others = (token for token, _ in counts[word].most_common() if token != word and token not in possible)

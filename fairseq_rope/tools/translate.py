@@ -65,6 +65,7 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]
                     raise TranslateError(
                         f"{name}, line {number}: has more than {CHARACTERS} characters: split the line"
                     )
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 lines.put(decode(line, name, number - 1))
             lines.put(None)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -2,7 +2,7 @@
 
 Sizes are not repeated here: each twin calls fairseq's own architecture function. The name of a twin is
 fairseq's, in which ``transformer_rope``, ``transformer_alibi``, … replaces ``transformer``. ``transformer_rope_llama``
-also has another block.
+also has another block. Only ``roberta_rope_small`` has sizes of its own.
 """
 
 from argparse import Namespace

@@ -18,7 +18,8 @@ from .options import flag_of, is_ours, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
-# Two models that differ in one of these compute different outputs with the same weights, or use other ones of them.
+# Two models that differ in one of these compute different outputs with the same weights, or use different weights of
+# the checkpoint.
 FUNCTION = (
     "activation_fn",
     *("encoder_attention_heads", "decoder_attention_heads", "encoder_normalize_before", "decoder_normalize_before"),

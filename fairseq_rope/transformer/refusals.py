@@ -10,8 +10,6 @@ from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from .options import OF_FEATURES, ModelOptions, SideOptions, flag_of, flag_of_side, of_encodings, used_options, users_of
 
-NO_SCORES = (PositionEncoding.bias, PositionEncoding.values)  # of an encoding that does not change scores
-
 
 def refuse_encodings(args: Any, names: Mapping[str, str]) -> None:
     """Raise an InputError if a side cannot have its encoding in *names*, or *args* has an option of another one."""
@@ -154,8 +152,7 @@ def refuse_unused_features(options: ModelOptions) -> None:
 def refuse_with_linear_attention(args: Namespace, side: SideOptions) -> None:
     """Raise a ValueError with one sentence if linear attention cannot have the positions of *side*."""
     flag = f"{flag_of_side(args, 'attention_type', side.side)} linear"
-    without_scores = {name: (each.bias, each.values) == NO_SCORES for name, each in ENCODINGS.items()}
-    possible = [name for name, each in ENCODINGS.items() if without_scores[name] and side.side in each.sides]
+    possible = [name for name, each in ENCODINGS.items() if side.side in each.sides and not each.changes_scores()]
     if side.encoding not in possible:
         raise ValueError(
             f"{flag}: computes no scores of pairs, which the {side.side}'s position encoding {side.encoding} changes; "

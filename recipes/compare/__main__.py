@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from fairseq_rope.errors import InputError
 from recipes.compare import stage20_score_with, systems
 from recipes.compare.stage21_join import Join
 
@@ -28,7 +29,7 @@ from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, at_work
-from recipes.pipeline.settings import SettingsError, check_values
+from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import TO_SCORE
@@ -189,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
-    except SettingsError as error:
+    except InputError as error:
         parser.error(str(error))
     comparison = Comparison(args, f"python -m recipes.compare {shlex.join(arguments)}", experiments, runs, tuning=tuned)
     baseline = comparison.baseline

@@ -24,6 +24,7 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.local.local import LocalExecutor
 
+from fairseq_rope.errors import InputError, handle_signals, sentence_of
 from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.stage20_score_with import ScoreWith
 from recipes.compare.stage22_translate_joined import TranslateJoined
@@ -114,7 +115,10 @@ def finished(run: Experiment) -> bool:
 
 
 def train(experiment: Experiment, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
-    """Run the stages of one run that are not done. Returns why it failed, or "". The flags are those of begin_job."""
+    """Run the stages of one run that are not done. Returns why it failed, or "".
+
+    *on_signal* and *gpu* are the arguments of :func:`begin_job`.
+    """
     begin_job(on_signal, gpu)
     with locked_when_free(experiment.lock) as lock:
         record = functools.partial(write_down, experiment, program)
@@ -124,10 +128,10 @@ def train(experiment: Experiment, program: str, on_signal: bool = False, gpu: st
                 TakeModel().check(experiment)
             for stage in stages_of(experiment):
                 runner.ensure(stage)
-        except (StageError, SettingsError) as error:
+        except (StageError, InputError) as error:
             return str(error)
         except OSError as error:
-            return f"{error.filename or experiment.model}: {error.strerror or error}"
+            return sentence_of(error, experiment.model)
     return ""
 
 
@@ -140,8 +144,7 @@ def begin_job(on_signal: bool, gpu: str | None) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if on_signal:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+        handle_signals(lambda number, _: sys.exit(128 + number))
 
 
 def outcomes(
@@ -177,13 +180,13 @@ def outcomes(
     yield from _submitted(runs, program, functions, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
 
 
-def _job_folder(experiment: Experiment) -> Path:
+def _job_folder(run: Any) -> Path:
     """A new folder for the files of submitit: job numbers of this machine are process numbers, which can repeat."""
-    return experiment.work / "jobs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return run.work / "jobs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def slurm_executor(args: argparse.Namespace, experiment: Experiment) -> submitit.SlurmExecutor:
-    """submitit's executor with the parameters of the flags.
+def slurm_executor(args: argparse.Namespace, run: Any) -> submitit.SlurmExecutor:
+    """submitit's executor with the parameters of the flags, for the folder and the GPUs of *run*.
 
     Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
     """
@@ -199,11 +202,11 @@ def slurm_executor(args: argparse.Namespace, experiment: Experiment) -> submitit
             parameters[key] = {"true": True, "false": False}.get(value.lower(), plain)
     if args.slurm_partition:
         parameters["partition"] = args.slurm_partition
-    if experiment.gpus:
-        parameters.setdefault("gpus_per_node", experiment.gpus)
+    if run.gpus:
+        parameters.setdefault("gpus_per_node", run.gpus)
     parameters.setdefault("stderr_to_stdout", True)
     try:
-        executor = submitit.SlurmExecutor(folder=_job_folder(experiment))
+        executor = submitit.SlurmExecutor(folder=_job_folder(run))
         executor.update_parameters(**parameters)
     except (ValueError, TypeError, NameError, RuntimeError) as error:
         given = f"--launcher slurm --slurm {' '.join(args.slurm)}"

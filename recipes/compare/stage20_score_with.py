@@ -10,12 +10,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_rope.errors import InputError
 from fairseq_rope.scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
 from recipes.pipeline.commands import PROGRAMS, Shell, quoted, whole
 from recipes.pipeline.experiment import ROOT, Experiment
 from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import SettingsError
 from recipes.pipeline.stage import Stage
 from recipes.pipeline.stage10_score import command
 
@@ -28,12 +26,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> tuple[Scorer, ...]:
-    """The programs that the flags name. Raises a SettingsError if one cannot run in the project's folder."""
+    """The programs that the flags name. Raises an InputError if one cannot run in the project's folder."""
     path = os.pathsep.join((PROGRAMS, os.environ.get("PATH", "")))
-    try:
-        return read_scorers(args.scorer, args.lower_is_better, str(ROOT), path)
-    except InputError as error:
-        raise SettingsError(str(error)) from None
+    return read_scorers(args.scorer, args.lower_is_better, str(ROOT), path)
 
 
 @dataclass

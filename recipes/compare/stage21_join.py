@@ -5,7 +5,7 @@ It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides
 
 from pathlib import Path
 
-from fairseq_rope.lines import count_lines, decode, split
+from fairseq_rope.lines import count_lines, lines_of
 from recipes.pipeline.commands import Shell, quoted, whole
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
@@ -45,7 +45,7 @@ def subset(experiment: Experiment, length: int) -> str:
 
 def lines(path: Path) -> list[str]:
     """The lines of the text in *path*. Only a newline ends a line."""
-    return split(decode(path.read_bytes(), str(path)))
+    return list(lines_of(str(path)))
 
 
 def check(experiment: Experiment) -> None:

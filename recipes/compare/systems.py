@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.errors import InputError
-from fairseq_rope.lines import decode
-from recipes.pipeline.settings import SettingsError, read_yaml
+from recipes.pipeline.settings import SettingsError, read_yaml_file
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,7 @@ def _with_other_search(name: str, given: dict[str, Any], systems: Mapping[str, S
 def read_systems(path: Path) -> list[System]:
     """The systems in the YAML file *path*, which maps names to flags. Raises a SettingsError that names the file."""
     where = f"--systems {path}"
-    try:
-        contents = read_yaml(decode(path.read_bytes(), str(path)), where)
-    except OSError as error:
-        raise SettingsError(f"{where}: {error.strerror}") from None
-    except InputError as error:
-        raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
+    contents = read_yaml_file(path, where)
     if not isinstance(contents, dict) or not all(isinstance(flags, (str, dict)) for flags in contents.values()):
         raise SettingsError(f"{where}: must be lines of the form NAME: flags of fairseq-train")
     if not contents:

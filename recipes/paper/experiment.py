@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.errors import InputError, ending_in_one_sentence
+from fairseq_rope.errors import InputError, ending_in_one_sentence, sentence_of
 from fairseq_rope.files import write_whole, written_whole
 from fairseq_rope.positions import ENCODINGS
 from recipes.compare import launch
 from recipes.compare.plots import figure_of, rendered, style
 from recipes.compare.tables import spread
-from recipes.pipeline.arguments import Parser, parse
+from recipes.pipeline.arguments import Parser, parse, refuse_work
 from recipes.pipeline.commands import quoted, run_logged
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.history import logged
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.machine import describe
-from recipes.pipeline.settings import SettingsError, read_yaml
+from recipes.pipeline.settings import SettingsError, read_yaml_file
 from recipes.text.fetch import checksum_of
 
 HERE = Path(__file__).parent
-OWN_FLAGS = ("--seed", "--save-dir", "--position-encoding")  # of fairseq-train, in which the runs differ
+POSITIONS = ("--position-encoding", "--encoder-position-encoding", "--decoder-position-encoding")
+OWN_FLAGS = ("--seed", "--save-dir", *POSITIONS)  # of fairseq-train, in which the runs differ
 ON_ONE_GPU = ("f1", "spearman")  # metrics for which fairseq cannot join the predictions of several GPUs
 Rows = Mapping[str, Mapping[str, Mapping[int, float]]]  # system: column: seed: value
 Panels = Mapping[str, Mapping[str, Sequence[tuple[Sequence[int], Sequence[float]]]]]  # y axis: system: curves
@@ -69,9 +70,7 @@ class Run:
 
     def devices(self, training: Training) -> int:
         """The number of GPUs for *training*; 0: the CPU."""
-        import torch
-
-        gpus = torch.cuda.device_count() if self.gpus is None else self.gpus
+        gpus = gpus_here() if self.gpus is None else self.gpus
         return min(gpus, 1) if training.metric in ON_ONE_GPU else gpus
 
     def command(self, training: Training) -> str:
@@ -92,12 +91,22 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
 
+def gpus_here() -> int:
+    """The number of GPUs of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def is_finished(run: Run) -> bool:
     return all(run.result(training.name) for training in run.trainings)
 
 
 def train(run: Run, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
-    """Run the trainings of *run* that are not finished. Returns why it failed, or "". The flags are launch.train's."""
+    """Run the trainings of *run* that are not finished. Returns why it failed, or "".
+
+    *on_signal* and *gpu* are the arguments of :func:`.launch.begin_job`.
+    """
     launch.begin_job(on_signal, gpu)
     try:
         with locked_when_free(run.model / ".lock") as lock:
@@ -107,7 +116,7 @@ def train(run: Run, program: str, on_signal: bool = False, gpu: str | None = Non
     except (StageError, InputError) as error:
         return str(error)
     except OSError as error:
-        return f"{error.filename or run.model}: {error.strerror or error}"
+        return sentence_of(error, run.model)
     return ""
 
 
@@ -135,7 +144,9 @@ def _train(run: Run, training: Training, program: str, locks: tuple[int, ...]) -
             f"{'' if run.devices(training) else ' --cpu'}",
             on_line=lambda line: entries.append(logged(line)),
         )
-        tested = next(entry for entry in reversed(entries) if "test_loss" in entry)
+        tested = next((entry for entry in reversed(entries) if "test_loss" in entry), {})
+        if not tested:
+            raise StageError(f"{run.title}: {training.name}: fairseq-validate printed no test_loss: {folder / 'log'}")
     write_whole(folder / "done.json", json.dumps({"valid": validations, "test": tested}) + "\n")
 
 
@@ -252,27 +263,33 @@ def main(
     args, flags = parse(parser, sys.argv[1:] if words is None else words)
     name = parser.prog.rpartition(".")[2]
     with ending_in_one_sentence(parser.prog):
-        try:
-            launch.check(args)
-            seeds = launch.seeds_of(args.seeds)
-            settings = read_settings(args.settings, name, kinds)
-        except SettingsError as error:
-            raise InputError(str(error)) from None
+        launch.check(args)
+        seeds = launch.seeds_of(args.seeds)
+        settings = read_settings(args.settings, name, kinds)
         encodings = args.encodings.split(",")
         for encoding in encodings:
             if encoding not in ENCODINGS or encodings.count(encoding) > 1:
                 raise InputError(f"--encodings {args.encodings}: must be different ones of {', '.join(ENCODINGS)}")
         if (args.gpus or 0) < 0:
             raise InputError(f"--gpus {args.gpus}: must be 0 or more")
+        if args.gpus and args.launcher == "local" and args.gpus > (available := gpus_here()):
+            raise InputError(f"--gpus {args.gpus}: this machine has {available}")
         for word in shlex.split(flags):
             if word.partition("=")[0] in OWN_FLAGS:
                 raise InputError(f"{word} after --: the experiment sets {', '.join(OWN_FLAGS)}; drop the flag")
-        work(Experiment(name, args, flags, settings, encodings, seeds))
+        experiment = Experiment(name, args, flags, settings, encodings, seeds)
+        refuse_work(experiment.work)
+        try:
+            if args.launcher == "slurm":  # refuses wrong parameters before the data are prepared
+                launch.slurm_executor(args, Run("", 1, experiment.work, (), args.gpus))
+            work(experiment)
+        except StageError as error:
+            raise InputError(str(error)) from None
 
 
 def read_settings(path: Path, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """The settings of the experiment *name* in a YAML file. Raises a SettingsError if they are not those of *kinds*."""
-    values = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    values = read_yaml_file(path, f"--settings {path}")
     of = values.get(name) if isinstance(values, dict) else None
     if not isinstance(of, dict) or of.keys() != kinds.keys():
         raise SettingsError(f"{path}: {name} must have the settings {', '.join(kinds)}, and no others")

@@ -8,7 +8,9 @@ is that of the development set at the end of the training. ``--documents`` makes
 separated by blank lines: does this paragraph follow that one?
 """
 
+import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +66,9 @@ def run_experiment(experiment: Experiment) -> None:
     model = json.loads(known.read_text())
     classes = 1 if task.metric == "spearman" else len(labels)
     fixed = "--criterion sentence_prediction --init-token 0 --separator-token 2 --shorten-method truncate"
-    fixed += f" {METRICS[task.metric]} --num-classes {classes} {model['model']} {model['flags after --']}"
+    fixed += (
+        f" {METRICS[task.metric]} --num-classes {classes} {model['model']} {flags_of_model(model['flags after --'])}"
+    )
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
         flags = f"{fixed} {experiment.settings['training']} --position-encoding {encoding} {experiment.flags}"
@@ -77,13 +81,25 @@ def run_experiment(experiment: Experiment) -> None:
     experiment.run(trainings, lambda runs: report(runs, task.metric))
 
 
+def flags_of_model(flags: str) -> str:
+    """The *flags* of fairseq-train that change the model, without those for the training."""
+    from fairseq_rope.transformer.roberta import RobertaRopeModel
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    RobertaRopeModel.add_args(parser)
+    words = shlex.split(flags)
+    _, others = parser.parse_known_args(words)
+    kept = [word for word in words if not (others and word == others[0] and others.pop(0))]
+    return shlex.join(kept)
+
+
 def rows(path: Path, task: Task, documents: bool) -> list[list[str]]:
     """The texts and the label of each example in *path*."""
     if not documents:
         return rows_of(path, [*task.texts, task.label])
     pairs = following_pairs(pages_of(path))
     if not pairs:
-        raise InputError(f"{path}: has no document with three different paragraphs, one a line")
+        raise InputError(f"{path}: has no two documents with different paragraphs, one a line")
     return [[*pair] for pair in pairs]
 
 

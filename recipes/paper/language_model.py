@@ -14,22 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.positions import ENCODINGS
 from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curves_of, existing, main
 from recipes.paper.texts import write_binary
 from recipes.text.fetch import Entry, what_is_wrong
 
 ENWIK8 = Entry("enwik8", 100_000_000, "md5:a1fa5ffddb56f4953e226637dabbb36a", ())
 PARTS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # bytes
-NO_SCORES = ("none", "sinusoidal", "learned", "rope")  # the encodings of linear attention
 BLOCK = 2**20  # bytes of an item in the binary data
 
 
 def run_experiment(experiment: Experiment) -> None:
     args = experiment.args
-    for encoding in experiment.encodings:
-        if encoding not in NO_SCORES:
-            only = f"linear attention can only have {', '.join(NO_SCORES)}"
-            raise InputError(f"--encodings {args.encodings}: {only}")
+    possible = [name for name, each in ENCODINGS.items() if "decoder" in each.sides and not each.changes_scores()]
+    if set(experiment.encodings) - set(possible):
+        raise InputError(f"--encodings {args.encodings}: linear attention can only have {', '.join(possible)}")
     if bool(args.enwik8) == bool(args.data_dir):
         raise InputError("one of --enwik8 and --data-dir must be given, and not both")
     if args.enwik8:

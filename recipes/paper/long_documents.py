@@ -26,7 +26,7 @@ from recipes.paper.experiment import (
 )
 from recipes.paper.texts import binarise, tokens_in, triples_of
 
-SPECIAL = 4  # tokens beside the two texts: <s> B </s> </s> A </s>
+SPECIAL = 4  # tokens besides the two texts: <s> B </s> </s> A </s>
 TEXTS = {"train": "text.train.txt", "valid": "text.valid.txt"}
 SETS = ("train", "valid", "test")
 KINDS = {"model": str, "pre-training": str, "fine-tuning": str, "limits": list}

@@ -9,9 +9,10 @@ from typing import Any
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import read_lines
+from fairseq_rope.text import subwords
 
 SPACE = "▁"  # stands for a blank, as in SentencePiece
-SUBWORDS = "sentencepiece.bpe.model"  # beside dict.txt, unless tokens are characters
+SUBWORDS = subwords.SUBWORDS["sentencepiece"]  # beside dict.txt, unless tokens are characters
 Tokenise = Callable[[str], list[str]]
 
 
@@ -139,17 +140,19 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def following_pairs(pages: Iterable[Sequence[str]], seed: int = 1) -> list[tuple[str, str, str]]:
-    """Pairs of paragraphs of a page, and "1" if the second one follows the first one there, else "0".
+def following_pairs(pages: Sequence[Sequence[str]]) -> list[tuple[str, str, str]]:
+    """Pairs of paragraphs, and "1" if the second one follows the first one, else "0": BERT's next sentence prediction.
 
-    Each paragraph but the last is in one pair of each label. The wrong one is drawn from the rest of the same page, so
-    that the subject alone does not give the answer. Pages with fewer than three different paragraphs have no pairs.
+    Each paragraph of a page but the last is in one pair of each label. The wrong one is drawn from another page (Devlin
+    et al. 2019, arXiv:1810.04805, section 3.1).
     """
-    drawn = random.Random(seed)
+    drawn = random.Random(1)
     pairs = []
-    for page in pages:
-        for first, second in zip(page, page[1:]):
-            others = [paragraph for paragraph in page if paragraph not in (first, second)]
-            if others:
-                pairs += [(first, second, "1"), (first, drawn.choice(others), "0")]
+    for number, page in enumerate(pages):
+        for first, second in zip(page, page[1:] if len(pages) > 1 else []):
+            other = drawn.randrange(len(pages) - 1)
+            other += other >= number  # any page but this one
+            wrong = [paragraph for paragraph in pages[other] if paragraph not in page]
+            if wrong:
+                pairs += [(first, second, "1"), (first, drawn.choice(wrong), "0")]
     return pairs

@@ -71,7 +71,7 @@ def describe_experiment(
     """The experiment that *args* of :func:`add_flags` describe. At an error, *parser* ends the process."""
     try:
         return _describe(args, arch, seed, train_flags)
-    except (SettingsError, InputError) as error:
+    except InputError as error:
         parser.error(str(error))
 
 
@@ -126,12 +126,19 @@ def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) ->
         (seed >= 0, f"--seed {seed}: must be 0 or more"),
         (re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
         (args.name is None or re.fullmatch(r"(?!old-)[\w-]+", args.name), f"--name {args.name}: must {naming}"),
-        (":" not in str(work), f"--work-dir {work}: must not contain a colon, because fairseq splits paths at colons"),
-        ("," not in str(work), f"--work-dir {work}: must not contain a comma, because fairseq splits paths at commas"),
         (has_manifest, f"--manifest {args.manifest}: must be a file that exists, or none"),
     ):
         if not allowed:
             raise SettingsError(refusal)
+    refuse_work(work)
+
+
+def refuse_work(work: Path) -> None:
+    """Raise a SettingsError if fairseq cannot read files in the folder *work*, because it splits their paths."""
+    for sign, name in ((":", "colon"), (",", "comma")):
+        if sign in str(work):
+            must = f"must not contain a {name}, because fairseq splits paths at {name}s"
+            raise SettingsError(f"--work-dir {work}: {must}")
 
 
 def _usual_bpe(settings: Settings, asked: str | None) -> str:

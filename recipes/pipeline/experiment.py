@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_rope.scorers import Scorer
 from fairseq_rope.text import segments
+from fairseq_rope.text.subwords import SUBWORDS
 from recipes.pipeline.settings import Settings
 from recipes.pipeline.start import read_sharing
 from recipes.pipeline.unit import SEGMENTS, SENTENCES
@@ -98,7 +99,7 @@ class Experiment:
     data_bin = property(lambda self: self.work / "data-bin")
 
     # The name of the subword model's file, in ``bpe/`` and beside the dictionaries.
-    subwords = property(lambda self: "bpecodes" if self.bpe == "subword-nmt" else "sentencepiece.bpe.model")
+    subwords = property(lambda self: SUBWORDS[self.bpe.replace("-", "_")])
 
     @property
     def binary_data(self) -> list[Path]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import yaml
 
+from fairseq_rope.errors import InputError, handle_signals, sentence_of
 from fairseq_rope.files import write_whole
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.machine import check_machine, describe
 from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import SettingsError
 from recipes.pipeline.stages import STAGES
 
 
@@ -34,14 +34,13 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
         check_machine(experiment)
         refused = f"{recipe}: another run uses {experiment.work}"
         held = ended.enter_context(locked_when_free(experiment.work / ".lock", refused))
-        for name in ("SIGTERM", "SIGHUP"):  # so that the running command ends too
-            signal.signal(getattr(signal, name), _stop)
+        handle_signals(_stop)  # so that the running command ends too
         record = functools.partial(write_down, experiment, program)
         yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
-    except (StageError, SettingsError) as error:
+    except (StageError, InputError) as error:
         sys.exit(f"{recipe}: {error}")
     except OSError as error:
-        sys.exit(f"{recipe}: {error.filename or experiment.work}: {error.strerror or error}")
+        sys.exit(f"{recipe}: {sentence_of(error, experiment.work)}")
     except KeyboardInterrupt:
         _stop(signal.SIGINT, None)
     finally:

@@ -17,10 +17,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
+from fairseq_rope.errors import InputError
+from fairseq_rope.lines import decode
 from fairseq_rope.tools.exported_folder import QUANTIZATIONS
 
 
-class SettingsError(ValueError):
+class SettingsError(InputError):
     """A setting is unknown or has a wrong value. The message names it and says what is allowed."""
 
 
@@ -133,6 +135,17 @@ def read_yaml(text: str, where: str) -> Any:
         raise SettingsError(f"{where}{line}: is not YAML: {' '.join(problem.split())}") from None
 
 
+def read_yaml_file(path: Path, where: str) -> Any:
+    """The contents of *path*, as :func:`read_yaml` reads them. An error of reading is a SettingsError, too."""
+    try:
+        text = decode(path.read_bytes(), where)
+    except OSError as error:
+        raise SettingsError(f"{where}: {error.strerror}") from None
+    except InputError as error:
+        raise SettingsError(str(error)) from None
+    return read_yaml(text, where)
+
+
 def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
     """The settings in *path*, with *overrides* of the form KEY=VALUE. Raises a SettingsError for a wrong type.
 
@@ -161,10 +174,7 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
 
 def _read(path: Path) -> dict[str, Any]:
     """The names and values in the YAML file *path*. Raises a SettingsError if it contains anything else."""
-    try:
-        settings = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: is not UTF-8 at byte {error.start}") from None
+    settings = read_yaml_file(path, str(path))
     if not isinstance(settings, dict) or not settings:
         empty = settings is None or settings == {}
         problem = "is empty" if empty else "has no names of settings"
@@ -216,7 +226,7 @@ def check_values(settings: Settings) -> None:
         raise SettingsError(f"--set segment_share=0 segment_tokens={settings.segment_tokens}: {unknown}; {instead}")
     if bool(settings.start_checkpoint) != bool(settings.start_data):
         both = f"start_checkpoint={settings.start_checkpoint} start_data={settings.start_data}"
-        raise SettingsError(f"--set {both}: both must be empty, or none")
+        raise SettingsError(f"--set {both}: both must be given, or neither")
     for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
         text = getattr(settings, name)
         try:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.errors import InputError
+from fairseq_rope.errors import InputError, naming_what_fairseq_reads
 from recipes.pipeline.settings import Settings, SettingsError
 
 SIDES = ("encoder", "decoder")
@@ -26,14 +26,16 @@ def read_sharing(settings: Settings, arch: str, path: Path, dictionaries: list[P
 
     try:
         state = load_checkpoint(str(path))
+        options = complete(part_of(state, "model"))
     except (InputError, OSError) as error:
         raise SettingsError(f"--set start_checkpoint={path}: {error}") from None
-    options = complete(part_of(state, "model"))
     if options is None:
         raise SettingsError(f"--set start_checkpoint={path}: has no options of its model")
     _refuse_other_options(settings, arch, path, options)
     for side, dictionary in zip(SIDES, dictionaries, strict=True):
-        entries, weight = len(Dictionary.load(str(dictionary))), state["model"].get(f"{side}.embed_tokens.weight")
+        with naming_what_fairseq_reads(f"--set start_data={settings.start_data}: {dictionary.name}"):
+            entries = len(Dictionary.load(str(dictionary)))
+        weight = state["model"].get(f"{side}.embed_tokens.weight")
         if weight is None:
             raise SettingsError(f"--set start_checkpoint={path}: is not a transformer with {side}.embed_tokens.weight")
         if len(weight) != entries:
@@ -58,6 +60,8 @@ def _refuse_other_options(settings: Settings, arch: str, path: Path, options: An
                 raise SettingsError(f"--set {name}={own}: start_checkpoint={path} has {value} in its {side}")
     if getattr(options, "adaptive_softmax_cutoff", None):
         raise SettingsError(f"--set start_checkpoint={path}: has an adaptive softmax, which recipes do not support")
+    if arch not in ARCH_MODEL_REGISTRY:
+        raise SettingsError(f"--arch {arch}: fairseq has no such architecture")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     flags, _ = parser.parse_known_args(shlex.split(settings.fairseq_train_flags))

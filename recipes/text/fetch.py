@@ -8,7 +8,6 @@ file are printed. Files in ``--data-dir`` are checked and never written to. All 
 """
 
 import argparse
-import hashlib
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from fairseq_rope import __version__
 from fairseq_rope.errors import InputError, ending_in_one_sentence
+from fairseq_rope.files import checksum
 from fairseq_rope.lines import lines_of
 from recipes.text.lines import progress
 
@@ -89,17 +89,13 @@ def what_is_wrong(path: Path, entry: Entry) -> str:
         return f"has {size} bytes, and must have {entry.size}"
     if entry.checksum is None:
         return ""
-    checksum = checksum_of(path, entry.checksum.partition(":")[0])
-    return "" if checksum == entry.checksum else f"has the checksum {checksum}, and must have {entry.checksum}"
+    actual = checksum_of(path, entry.checksum.partition(":")[0])
+    return "" if actual == entry.checksum else f"has the checksum {actual}, and must have {entry.checksum}"
 
 
 def checksum_of(path: Path, kind: str) -> str:
     """The checksum of a file as a manifest has it; *kind* is sha256 or md5."""
-    digest = hashlib.new(kind, usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return f"{kind}:{digest.hexdigest()}"
+    return f"{kind}:{checksum(path, kind)}"
 
 
 def described(path: Path, entry: Entry) -> str:

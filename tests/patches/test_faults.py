@@ -293,8 +293,9 @@ def test_another_rotation_is_refused_although_all_weights_fit(data_bin, tmp_path
     train(data_bin, path.parent, *half, "--no-epoch-checkpoints", "--max-update", 1)
     resumed = training(data_bin, path.parent, "--max-epoch", 2)
     tuned = training(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-update", 1)
+    once = training(data_bin, tmp_path / "new", "--continue-once", path, "--max-update", 1)
     cure = "use the same value, or convert the checkpoint first: python -m fairseq_rope convert-layout"
-    for command in (resumed, tuned):
+    for command in (resumed, tuned, once):
         assert refusal(*command) == f"{path} was trained with --rope-layout half, not interleaved; {cure}"
     start = f"start another training from it, in another --save-dir, with --finetune-from-model {path}"
     reason = f"was trained with --rope-base 10000.0, not 500.0; use the same value, or {start}"

@@ -104,11 +104,12 @@ def resuming_reads_the_same(request, folder):
         {"restore_file": str(folder / "missing.pt")},
         {"restore_file": str(folder / "pretrained.pt"), "reset_optimizer": True},
         {"finetune_from_model": str(folder / "pretrained.pt")},
+        {"finetune_from_model": str(folder / "pretrained.pt"), "continue_once": str(folder / "pretrained.pt")},
     ):
         cfg = Namespace(
             save_dir=str(folder), restore_file="checkpoint_last.pt", finetune_from_model=None,
             reset_optimizer=False, reset_lr_scheduler=False, reset_meters=False, reset_dataloader=False,
-            optimizer_overrides="{}", continue_once=None,
+            optimizer_overrides="{}", continue_once=None, patience=-1,
         )  # fmt: skip
         vars(cfg).update(changes)
         results = []

@@ -295,7 +295,7 @@ def test_step_by_step_with_reordered_beams_equals_all_at_once(name, side, option
 def test_shifted_positions_and_padding_on_the_left_change_nothing(name, side, options):
     attention, x = make(name, side, options, torch.float64), torch.randn(T, 1, C, dtype=torch.float64)
     position = attention.position
-    assert position.relative
+    assert not position.absolute
 
     def scores(offset):
         q, k = (attention._split_heads(x) for _ in range(2))
@@ -315,7 +315,7 @@ def test_shifted_positions_and_padding_on_the_left_change_nothing(name, side, op
 def test_cases_are_those_of_all_encodings_in_attention():
     assert set(OPTIONS) == {name for name, encoding in ENCODINGS.items() if not encoding.absolute}
     for name in ("sinusoidal", "learned"):
-        assert not ENCODINGS[name].relative and not list(ENCODINGS[name].build("encoder", C, H).parameters())
+        assert not list(ENCODINGS[name].build("encoder", C, H).parameters())
 
 
 # -- single formulas ---------------------------------------------------------------------------------

@@ -463,6 +463,8 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     assert {checkpoint, *(data / name for name in ("bpecodes", "dict.en.txt", "dict.de.txt"))} <= inputs
     other = shutil.copytree(data, tmp_path / "other")
     write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
+    twice = shutil.copytree(data, tmp_path / "twice")
+    write(twice / "dict.de.txt", 2 * read(data / "dict.de.txt"))
     entries = len(read(data / "dict.de.txt")) + 4
     cases = [
         (checkpoint, data, ["width=64"], f"--set width=64: start_checkpoint={checkpoint} has 32 in its encoder"),
@@ -471,6 +473,9 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
         (tmp_path / "none.pt", data, [], "none.pt: has no options of its model"),
         (data / "bpecodes", data, [], f"--set start_checkpoint={data}/bpecodes: {data}/bpecodes was not loaded"),
         (checkpoint, other, [], f"has {entries + 1} entries with fairseq's own, and the checkpoint has {entries}"),
+        (checkpoint, twice, [], f"--set start_data={twice}: dict.de.txt: Duplicate word found"),
+        (checkpoint, data, ["--arch", "transfomer"], "--arch transfomer: fairseq has no such architecture"),
+        (checkpoint, data, ["--", "--alibi-type", "asymmetric"], "--alibi-type asymmetric"),
     ]
     for path, folder, more, message in cases:
         with pytest.raises(SystemExit) as refused:
@@ -480,7 +485,7 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     for path, folder, message in (
         (tmp_path / "no.pt", data, f"--set start_checkpoint={tmp_path}/no.pt: must be a file that exists"),
         (checkpoint, tmp_path, f"--set start_data={tmp_path}: must have a file dict.en.txt"),
-        (checkpoint, "", f"--set start_checkpoint={checkpoint} start_data=: both must be empty, or none"),
+        (checkpoint, "", f"--set start_checkpoint={checkpoint} start_data=: both must be given, or neither"),
     ):
         run = words(published, tmp_path / "work", *start_flags(path, folder), "--dry-run")
         assert message in usage_error(capsys, pipeline.main, run)

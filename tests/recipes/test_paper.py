@@ -8,9 +8,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
+from fairseq_rope import plugin  # noqa: F401  registers the models
+from fairseq_rope.positions import ENCODINGS
 from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, texts
 from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings
 from recipes.pipeline.settings import SettingsError
@@ -85,17 +90,20 @@ def test_triples_are_cut_to_the_limit_in_pairs(tmp_path):
     assert (tmp_path / "24" / "label" / "train.label").read_text() == "1\n0\n"
 
 
-def test_pairs_of_paragraphs_follow_each_other_or_not():
-    page = [f"paragraph {n}" for n in range(9)]
-    pairs = texts.following_pairs([page, ["too", "short"], ["a", "b", "a"]])
-    assert pairs == texts.following_pairs([page, ["too", "short"], ["a", "b", "a"]])
-    of_page = [pair for pair in pairs if pair[0] in page]
-    follows = [(first, second) for first, second, label in of_page if label == "1"]
-    assert follows == [*zip(page, page[1:])]
-    not_following = [(first, second) for first, second, label in of_page if label == "0"]
-    assert [first for first, _ in not_following] == page[:-1]
-    assert all(second in page and (first, second) not in follows and first != second for first, second in not_following)
-    assert not any("too" in pair for pair in pairs)
+def test_pairs_of_paragraphs_follow_each_other_or_are_of_two_documents():
+    pages = [[f"{name} {n}" for n in range(length)] for name, length in (("a", 9), ("b", 1), ("c", 2))]
+    pages[2].append("a 0")  # also in the first document, so it is no wrong paragraph there
+    pairs = texts.following_pairs(pages)
+    assert [pair[:2] for pair in pairs if pair[2] == "1"] == [
+        *zip(pages[0], pages[0][1:]),
+        *zip(pages[2], pages[2][1:]),
+    ]
+    wrong = [pair for pair in pairs if pair[2] == "0"]
+    assert [pair[0] for pair in wrong] == [*pages[0][:-1], *pages[2][:-1]]
+    page_of = {paragraph: page for page in pages for paragraph in page}
+    assert all(second not in page_of[first] for first, second, _ in wrong)
+    assert {second[0] for first, second, _ in wrong if first[0] == "a"} == {"b", "c"}
+    assert texts.following_pairs(pages[:1]) == [], "there is no other document"
 
 
 GLUE = {
@@ -114,6 +122,26 @@ ROWS = {
 def test_the_columns_of_glue(tmp_path, name):
     (tmp_path / "train.tsv").write_text(GLUE[name])
     assert fine_tuning.rows(tmp_path / "train.tsv", fine_tuning.TASKS[name], False) == [ROWS[name]]
+
+
+def test_fine_tuning_takes_the_flags_of_the_model_and_not_those_of_the_pre_training():
+    flags = "--mask-prob 0.2 --encoder-kv-heads 2 --lr 0.1 --qk-norm --max-update 3"
+    assert fine_tuning.flags_of_model(flags) == "--encoder-kv-heads 2 --qk-norm"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_language_model_with_linear_attention_takes_the_encodings_that_can_be_built(tmp_path, encoding):
+    flags = f"--arch transformer_lm_rope --attention-type linear --position-encoding {encoding} --tokens-per-sample 9"
+    words = ["data", *flags.split(), "--task", "language_modeling", "--decoder-layers", "1"]
+    args = options.parse_args_and_arch(options.get_training_parser("language_modeling"), words)
+    task = LanguageModelingTask(args, Dictionary())
+    try:
+        task.build_model(args)
+        sentence = "one of --enwik8 and --data-dir must be given"
+    except ValueError:
+        sentence = f"--encodings {encoding}: linear attention can only have "
+    with pytest.raises(SystemExit, match=sentence):
+        language_model.cli_main(["--encodings", encoding, "--work-dir", str(tmp_path)])
 
 
 def test_labels_and_texts_of_a_task_are_binary_data(tmp_path):
@@ -201,7 +229,12 @@ REFUSED = [
     ("masked_lm", "--encodings rope,rope", "--encodings rope,rope: must be different ones of none, "),
     ("masked_lm", "--seeds 0", "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
     ("masked_lm", "--gpus -1", "--gpus -1: must be 0 or more"),
+    ("masked_lm", "--gpus 99", f"--gpus 99: this machine has {torch.cuda.device_count()}"),
+    ("masked_lm", "--work-dir {}/a:b", "--work-dir {}/a:b: must not contain a colon, because fairseq splits paths at"),
+    ("masked_lm", "--settings {}/latin", "--settings {}/latin, line 1: the byte 0xe4 is not UTF-8"),
+    ("masked_lm", "--launcher slurm --slurm time=9 --slurm wrong=1", "--launcher slurm --slurm time=9 wrong=1: "),
     ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
+    ("masked_lm", "-- --encoder-position-encoding rope", "--encoder-position-encoding after --: the experiment sets "),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
     ("long_documents", "--data-dir {}/triples", "{}/triples/valid.json, line 2: must be JSON with the texts "),
@@ -228,6 +261,7 @@ REFUSED = [
 @pytest.mark.parametrize("name, flags, sentence", REFUSED)
 def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sentence):
     (tmp_path / "short").write_text("abc")
+    (tmp_path / "latin").write_bytes("ä: 1\n".encode("latin-1"))
     (tmp_path / "triples").mkdir()
     for file in long_documents.TEXTS.values():
         (tmp_path / "triples" / file).write_text("字\n")

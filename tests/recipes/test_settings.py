@@ -99,7 +99,7 @@ def test_help_describes_every_setting(capsys):
         (b"{}\n", ": is empty, and must have lines"),
         (b"layers\n", ": has no names of settings, and must have lines"),
         (b"layers: \x00\n", ": is not YAML: special characters are not allowed"),
-        ("layers: ä\n".encode("latin-1"), ": is not UTF-8 at byte 8"),
+        ("layers: ä\n".encode("latin-1"), ", line 1: the byte 0xe4 is not UTF-8"),
     ],
 )
 def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, message):

@@ -823,6 +823,18 @@ def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.parametrize(
+    "added, reason", [(b"dog 1\ndog 1\n", "Duplicate"), (b"\xff 1\n", "Incorrect encoding"), (b"x\n", "")]
+)
+def test_a_damaged_dictionary_is_named(trained, data_bin, tmp_path, added, reason):
+    data = shutil.copytree(data_bin, tmp_path / "data")
+    with (data / "dict.de.txt").open("ab") as file:
+        file.write(added)
+    with pytest.raises(SystemExit, match=f"--data {data}: {reason}") as stopped:
+        exported(trained, data, tmp_path / "model")
+    assert "\n" not in stopped.value.code and not (tmp_path / "model").exists()
+
+
 @pytest.mark.filterwarnings("ignore:string or file could not be read:DeprecationWarning")
 def test_reading_fasta_does_not_add_words_to_the_dictionary(trained, data_bin, model, tmp_path, capsys):
     """fairseq's reader of FASTA splits a line into characters and adds those that are unknown."""

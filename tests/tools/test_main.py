@@ -1,5 +1,6 @@
 """The command fairseq-rope: its tools, their help, and the errors that they share."""
 
+import subprocess
 import sys
 
 import pytest
@@ -9,7 +10,8 @@ import fairseq_rope
 from fairseq_rope import __file__ as package
 from fairseq_rope import __version__
 from fairseq_rope.__main__ import TOOLS, main
-from fairseq_rope.errors import REQUIREMENTS
+from fairseq_rope.errors import REQUIREMENTS, ending_in_one_sentence
+from fairseq_rope.files import written_whole
 from tests.commands import ROOT
 
 NEEDED = {
@@ -114,6 +116,41 @@ def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool,
     with pytest.raises(SystemExit) as stopped:
         main([tool, *NEEDED[tool].split()])
     assert stopped.value.code == f"fairseq-rope {tool}: {missing} is not installed{how}"
+
+
+@pytest.mark.parametrize(
+    "error, sentence",
+    [
+        (ImportError("fairseq-rope needs torch 2.6 or newer, and this is torch 2.5.1"), "fairseq-rope needs torch 2.6"),
+        (ImportError("libX.so.1: cannot open shared object file"), "libX.so.1: cannot open shared object file"),
+    ],
+)
+def test_an_import_error_that_names_no_package_is_printed(error, sentence):
+    with pytest.raises(SystemExit, match=f"^program: {sentence}"), ending_in_one_sentence("program"):
+        raise error
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_tool_that_nohup_starts_goes_on_after_the_terminal_is_closed(ignored):
+    code = (
+        "import os, signal\n"
+        "from fairseq_rope.errors import ending_in_one_sentence\n"
+        f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if ignored else 'SIG_DFL'})\n"
+        "with ending_in_one_sentence('program'):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    print('goes on')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == ((0, "goes on\n") if ignored else (129, "")), ended.stderr
+
+
+def test_a_folder_with_the_name_of_an_output_keeps_all_old_files(tmp_path):
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+    paths = [str(tmp_path / name) for name in "ab"]
+    with pytest.raises(IsADirectoryError, match=paths[1]), written_whole(*paths):
+        pass
+    assert (tmp_path / "a").read_text() == "old" and sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_missing_packages_are_named_as_in_pyproject_toml():

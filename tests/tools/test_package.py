@@ -204,7 +204,7 @@ def test_properties_that_a_package_does_not_have_are_warned_about(served, tmp_pa
 @pytest.mark.parametrize(
     "trained, flags, codes, names",
     [
-        (("en", "pt-BR"), {}, ["en", "pb"], ["English", "pb"]),
+        (("en", "pt-BR"), {}, ["en", "pb"], ["English", "Portuguese (Brazil)"]),
         (("zh_Hant", "gsw"), {"names": ["Chinese", "Swiss German"]}, ["zt", "gsw"], ["Chinese", "Swiss German"]),
         (("src", "tgt"), {"languages": ["fi", "sv"]}, ["fi", "sv"], ["Finnish", "Swedish"]),
     ],

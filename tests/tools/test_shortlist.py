@@ -72,7 +72,8 @@ def aligner(tmp_path_factory, monkeypatch):
     ],
 )
 def test_subwords_are_grouped_into_words(tokens, words):
-    assert words_of(tokens.split()) == words
+    assert words_of(tokens.split(), "<sep>") == words
+    assert words_of(tokens.replace("<sep>", "[SEP]").split(), "[SEP]") == words
 
 
 def test_links_spread_to_all_subwords_of_their_words_and_to_words_without_links():
@@ -96,7 +97,7 @@ def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path
     # A subword of both sides, such as a part of a name, is a candidate of itself beside the others.
     names = [([one], [other]) for one, other in (("a", "b"), ("a", "b"), ("b", "a"), ("a", "a"), ("c", "d"))]
     assert build(names, 1, 0).candidates == {"a": ["b", "a"], "b": ["a", "b"], "c": ["d"], "d": ["d"]}
-    assert build(names, 9, 1, ["a", "e"]) == Shortlist(["b", "a", "e"], {"c": ["d"], "d": ["d"]})
+    assert build(names, 9, 1, "e") == Shortlist(["b", "e"], {"a": ["a"], "b": ["a"], "c": ["d"], "d": ["d"]})
     assert built.of(["a", "q"]) == {"x", "z"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
     assert coverage(Shortlist(["."], {"a": ["x"]}), [(["a"], ["x", "."]), (["q"], ["x", "."])]) == 75.0
     built.write(str(tmp_path / "vmap.txt"))
@@ -327,4 +328,4 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
     assert built.frequent == ["x", "<sep>"]
     assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
     monkeypatch.setattr(shortlist, "build", lambda _, *limits: limits)
-    assert export.build_shortlist(arguments, settings, task) == (3, 1, ["<sep>"])
+    assert export.build_shortlist(arguments, settings, task) == (3, 1, "<sep>")

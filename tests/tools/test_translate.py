@@ -317,6 +317,7 @@ def test_only_newlines_end_lines(model, sources, translated):
     lines = [sources[0], f"{sources[1]}\u2028{sources[2]}"]
     expected = Translator(str(model)).translate(lines)
     assert translated("\n".join([*lines, ""]), "--threads", 1) == (expected, None)
+    assert translated("\ufeff" + "\n".join([*lines, ""]), "--threads", 1) == (expected, None), "a byte order mark"
 
 
 def test_a_long_line_is_not_truncated_and_gives_a_warning(build, task, tmp_path, capsys):
