@@ -5,7 +5,7 @@
 
 DIR is the work folder of :mod:`recipes.paper.masked_lm`, with finished runs of the same encodings and seeds. The score
 is that of the development set at the end of the training. ``--documents`` makes a task of text whose documents are
-separated by blank lines: does this paragraph follow that one?
+separated by blank lines: does this passage, of one or several paragraphs, follow that one?
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from fairseq_rope.errors import InputError
 from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curve_of, existing, main
 from recipes.paper.long_documents import write_labels
-from recipes.paper.texts import binarise, following_pairs, pages_of, rows_of, tokens_in
+from recipes.paper.texts import binarise, following_pairs, pages_of, passages_of, rows_of, tokens_in
 
 
 class Task(NamedTuple):
@@ -43,6 +43,7 @@ METRICS = {  # the flags with which fairseq computes a metric
     "f1": "--report-acc-and-f1",
     "spearman": "--report-pearson-and-spearman --regression-target",
 }
+KINDS = {"training": str, "passage": int}
 
 
 def run_experiment(experiment: Experiment) -> None:
@@ -57,7 +58,10 @@ def run_experiment(experiment: Experiment) -> None:
     for start in starts.values():
         existing("--from", start.with_name("done.json"))
     sources = {"train": existing("--train", args.train), "valid": existing("--dev", args.dev)}
-    read = {name: rows(path, task, args.documents) for name, path in sources.items()}
+    passage = experiment.settings["passage"]
+    if passage < 1:
+        raise InputError(f"{args.settings}: passage is {passage}, and must be 1 character or more")
+    read = {name: rows(path, task, passage if args.documents else None) for name, path in sources.items()}
     labels = sorted({row[-1] for row in read["train"]})
     check_labels(task, read, labels, sources)
     more = {"task": args.task, "documents": args.documents}
@@ -93,13 +97,14 @@ def flags_of_model(flags: str) -> str:
     return shlex.join(kept)
 
 
-def rows(path: Path, task: Task, documents: bool) -> list[list[str]]:
-    """The texts and the label of each example in *path*."""
-    if not documents:
+def rows(path: Path, task: Task, passage: int | None) -> list[list[str]]:
+    """The texts and the label of each example in *path*; *passage* is the length of texts made from documents."""
+    if passage is None:
         return rows_of(path, [*task.texts, task.label])
-    pairs = following_pairs(pages_of(path))
+    pairs = following_pairs([passages for page in pages_of(path) if (passages := passages_of(page, passage))])
     if not pairs:
-        raise InputError(f"{path}: has no two documents with different paragraphs, one a line")
+        must = f"must have two documents or more, one of them with two passages of {passage} characters"
+        raise InputError(f"{path}: {must}; paragraphs are lines, and blank lines separate documents")
     return [[*pair] for pair in pairs]
 
 
@@ -167,7 +172,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     add("--documents", action="store_true", help="the files are text with documents, and the task is made from them")
     add("--train", type=Path, required=True, metavar="FILE", help="training set; can be gzipped")
     add("--dev", type=Path, required=True, metavar="FILE", help="development set; can be gzipped")
-    main(parser, words, {"training": str}, run_experiment)
+    main(parser, words, KINDS, run_experiment)
 
 
 if __name__ == "__main__":

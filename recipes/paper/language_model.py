@@ -22,6 +22,7 @@ from recipes.text.fetch import Entry, what_is_wrong
 ENWIK8 = Entry("enwik8", 100_000_000, "md5:a1fa5ffddb56f4953e226637dabbb36a", ())
 PARTS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # bytes
 BLOCK = 2**20  # bytes of an item in the binary data
+KINDS = {"model": str, "training": str}
 
 
 def run_experiment(experiment: Experiment) -> None:
@@ -112,7 +113,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--enwik8", type=Path, metavar="FILE", help="enwik8, unpacked; its size and MD5 are checked")
     data_dir = "folder with train.txt, valid.txt and test.txt, or the same gzipped, instead of enwik8"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=data_dir)
-    main(parser, words, {"model": str, "training": str}, run_experiment)
+    main(parser, words, KINDS, run_experiment)
 
 
 if __name__ == "__main__":

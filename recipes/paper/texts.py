@@ -140,10 +140,21 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def following_pairs(pages: Sequence[Sequence[str]]) -> list[tuple[str, str, str]]:
-    """Pairs of paragraphs, and "1" if the second one follows the first one, else "0": BERT's next sentence prediction.
+def passages_of(page: Sequence[str], length: int) -> list[str]:
+    """The first *length* characters of each group of consecutive paragraphs that has so many, joined by blanks."""
+    passages, joined = [], ""
+    for paragraph in page:
+        joined = f"{joined} {paragraph}".lstrip()
+        if len(joined) >= length:
+            passages.append(joined[:length])
+            joined = ""
+    return passages
 
-    Each paragraph of a page but the last is in one pair of each label. The wrong one is drawn from another page (Devlin
+
+def following_pairs(pages: Sequence[Sequence[str]]) -> list[tuple[str, str, str]]:
+    """Pairs of passages, and "1" if the second one follows the first one, else "0": BERT's next sentence prediction.
+
+    Each passage of a page but the last is in one pair of each label. The wrong one is drawn from another page (Devlin
     et al. 2019, arXiv:1810.04805, section 3.1).
     """
     drawn = random.Random(1)
@@ -152,7 +163,7 @@ def following_pairs(pages: Sequence[Sequence[str]]) -> list[tuple[str, str, str]
         for first, second in zip(page, page[1:] if len(pages) > 1 else []):
             other = drawn.randrange(len(pages) - 1)
             other += other >= number  # any page but this one
-            wrong = [paragraph for paragraph in pages[other] if paragraph not in page]
+            wrong = [passage for passage in pages[other] if passage not in page]
             if wrong:
                 pairs += [(first, second, "1"), (first, drawn.choice(wrong), "0")]
     return pairs

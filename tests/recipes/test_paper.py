@@ -90,9 +90,15 @@ def test_triples_are_cut_to_the_limit_in_pairs(tmp_path):
     assert (tmp_path / "24" / "label" / "train.label").read_text() == "1\n0\n"
 
 
-def test_pairs_of_paragraphs_follow_each_other_or_are_of_two_documents():
+def test_passages_are_joined_paragraphs_of_equal_length():
+    page = ["Insert", "a chart", "Choose Insert, and then Chart, to open the dialog.", "Charts", "show"]
+    assert texts.passages_of(page, 10) == ["Insert a c", "Choose Ins", "Charts sho"]
+    assert texts.passages_of(page, 30) == ["Insert a chart Choose Insert, "], "the rest has 11 characters"
+
+
+def test_pairs_of_passages_follow_each_other_or_are_of_two_documents():
     pages = [[f"{name} {n}" for n in range(length)] for name, length in (("a", 9), ("b", 1), ("c", 2))]
-    pages[2].append("a 0")  # also in the first document, so it is no wrong paragraph there
+    pages[2].append("a 0")  # also in the first document, so it is no wrong passage there
     pairs = texts.following_pairs(pages)
     assert [pair[:2] for pair in pairs if pair[2] == "1"] == [
         *zip(pages[0], pages[0][1:]),
@@ -121,7 +127,7 @@ ROWS = {
 @pytest.mark.parametrize("name", GLUE)
 def test_the_columns_of_glue(tmp_path, name):
     (tmp_path / "train.tsv").write_text(GLUE[name])
-    assert fine_tuning.rows(tmp_path / "train.tsv", fine_tuning.TASKS[name], False) == [ROWS[name]]
+    assert fine_tuning.rows(tmp_path / "train.tsv", fine_tuning.TASKS[name], None) == [ROWS[name]]
 
 
 def test_fine_tuning_takes_the_flags_of_the_model_and_not_those_of_the_pre_training():
@@ -213,8 +219,7 @@ def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_r
 @pytest.mark.parametrize("file", ["small", "paper"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_settings_files_have_every_experiment(name, file):
-    kinds = getattr(PROGRAMS[name], "KINDS", None) or {"training": str}
-    of = read_settings(HERE / f"{file}.yaml", name, kinds | ({"model": str} if name == "language_model" else {}))
+    of = read_settings(HERE / f"{file}.yaml", name, PROGRAMS[name].KINDS)
     assert all("--max-update" in value or "--max-epoch" in value for key, value in of.items() if "training" in key)
     with pytest.raises(SettingsError, match="must have the settings nothing, and no others"):
         read_settings(HERE / f"{file}.yaml", name, {"nothing": str})
@@ -255,6 +260,16 @@ REFUSED = [
         "--from {}/mlm --train {}/d.tsv --dev {}/a.tsv",
         "{}/d.tsv, line 3: has 2 cells, and must have 3, ",
     ),
+    (
+        "fine_tuning",
+        "--from {}/mlm --documents --train {}/short --dev {}/short",
+        "{}/short: must have two documents or more, one of them with two passages of ",
+    ),
+    (
+        "fine_tuning",
+        "--from {}/mlm --settings {}/zero --documents --train {}/short --dev {}/short",
+        "{}/zero: passage is 0, and must be 1 character or more",
+    ),
 ]
 
 
@@ -262,6 +277,7 @@ REFUSED = [
 def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sentence):
     (tmp_path / "short").write_text("abc")
     (tmp_path / "latin").write_bytes("ä: 1\n".encode("latin-1"))
+    (tmp_path / "zero").write_text("fine_tuning: {training: '', passage: 0}")
     (tmp_path / "triples").mkdir()
     for file in long_documents.TEXTS.values():
         (tmp_path / "triples" / file).write_text("字\n")
