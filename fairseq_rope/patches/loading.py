@@ -172,7 +172,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     has_ended = trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1)
     if not (finetunes or cfg.reset_optimizer or cfg.reset_meters):  # as for the best loss in fairseq
         num_runs = restore_early_stopping(extra_state)
-        has_ended |= cfg.patience in range(1, num_runs + 1)
+        has_ended |= getattr(cfg, "patience", -1) in range(1, num_runs + 1)  # fairseq's own tests have no such key
     if has_ended:
         epoch_itr = _NoMoreEpochs(epoch_itr)
     return extra_state, epoch_itr

@@ -467,8 +467,8 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     write(twice / "dict.de.txt", 2 * read(data / "dict.de.txt"))
     entries = len(read(data / "dict.de.txt")) + 4
     cases = [
-        (checkpoint, data, ["width=64"], f"--set width=64: start_checkpoint={checkpoint} has 32 in its encoder"),
-        (checkpoint, data, ["heads=4"], f"--set heads=4: start_checkpoint={checkpoint} has 2 in its encoder"),
+        (checkpoint, data, ["--set", "width=64"], f"--set width=64: start_checkpoint={checkpoint} has 32"),
+        (checkpoint, data, ["--set", "heads=4"], f"--set heads=4: start_checkpoint={checkpoint} has 2"),
         (tmp_path / "gelu.pt", data, [], "was trained with --activation-fn gelu, not relu; change fairseq_train_flags"),
         (tmp_path / "none.pt", data, [], "none.pt: has no options of its model"),
         (data / "bpecodes", data, [], f"--set start_checkpoint={data}/bpecodes: {data}/bpecodes was not loaded"),
@@ -479,7 +479,7 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     ]
     for path, folder, more, message in cases:
         with pytest.raises(SystemExit) as refused:
-            run_here(words(published, tmp_path / "work", *start_flags(path, folder, *more)))
+            run_here(words(published, tmp_path / "work", *start_flags(path, folder), *more))
         assert message in refused.value.code
         assert not (tmp_path / "work" / "raw").exists()
     for path, folder, message in (
