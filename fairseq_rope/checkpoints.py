@@ -26,6 +26,7 @@ from .files import written_whole
 
 Languages = tuple[str | None, str | None]  # source, target
 UNKNOWN: Languages = (None, None)
+FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
 
 
 class CheckpointError(InputError):

@@ -64,6 +64,33 @@ def _naming_misfits(reading: Reading) -> Iterator[None]:
         raise
 
 
+# The optimisers of fairseq that other flags than --optimizer choose.
+WITH_FLAGS = {
+    "FP16Optimizer": "--fp16 or --bf16",
+    "MemoryEfficientFP16Optimizer": "--memory-efficient-fp16 or --memory-efficient-bf16",
+    "AMPOptimizer": "--amp",
+}
+
+
+@contextlib.contextmanager
+def _naming_other_optimizer(reading: Reading) -> Iterator[None]:
+    """Raise a CheckpointError if the optimiser's state in the checkpoint is that of another optimiser or precision."""
+    instead = "give the flags of that training, or --reset-optimizer to start the optimiser again"
+    try:
+        yield
+    except AssertionError as error:
+        match = re.search(r"Optimizer does not match.* (\w+) vs (\w+)$", str(error))
+        if match is None:
+            raise
+        before, now = (f"{name} ({WITH_FLAGS.get(name, 'float32')})" for name in match.groups())
+        raise CheckpointError(f"{reading.path} was trained with {before}, and this is {now}: {instead}") from None
+    except ValueError as error:
+        if "doesn't match the size of optimizer's group" not in str(error):
+            raise
+        other = "in another type (--fp16 keeps its numbers in one tensor, --bf16 does not) or with other parameters"
+        raise CheckpointError(f"{reading.path} was trained {other}: {instead}") from None
+
+
 def why_weights_do_not_fit(message: str) -> str:
     """Return the first reason in *message*, the RuntimeError of ``torch.nn.Module.load_state_dict``."""
     size = re.search(
@@ -167,7 +194,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         path=path,
         check=lambda file, options: refuse(file, options, trainer.cfg.model, finetunes or any(resets)),
     )
-    with _naming_misfits(reading):
+    with _naming_misfits(reading), _naming_other_optimizer(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
     has_ended = trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1)
     if not (finetunes or cfg.reset_optimizer or cfg.reset_meters):  # as for the best loss in fairseq
@@ -190,4 +217,8 @@ def load_model_ensemble_and_task(
 ) -> Any:
     data = languages_of(options_of_task(task))
     with _naming_misfits(Reading(filenames, data, builds_model=True)):
-        return _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
+        loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
+    if option(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
+        for model in loaded[0]:
+            model.bfloat16()
+    return loaded

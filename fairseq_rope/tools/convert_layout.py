@@ -168,7 +168,7 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
     """
     import torch
 
-    from ..checkpoints import option, part_of
+    from ..checkpoints import FLOAT32_COPIES, option, part_of
 
     optimiser = state["last_optimizer_state"]
     if option(part_of(state, "distributed_training"), "ddp_backend") == "fully_sharded":
@@ -194,7 +194,7 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
             raise LayoutError(f"its {entry} is a {type(value).__name__}, not a tensor or number")
         if value.numel() == 1:
             return value
-        if entry not in MOMENTS:
+        if entry not in (*MOMENTS, FLOAT32_COPIES):
             raise LayoutError(f"the order of the rows of its {entry} is not known")
         names = list(shapes) if flat else [list(shapes)[numbers.index(number)]]
         sizes = [shapes[name].numel() for name in names]
@@ -206,7 +206,13 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
 
     for number, values in entries.items():
         entries[number] = {entry: convert(number, entry, value) for entry, value in values.items()}
-    return {**optimiser, "state": entries}
+    copies = {}
+    if FLOAT32_COPIES in optimiser:
+        if len(optimiser[FLOAT32_COPIES]) != len(numbers):
+            raise LayoutError(f"its {FLOAT32_COPIES} are not one for each parameter")
+        numbered = zip(numbers, optimiser[FLOAT32_COPIES])
+        copies[FLOAT32_COPIES] = [convert(number, FLOAT32_COPIES, copy) for number, copy in numbered]
+    return {**optimiser, "state": entries, **copies}
 
 
 def _parameter_shapes(weights: dict[str, "Tensor"], options: Namespace) -> dict[str, "Size"]:

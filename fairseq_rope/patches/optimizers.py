@@ -1,0 +1,184 @@
+"""Optimisers: Adam in one pass over its numbers, and float32 copies of 16-bit weights that are saved.
+
+These functions and classes replace fairseq's; the table in ``patches/table.py`` says why.
+"""
+
+import functools
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from fairseq.optim import amp_optimizer, fp16_optimizer
+from fairseq.optim.adam import Adam as FairseqAdam
+from torch import Tensor
+
+from ..checkpoints import FLOAT32_COPIES
+
+logger = logging.getLogger(__name__)
+
+_Mixin = fp16_optimizer._FP16OptimizerMixin
+_load_state_dict = _Mixin.load_state_dict
+_state_dict = _Mixin.state_dict
+_zero_grad = _Mixin.zero_grad
+
+NARROW = (torch.float16, torch.bfloat16)
+FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
+
+
+class Adam(FairseqAdam):
+    """fairseq's Adam (``fairseq/optim/adam.py``) in torch's fused kernel, on CPUs and GPUs.
+
+    The formula is fairseq's, up to rounding; so are the hyperparameters and the state, which checkpoints contain.
+    fairseq adds eps to the root of the second moment v before the correction of its bias, and torch adds it afterwards:
+
+        sqrt(v) + eps = sqrt(1 - beta2^t) * (sqrt(v / (1 - beta2^t)) + eps / sqrt(1 - beta2^t))
+
+    So the kernel gets eps / sqrt(1 - beta2^t). Weights in 16 bits are updated in float32, one at a time, as in fairseq.
+    On other devices (TPUs) fairseq's own code runs.
+    """
+
+    supports_step_with_scale = True  # FP16Optimizer then leaves the division to the kernel
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+    ) -> None:
+        # fairseq's own __init__ looks up the name Adam in its module, which is now this class
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        torch.optim.Optimizer.__init__(self, params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, scale: Any = 1.0) -> Any:
+        """Update the weights with their gradients, divided by *scale* (a number or a tensor with one element)."""
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
+        if any(weight.grad.is_sparse or weight.device.type not in FUSED_ON for weight in weights):
+            torch._foreach_div_([weight.grad for weight in weights], scale)
+            return super().step(closure)  # fairseq's Adam, which refuses sparse gradients
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            together: dict[Any, list[Tensor]] = defaultdict(list)
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self._state_of(weight, group)
+                state["step"] += 1
+                if weight.dtype in NARROW or not weight.is_contiguous():
+                    wide = weight.to(state["exp_avg"].dtype, memory_format=torch.contiguous_format, copy=True)
+                    self._update([wide], [weight.grad], [state], group, scale)
+                    weight.copy_(wide)
+                else:
+                    together[weight.device, weight.dtype, state["step"]].append(weight)
+            for weights in together.values():
+                grads = [weight.grad for weight in weights if weight.grad is not None]
+                self._update(weights, grads, [self.state[weight] for weight in weights], group, scale)
+        return loss
+
+    def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of *weight*: fairseq's keys, with moments in float32, or in float64 for such weights."""
+        state: dict[str, Any] = self.state[weight]
+        dtype = torch.float32 if weight.dtype in NARROW else weight.dtype
+        moments = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group.get("amsgrad", False))
+        if not state:
+            state["step"] = 0
+            state.update({name: torch.zeros(weight.shape, dtype=dtype, device=weight.device) for name in moments})
+        for name in moments:
+            state[name] = state[name].to(weight.device, dtype).contiguous()
+        return state
+
+    def _update(
+        self,
+        weights: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        group: dict[str, Any],
+        scale: Any,
+    ) -> None:
+        """Update *weights* in place: contiguous, of one device, one type and one number of steps."""
+        first, step = weights[0], states[0]["step"]
+        beta1, beta2 = group["betas"]
+        grad_scale = None
+        if torch.is_tensor(scale):
+            grad_scale = scale.to(first.device, torch.float32)
+        elif scale != 1.0:
+            grad_scale = torch.full((), float(scale), dtype=torch.float32, device=first.device)
+        torch._fused_adamw_(
+            weights,
+            [grad.to(first.dtype).contiguous() for grad in grads],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group.get("amsgrad", False) else [],
+            [torch.full((), float(step), dtype=torch.float32, device=first.device)] * len(weights),
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"] / math.sqrt(1 - beta2**step),
+            amsgrad=bool(group.get("amsgrad", False)),
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=None,
+        )
+
+
+def _pairs(optimizer: Any, copies: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each 16-bit weight with its part of *copies*: one tensor a weight, or one for all weights of a device."""
+    if not optimizer.has_flat_params:
+        yield from zip(optimizer.fp16_params, copies)
+        return
+    for device, flat in zip(optimizer.fp32_params, copies):
+        weights = [weight for weight in optimizer.fp16_params if weight.device.index == device or len(copies) == 1]
+        yield from zip(weights, flat.split([weight.numel() for weight in weights]))
+
+
+def _copies(optimizer: Any) -> list[Tensor]:
+    copies = optimizer.fp32_params
+    return [copy.data for copy in (copies.values() if isinstance(copies, dict) else copies)]
+
+
+@functools.wraps(_state_dict)
+def state_dict(self: Any) -> dict[str, Any]:
+    return {**_state_dict(self), FLOAT32_COPIES: _copies(self)}
+
+
+@functools.wraps(_load_state_dict)
+def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None) -> None:
+    saved = state_dict.get(FLOAT32_COPIES)
+    _load_state_dict(
+        self, {key: value for key, value in state_dict.items() if key != FLOAT32_COPIES}, optimizer_overrides
+    )
+    if saved is None:  # fairseq wrote the checkpoint: the copies are the weights of the model
+        return
+    copies = _copies(self)
+    if [copy.shape for copy in saved] != [copy.shape for copy in copies]:
+        logger.warning("the float32 copies in the checkpoint are not those of this model: they are not used")
+        return
+    for copy, values in zip(copies, saved):
+        copy.copy_(values)
+    for weight, copy in _pairs(self, copies):
+        rounded = copy.view_as(weight).to(weight.dtype)
+        if not torch.equal(rounded, weight.data):  # something changed the weights after they were saved
+            copy.view_as(weight).copy_(weight.data)
+
+
+@functools.wraps(_zero_grad)
+def zero_grad(self: Any) -> None:
+    _zero_grad(self)
+    if self.scaler is None:
+        self._multiply_factor = 1.0
+
+
+@functools.wraps(amp_optimizer.AMPOptimizer.step)
+def amp_step(self: Any) -> None:
+    self.scaler.step(self.optimizer)  # the object whose gradients clip_grad_norm has unscaled
+    self.scaler.update()

@@ -1,0 +1,109 @@
+"""The flags of precision do what they say, or end in one sentence: ``--bf16``, ``--fp16``, ``--amp`` and ``--tpu``.
+
+These functions replace fairseq's; the table in ``patches/table.py`` says why.
+"""
+
+import functools
+import importlib.util
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq import options
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import BaseFairseqModel
+from fairseq.trainer import Trainer
+from omegaconf import DictConfig, open_dict
+
+from ..checkpoints import option
+from ..errors import InputError
+
+_call_main = distributed_utils.call_main
+_init_trainer = Trainer.__init__
+_parse_args_and_arch = options.parse_args_and_arch
+_prepare_for_inference_ = BaseFairseqModel.prepare_for_inference_
+
+# The type of numbers that each flag chooses. Flags of one type can be combined, others cannot.
+TYPES = {
+    "fp16": "float16",
+    "memory_efficient_fp16": "float16",
+    "bf16": "bfloat16",
+    "memory_efficient_bf16": "bfloat16",
+    "amp": "mixed precision",
+}
+
+
+def as_flag(name: str) -> str:
+    """Return the option *name* as it is written on a command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_two_types(is_given: Callable[[str], Any]) -> None:
+    """Raise an InputError if the given flags choose two types. *is_given* takes the name of an option."""
+    given = {kind: as_flag(name) for name, kind in reversed(TYPES.items()) if is_given(name)}
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(sorted(given.values()))} exclude each other: give one of them")
+
+
+def refuse_precision(common: Any) -> None:
+    """Raise an InputError if a training with these options (``cfg.common``) is not possible on this machine."""
+    refuse_two_types(lambda name: option(common, name))
+    if option(common, "tpu"):
+        if importlib.util.find_spec("torch_xla") is None:
+            raise InputError("--tpu: needs torch_xla, which is not installed")
+        return
+    if torch.cuda.is_available() and not option(common, "cpu"):
+        return
+    where = "--cpu" if option(common, "cpu") else "this machine has none that torch can use"
+    if option(common, "amp"):
+        raise InputError(f"--amp: needs a GPU ({where}); on a CPU, give --bf16, or no such flag for float32")
+    is_flat = option(common, "fp16") and not option(common, "memory_efficient_fp16")
+    if is_flat and not option(common, "fp16_no_flatten_grads"):
+        instead = "on a CPU, give --bf16, --memory-efficient-fp16, or no such flag for float32"
+        raise InputError(f"--fp16: needs a GPU in training ({where}); {instead}")
+
+
+@functools.wraps(_parse_args_and_arch)
+def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
+    words = sys.argv[1:] if input_args is None else list(input_args)
+    refuse_two_types(lambda name: as_flag(name) in words)
+    parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
+    namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
+    if option(namespace, "bf16"):
+        namespace.tpu = "--tpu" in words
+    return parsed
+
+
+@functools.wraps(_call_main)
+def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
+    if getattr(main, "__module__", "") in ("fairseq_cli.train", "__main__"):
+        refuse_precision(cfg.common)
+    return _call_main(cfg, main, **kwargs)
+
+
+@functools.wraps(_init_trainer)
+def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    common = cfg if isinstance(cfg, Namespace) else cfg.common
+    for name in ("fp16", "bf16"):  # fairseq-train does this when it reads the flags, and fairseq-hydra-train does not
+        if option(common, f"memory_efficient_{name}") and not option(common, name):
+            _set(common, name, True)
+    refuse_precision(common)
+    _init_trainer(self, cfg, *args, **kwargs)
+
+
+def _set(options: Any, name: str, value: Any) -> None:
+    if isinstance(options, DictConfig):
+        with open_dict(options):
+            options[name] = value
+    else:
+        setattr(options, name, value)
+
+
+@functools.wraps(_prepare_for_inference_)
+def prepare_for_inference_(self: Any, cfg: Any) -> Any:
+    # fairseq's programs pass their own options, which have a --path. from_pretrained passes those of the training.
+    if option(cfg.common, "bf16") and option(cfg.common_eval, "path"):
+        self.bfloat16()
+    return _prepare_for_inference_(self, cfg)
