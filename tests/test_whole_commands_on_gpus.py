@@ -1,0 +1,192 @@
+"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu), beside the CPU."""
+
+import re
+import shutil
+from statistics import mean
+
+import pytest
+import torch
+
+from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
+from tests.commands import PLUGIN, call, outputs, scores, training, valid_losses
+from tests.commands_on_gpus import PROGRAMS, RESUMED, TRAININGS, logged, run_on_gpus, training_on_gpus, types_of_numbers
+
+EPOCHS = 2  # of training_on_gpus
+UPDATES = 4  # of an epoch of the corpus
+GIGABYTES_FREE = 79.0  # of the simulated GPU
+STEADY = ("--dropout", 0, "--log-interval", 1)
+
+
+def losses_of(log):
+    """The losses of all updates and of all validations."""
+    return logged(log, "loss") + logged(log, "valid_loss")
+
+
+def type_of_weights(state):
+    """The type in which the weights of a checkpoint were trained. fairseq saves those of 16 bits as float32."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(weight, weight.to(dtype).to(weight.dtype)) for weight in state["model"].values()):
+            return dtype
+    return torch.float32
+
+
+def test_fairseq_trains_and_translates_with_bf16_on_a_gpu(data_bin, trained, tmp_path):
+    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, "--bf16", "--max-update", 2))
+    assert "training on 1 devices (GPUs/TPUs)" in log and logged(log, "gb_free") == [GIGABYTES_FREE] * 2
+    assert type_of_weights(load_checkpoint(str(tmp_path / "checkpoint_last.pt"))) == torch.bfloat16
+    model = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--max-len-b", 10]
+    generated = run_on_gpus(1, "fairseq-generate", data_bin, *model, "--bf16")
+    assert types_of_numbers(log) == types_of_numbers(generated) == {"bfloat16"}
+    assert len(outputs(generated)) == 20
+
+
+# -- training ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu(data_bin, tmp_path_factory):
+    """The folder and the log of the training in float32 on the CPU."""
+    folder = tmp_path_factory.mktemp("cpu")
+    return folder, call(*training(data_bin, folder, *STEADY, "--max-epoch", EPOCHS))
+
+
+@pytest.fixture(scope="module")
+def trainings(data_bin, tmp_path_factory):
+    """trainings(name): the folder and the log of a row of TRAININGS on a GPU. Each runs once."""
+    done = {}
+
+    def run(name):
+        if name not in done:
+            folder = tmp_path_factory.mktemp("gpu")
+            flags = TRAININGS[name].flags.split()
+            done[name] = folder, run_on_gpus(1, *training_on_gpus(data_bin, folder, *flags))
+        return done[name]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_gpu_trains_with_the_losses_of_the_cpu(trainings, on_the_cpu, name):
+    expected, (folder, log) = TRAININGS[name], trainings(name)
+    assert "training on 1 devices (GPUs/TPUs)" in log
+    assert len(logged(log, "gb_free")) == EPOCHS * UPDATES and set(logged(log, "gb_free")) == {GIGABYTES_FREE}
+    has_scale = expected.weights == torch.float16 or expected.optimizer == "AMPOptimizer"
+    assert len(logged(log, "loss_scale")) == (EPOCHS * UPDATES if has_scale else 0)
+    rounding = 0.0015 if name == "float32" else 0.05
+    assert losses_of(log) == pytest.approx(losses_of(on_the_cpu[1]), abs=rounding)
+    validation = {"float32"} if name == "amp" else set()  # fairseq validates without autocasting
+    assert types_of_numbers(log) == {str(expected.computes).removeprefix("torch.")} | validation
+    state = load_checkpoint(str(folder / "checkpoint_last.pt"))
+    assert type_of_weights(state) == expected.weights
+    assert state["optimizer_history"][-1]["optimizer_name"] == expected.optimizer
+    assert (FLOAT32_COPIES in state["last_optimizer_state"]) == expected.has_copies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_gpu_resumes_with_the_losses_of_an_uninterrupted_training(trainings, data_bin, tmp_path, name):
+    folder, uninterrupted = trainings(name)
+    shutil.copy(folder / "checkpoint1.pt", tmp_path / "checkpoint_last.pt")
+    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, *TRAININGS[name].flags.split()))
+    assert "Loaded checkpoint" in log
+    assert logged(log, "loss") == logged(uninterrupted, "loss")[UPDATES:]
+    assert logged(log, "valid_loss") == logged(uninterrupted, "valid_loss")[1:]
+
+
+@pytest.mark.slow
+def test_a_gpu_continues_the_training_of_a_cpu_and_a_cpu_that_of_a_gpu(trainings, on_the_cpu, data_bin, tmp_path):
+    folder, uninterrupted = on_the_cpu
+    second = valid_losses(uninterrupted)[2]
+    shutil.copy(folder / "checkpoint1.pt", tmp_path / "checkpoint_last.pt")
+    on_gpu = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path))
+    assert "Loaded checkpoint" in on_gpu and valid_losses(on_gpu) == {2: second}
+    for name, flags, rounding in (("float32", [], 0.0015), ("bf16", ["--bf16"], 0.02)):
+        folder, log = trainings(name)
+        begun = tmp_path / name
+        begun.mkdir()
+        shutil.copy(folder / "checkpoint1.pt", begun / "checkpoint_last.pt")
+        on_cpu = call(*training(data_bin, begun, *STEADY, "--max-epoch", EPOCHS, *flags))
+        assert logged(on_cpu, "loss") == pytest.approx(logged(log, "loss")[UPDATES:], abs=rounding)
+
+
+@pytest.mark.slow
+def test_update_freq_2_has_the_losses_of_batches_of_twice_the_size(data_bin, tmp_path):
+    sizes = ["--max-tokens", 4000, "--max-epoch", 3, "--eval-bleu", "--eval-bleu-args", '{"beam": 1, "max_len_b": 10}']
+    sizes += ["--eval-bleu-detok", "space"]
+    sizes += ["--required-batch-size-multiple", 1]
+    halves = ["--batch-size", 100, "--update-freq", 2]
+    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path / "gpu", *sizes, *halves))
+    expected = call(*training(data_bin, tmp_path / "cpu", *STEADY, *sizes, "--batch-size", 200))
+    assert losses_of(log) == pytest.approx(losses_of(expected), abs=0.0015) and len(losses_of(log)) == 6
+    assert logged(log, "valid_bleu") == logged(expected, "valid_bleu") and len(logged(log, "valid_bleu")) == 3
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_after_the_gpu_ran_out_of_memory(data_bin, tmp_path):
+    failures = "backward:2,embedding:9"  # in the second update, and in the encoder in the first validation
+    command = training_on_gpus(data_bin, tmp_path, "--fp16", "--max-epoch", 1)
+    log = run_on_gpus(1, *command, out_of_memory=failures)
+    assert log.count("OOM: Ran out of memory with exception: CUDA out of memory") == 2
+    assert "attempting to recover from OOM in forward/backward pass" in log
+    assert "ran out of memory in validation step, retrying batch" in log
+    assert "memory of simulated GPU 0" in log
+    assert logged(log, "train_num_updates") == [UPDATES - 1] and len(logged(log, "valid_loss")) == 1
+
+
+# -- translating, validating -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language_model(text_bin, tmp_path_factory):
+    """The folder with checkpoint_last.pt of a tiny language model."""
+    folder = tmp_path_factory.mktemp("language_model")
+    sizes = "--decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --decoder-layers 1 --decoder-attention-heads 2"
+    flags = f"--task language_modeling --arch transformer_lm_rope {sizes} --tokens-per-sample 64"
+    words = training(text_bin, folder, without=("--share-all-embeddings ", "--label-smoothing 0.1 "))
+    call(*words, *flags.split(), "--criterion", "cross_entropy", "--max-epoch", 2, "--no-epoch-checkpoints")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def commands(data_bin, text_bin, trained, language_model):
+    """The words of the commands in PROGRAMS for tiny models, without the program."""
+    common = ["--user-dir", PLUGIN, "--max-tokens", 500, "--path"]
+    in_pairs = [data_bin, *common, trained / "checkpoint_last.pt"]
+    translate = [*in_pairs, "--beam", 4, "--max-len-b", 10]
+    validate = "--task translation --valid-subset test --log-format json".split()
+    in_text = [text_bin, *common, language_model / "checkpoint_last.pt", "--gen-subset", "test"]
+    return {
+        "fairseq-generate": translate,
+        "fairseq-interactive": [*translate, "--buffer-size", 20],
+        "fairseq-validate": [*in_pairs, *validate],
+        "fairseq-eval-lm": [*in_text, "--tokens-per-sample", 64],
+    }
+
+
+def numbers(program, printed):
+    """The scores of all translations, or the loss."""
+    if program == "fairseq-eval-lm":
+        return [float(loss) for loss in re.findall(r"Loss \(base 2\): ([\d.]+)", printed)]
+    if program == "fairseq-validate":
+        return logged(printed, "test_loss")
+    return [score for _, of_sentence in sorted(scores(printed).items()) for score in of_sentence]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_compute_on_a_gpu_what_they_compute_on_the_cpu(program, commands, data_bin):
+    source = (data_bin.parent / "text" / "test.en").read_text() if program == "fairseq-interactive" else ""
+    on_cpu = call(program, *commands[program], "--cpu", stdin=source)
+    expected, translations = numbers(program, on_cpu), outputs(on_cpu)
+    assert expected
+    for flag in PROGRAMS[program]:
+        printed = run_on_gpus(1, program, *commands[program], *flag.split(), input=source)
+        assert types_of_numbers(printed) == {{"": "float32", "--fp16": "float16", "--bf16": "bfloat16"}[flag]}
+        if not flag:
+            assert outputs(printed) == translations
+            assert numbers(program, printed) == pytest.approx(expected, abs=1e-4)
+        else:  # almost equal translations change places
+            assert mean(numbers(program, printed)) == pytest.approx(mean(expected), rel=0.02)
+            same = sum(outputs(printed)[number] == text for number, text in translations.items())
+            assert same >= 0.5 * len(translations)
