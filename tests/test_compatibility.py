@@ -409,7 +409,6 @@ def test_options_train_and_translate(data_bin, tmp_path, check_model, flags):
     assert_translates(data_bin, path, "--beam", 2)
 
 
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the flag works with a GPU")
 ADAPTIVE = ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16"]
 
 
@@ -419,8 +418,6 @@ ADAPTIVE = ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16"]
     [
         (["--encoder-layers-to-keep", 0], "'list' object has no attribute 'split'"),
         (ADAPTIVE, "use `--ddp-backend=legacy_ddp`"),
-        pytest.param(["--fp16"], "CUDA|NVIDIA driver", marks=needs_no_gpu),
-        pytest.param(["--bf16"], "xla_device", marks=needs_no_gpu),
     ],
 )
 def test_options_that_fail_with_fairseqs_transformer_fail_with_the_same_message(

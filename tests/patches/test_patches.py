@@ -26,13 +26,18 @@ import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, tasks, utils
+from fairseq import checkpoint_utils, tasks, trainer, utils
+from fairseq import options as fairseq_options
 from fairseq.data import FastaDataset, data_utils, token_block_dataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from fairseq.models import BaseFairseqModel
+from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_rope import patches
-from fairseq_rope.patches import options, saving, table
+from fairseq_rope.patches import optimizers, options, saving, table
 from tests.commands import ENVIRONMENT, PLUGIN, QUICK_START, ROOT, call, outputs, train
 
 
@@ -331,7 +336,125 @@ def token_blocks_are_the_same(request, tmp_path):
     assert [block.tolist() for block in by_sentence] == [sentence.tolist() for sentence in words]
 
 
+def flags_have_the_same_meaning(request, folder):
+    words = [str(folder), "--arch", "transformer_tiny", "-s", "en", "-t", "de"]
+    for flags in ([], ["--fp16"], ["--memory-efficient-fp16", "--seed", "7"], ["--tpu"], ["--amp", "--cpu"]):
+        ours, alone = (
+            parse(get_training_parser(), [*words, *flags])
+            for parse in (fairseq_options.parse_args_and_arch, fairseq_options.parse_args_and_arch.__wrapped__)
+        )
+        assert vars(ours) == vars(alone)
+    ours, unknown = fairseq_options.parse_args_and_arch(get_training_parser(), [*words, "--x", "--bf16"], True)
+    assert unknown == ["--x"] and not ours.tpu
+    alone = fairseq_options.parse_args_and_arch.__wrapped__(get_training_parser(), [*words, "--bf16"])
+    assert alone.tpu, "fairseq is fixed: remove the patch"
+
+
+def of_flags(data, *flags):
+    words = [str(data), "--arch", "transformer_tiny", "-s", "en", "-t", "de", "--cpu", "--lr", "0.1", *flags]
+    return convert_namespace_to_omegaconf(parse_args_and_arch(get_training_parser(), words))
+
+
+def programs_get_the_same_configuration(request, folder):
+    given, main = [], mock.Mock(side_effect=lambda *args, **kwargs: given.append((args, kwargs)))
+    cfg = of_flags(folder, "--memory-efficient-fp16")
+    for call_main in (distributed_utils.call_main, distributed_utils.call_main.__wrapped__):
+        call_main(cfg, main, more=1)
+    assert given == [((cfg,), {"more": 1})] * 2
+
+
+def trainers_are_the_same(request, folder):
+    for flags, name in (([], "FairseqAdam"), (["--memory-efficient-fp16"], "MemoryEfficientFP16Optimizer")):
+        cfg = of_flags(request.getfixturevalue("data_bin"), "--optimizer", "adam", *flags)
+        task = tasks.setup_task(cfg.task)
+        parts = [task.build_model(cfg.model), task.build_criterion(cfg.criterion)]
+        for init in (trainer.Trainer.__init__, trainer.Trainer.__init__.__wrapped__):
+            made = object.__new__(trainer.Trainer)
+            init(made, cfg, task, *parts)
+            types = {weight.dtype for weight in made.model.parameters()}
+            assert types == {torch.float16 if flags else torch.float32} and type(made.optimizer).__name__ == name
+
+
+def models_are_prepared_in_the_same_way(request, folder):
+    build = request.getfixturevalue("build")
+    cfg = of_flags(folder)
+    cfg.common_eval.path = "x.pt"
+    for prepare in (BaseFairseqModel.prepare_for_inference_, BaseFairseqModel.prepare_for_inference_.__wrapped__):
+        model = build("transformer_tiny")
+        prepare(model, cfg)
+        assert next(model.parameters()).dtype == torch.float32 and model.decoder.layers[0].need_attn is False
+
+
+def adams_are_the_same(request, folder):
+    """test_optimizers.py compares states and types."""
+    ends = []
+    for step in (adam.Adam.step, optimizers.FairseqAdam.step):
+        weight = torch.arange(6.0).view(2, 3)
+        optimizer = adam.Adam([weight], lr=0.1)
+        for number in range(4):
+            weight.grad = torch.cos(weight + number)
+            step(optimizer)
+        ends.append(weight)
+    torch.testing.assert_close(*ends)
+
+
+def states_differ_in_the_copies_only(request, folder):
+    state = {"state": {}, "param_groups": []}
+    weights = [torch.ones(2, dtype=torch.bfloat16)]
+    inner = mock.Mock(**{"state_dict.return_value": state})
+    made = mock.Mock(fp32_optimizer=inner, scaler=None, fp16_params=weights, has_flat_params=False)
+    made.fp32_params = [torch.nn.Parameter(torch.full((2,), 1.001))]
+    mixin = fp16_optimizer._FP16OptimizerMixin
+    ours, alone = mixin.state_dict(made), mixin.state_dict.__wrapped__(made)
+    copies = ours.pop("float32_params")
+    assert ours == alone and equal(copies, [torch.full((2,), 1.001)])
+    made.fp32_params[0].data.fill_(1.0)
+    for load in (mixin.load_state_dict, mixin.load_state_dict.__wrapped__):
+        load(made, dict(state), {"lr": 1})
+    assert inner.load_state_dict.call_args_list == [mock.call(state, {"lr": 1})] * 2
+    assert equal(made.fp32_params[0].data, torch.ones(2))
+
+
+def gradients_are_cleared(request, folder):
+    for clear in (
+        fp16_optimizer._FP16OptimizerMixin.zero_grad,
+        fp16_optimizer._FP16OptimizerMixin.zero_grad.__wrapped__,
+    ):
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        copy = torch.nn.Parameter(torch.ones(2))
+        copy.grad = torch.ones(2)
+        made = mock.Mock(fp16_params=[weight], fp32_params=[copy], has_flat_params=False, _multiply_factor=3.0)
+        made.scaler.loss_scale = 4.0
+        clear(made)
+        assert weight.grad is None and equal(copy.grad, torch.zeros(2)) and made._multiply_factor == 0.25
+        made.scaler, made._multiply_factor = None, 3.0
+        clear(made)
+        assert made._multiply_factor == (1.0 if clear is optimizers.zero_grad else 3.0), (
+            "fairseq is fixed: remove the patch"
+        )
+
+
+def a_loss_scale_is_updated(request, folder):
+    for step in (amp_optimizer.AMPOptimizer.step, amp_optimizer.AMPOptimizer.step.__wrapped__):
+        made = mock.Mock()
+        step(made)
+        given = made.optimizer if step is optimizers.amp_step else made.fp32_optimizer
+        assert made.scaler.mock_calls == [mock.call.step(given), mock.call.update()]
+
+
 SAME = {
+    "fairseq.options.parse_args_and_arch": flags_have_the_same_meaning,
+    "fairseq.distributed.utils.call_main": programs_get_the_same_configuration,
+    "fairseq.trainer.Trainer.__init__": trainers_are_the_same,
+    "fairseq.models.BaseFairseqModel.prepare_for_inference_": models_are_prepared_in_the_same_way,
+    "fairseq.optim.adam.Adam": adams_are_the_same,
+    **dict.fromkeys(
+        (f"fairseq.optim.fp16_optimizer._FP16OptimizerMixin.{name}" for name in ("state_dict", "load_state_dict")),
+        states_differ_in_the_copies_only,
+    ),
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.zero_grad": gradients_are_cleared,
+    "fairseq.optim.amp_optimizer.AMPOptimizer.step": a_loss_scale_is_updated,
     "fairseq.utils.load_align_dict": lexicons_are_the_same,
     "fairseq.utils.post_process_prediction": outputs_without_unknown_words_are_the_same,
     **dict.fromkeys(
@@ -364,7 +487,7 @@ def test_each_patch_is_applied_once_and_has_a_reason():
     assert len(set(targets)) == len(targets)
     patches.apply()  # a second time
     for patch in patches.PATCHES:
-        assert patch.prevents in ("code execution", "lost data", "wrong results", "an unreadable error")
+        assert patch.prevents in ("code execution", "lost data", "wrong results", "an unreadable error", "lost time")
         assert patch.reason.endswith((".", ")")) and patch.until
         places = patches.owners(patch.target)
         assert places

@@ -7,6 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_rope.checkpoints import load_checkpoint
+from fairseq_rope.patches import precision
 from fairseq_rope.tools import convert_layout as layout
 from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
 
@@ -87,6 +88,7 @@ def update_losses(log):
         pytest.param(["--arch", "transformer_rope_align", *SMALL], False, marks=pytest.mark.slow),
         pytest.param(["--memory-efficient-fp16"], False, marks=pytest.mark.slow),
         (["--fp16"], True),
+        pytest.param(["--bf16"], False, marks=pytest.mark.slow),
     ],
 )
 def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
@@ -94,8 +96,9 @@ def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
 ):
     few = ["--train-subset", "test", "--max-tokens", 50, "--max-epoch", 2]
     flags = [*few, "--log-interval", 1, "--fp16-init-scale", 4, *flags]
-    # The only function for which --fp16 needs a GPU and --memory-efficient-fp16 does not.
+    # The only function for which --fp16 needs a GPU and --memory-efficient-fp16 does not. So the plugin refuses --fp16.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(precision, "refuse_precision", lambda common: None)
     undisturbed, converted = tmp_path / "undisturbed", tmp_path / "converted"
     converted.mkdir()
     expected = train(data_bin, undisturbed, *flags)
@@ -111,7 +114,7 @@ def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
     ((epoch, valid_loss),) = valid_losses(resumed).items()
     assert (epoch, float(valid_loss)) == (2, pytest.approx(float(valid_losses(expected)[2]), abs=1.1e-3))
     # Compare the weights in one layout. Moments in the wrong rows would change them by 0.001 or more.
-    close = 5e-4 if {"--fp16", "--memory-efficient-fp16"} & set(flags) else 1e-4
+    close = 5e-4 if {"--fp16", "--bf16", "--memory-efficient-fp16"} & set(flags) else 1e-4
     end = [load_checkpoint(str(folder / "checkpoint2.pt")) for folder in (undisturbed, converted)]
     end[1] = layout.convert_layout(end[1], "interleaved")
     for name, weight in end[0]["model"].items():

@@ -1,0 +1,231 @@
+"""fairseq_rope/patches/precision.py: --bf16, --fp16, --amp and --tpu do what they say, or end in one sentence."""
+
+import re
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options
+
+from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
+from fairseq_rope.errors import InputError
+from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
+
+FEW = ["--max-tokens", 250, "--log-interval", 1]
+
+
+def parsed(*flags):
+    words = ["data", "--user-dir", str(PLUGIN), "--arch", "transformer_rope_tiny", "-s", "en", "-t", "de", *flags]
+    return options.parse_args_and_arch(options.get_training_parser(), words)
+
+
+@pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
+def test_only_tpu_means_a_tpu(flag):
+    args = parsed(flag)
+    assert (args.bf16, args.tpu, args.fp16) == (True, False, False)
+    assert parsed(flag, "--tpu").tpu and parsed("--tpu").tpu and not parsed().tpu
+
+
+@pytest.mark.parametrize("flags", [["--fp16", "--bf16"], ["--amp", "--memory-efficient-bf16"], ["--fp16", "--amp"]])
+@pytest.mark.parametrize("program", ["fairseq-train", "fairseq-generate"])
+def test_flags_of_two_types_are_refused(flags, program, tmp_path):
+    words = [program, tmp_path / "missing", "--user-dir", PLUGIN, "--cpu", *flags]
+    words += ["--arch", "transformer_rope_tiny"] if program == "fairseq-train" else ["--path", "missing.pt"]
+    done = run_program(*words, check=False)
+    assert done.returncode == 1
+    sentence = f"{program}: error: {' and '.join(sorted(flags))} exclude each other: give one of them\n"
+    assert done.stderr.endswith(sentence) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--fp16"], "--fp16: needs a GPU in training (--cpu); on a CPU, give --bf16, --memory-efficient-fp16, or"),
+        (["--amp"], "--amp: needs a GPU (--cpu); on a CPU, give --bf16, or no such flag for float32"),
+        (["--tpu"], "--tpu: needs torch_xla, which is not installed"),
+    ],
+)
+def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, message, tmp_path):
+    done = run_program(*training(tmp_path / "missing", tmp_path, "-s", "en", "-t", "de", *flags), check=False)
+    assert done.returncode == 1 and f"fairseq-train: error: {message}" in done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name, message", [("fp16", "--fp16: needs a GPU in training (--cpu)"), ("amp", "--amp: needs a GPU (--cpu)")]
+)
+def test_hydra_refuses_them_too(data_bin, tmp_path, name, message):
+    done = by_hydra(data_bin, tmp_path, f"common.{name}=true", check=False)
+    assert done.returncode != 0 and message in done.stdout + done.stderr
+
+
+def by_hydra(data, folder, *overrides, check=True):
+    (folder / "rope.yaml").write_text(f"""
+common: {{user_dir: {PLUGIN}, cpu: true, seed: 3}}
+task: {{_name: translation, data: {data}, source_lang: en, target_lang: de}}
+model: {{_name: transformer_rope, encoder: {{embed_dim: 64, ffn_embed_dim: 64, layers: 2, attention_heads: 2}},
+  decoder: {{embed_dim: 64, ffn_embed_dim: 64, layers: 2, attention_heads: 2}}, share_all_embeddings: true, dropout: 0}}
+criterion: {{_name: cross_entropy}}
+optimizer: {{_name: adam}}
+lr_scheduler: {{_name: fixed}}
+dataset: {{max_tokens: 500, num_workers: 0}}
+optimization: {{lr: [0.01], max_epoch: 1}}
+checkpoint: {{save_dir: {folder / "model"}}}
+""")
+    words = ["--config-dir", folder, "--config-name", "rope", f"hydra.run.dir={folder}", *overrides]
+    return run_program("fairseq-hydra-train", *words, check=check, cwd=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16", "memory_efficient_bf16", "memory_efficient_fp16"])
+def test_hydra_trains_in_16_bits(data_bin, tmp_path, name):
+    by_hydra(data_bin, tmp_path, f"common.{name}=true")
+    state = load_checkpoint(str(tmp_path / "model" / "checkpoint_last.pt"))
+    assert_rounded(state, torch.bfloat16 if "bf16" in name else torch.float16)
+    expected = "FP16Optimizer" if name == "bf16" else "MemoryEfficientFP16Optimizer"
+    assert state["optimizer_history"][-1]["optimizer_name"] == expected
+
+
+def assert_rounded(state, dtype):
+    """The weights in *state*, which fairseq writes in float32, are numbers of *dtype*."""
+    weights = state["model"].values()
+    assert all(torch.equal(weight, weight.to(dtype).float()) for weight in weights)
+    assert not all(torch.equal(weight, weight.to(torch.float8_e4m3fn).float()) for weight in weights)
+
+
+@pytest.mark.parametrize(
+    "flags, dtype",
+    [
+        (["--bf16"], torch.bfloat16),
+        pytest.param(
+            ["--bf16", "--criterion", "fused_label_smoothed_cross_entropy"], torch.bfloat16, marks=pytest.mark.slow
+        ),
+        pytest.param(["--memory-efficient-bf16"], torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(["--memory-efficient-fp16"], torch.float16, marks=pytest.mark.slow),
+        pytest.param(["--fp16", "--fp16-no-flatten-grads"], torch.float16, marks=pytest.mark.slow),
+        pytest.param(["--bf16", "--arch", "transformer_tiny"], torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(
+            ["--bf16", "--attention-dropout", 0.1, "--update-freq", 2], torch.bfloat16, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_16_bits_train_on_a_cpu_close_to_float32_and_resume_to_the_last_bit(data_bin, tmp_path, flags, dtype):
+    def losses(name, *more):
+        return {
+            epoch: float(loss) for epoch, loss in valid_losses(train(data_bin, tmp_path / name, *FEW, *more)).items()
+        }
+
+    in_float32 = [flag for flag in flags if "16" not in str(flag)]
+    expected = losses("float32", *in_float32, "--max-epoch", 3)
+    whole = losses("whole", *flags, "--max-epoch", 3)
+    assert whole == pytest.approx(expected, rel=0.02) and len(whole) == 3
+    train(data_bin, tmp_path / "resumed", *FEW, *flags, "--max-epoch", 1)
+    assert losses("resumed", *flags, "--max-epoch", 3) == {epoch: whole[epoch] for epoch in (2, 3)}
+
+    one, other = (load_checkpoint(str(tmp_path / name / "checkpoint_last.pt")) for name in ("whole", "resumed"))
+    assert_rounded(one, dtype)
+    for name, weight in one["model"].items():
+        assert torch.equal(weight, other["model"][name])
+    copies = [state["last_optimizer_state"].get(FLOAT32_COPIES, []) for state in (one, other)]
+    assert len(copies[0]) == len(copies[1]) and all(map(torch.equal, *copies))
+    assert bool(copies[0]) == ("--memory-efficient" not in " ".join(map(str, flags)))
+    # the checkpoint is one of fairseq's: it loads in float32
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "whole" / "checkpoint_last.pt")])
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "before, now, message",
+    [
+        ([], ["--bf16"], "trained with FairseqAdam (float32), and this is FP16Optimizer (--fp16 or --bf16)"),
+        (["--bf16"], [], "trained with FP16Optimizer (--fp16 or --bf16), and this is FairseqAdam (float32)"),
+        (
+            ["--bf16"],
+            ["--memory-efficient-bf16"],
+            "and this is MemoryEfficientFP16Optimizer (--memory-efficient-fp16 or --memory-efficient-bf16)",
+        ),
+    ],
+)
+def test_a_training_resumes_in_its_own_precision_only(data_bin, tmp_path, before, now, message):
+    train(data_bin, tmp_path, *before, "--max-update", 1)
+    with pytest.raises(InputError, match=re.escape(message)) as raised:
+        train(data_bin, tmp_path, *now, "--max-update", 2)
+    assert "checkpoint_last.pt" in str(raised.value) and "--reset-optimizer" in str(raised.value)
+    log = train(data_bin, tmp_path, *now, "--reset-optimizer", "--max-update", 2)
+    assert "Loaded checkpoint" in log
+
+
+def test_fp16_and_bf16_are_not_mixed(data_bin, tmp_path, monkeypatch):
+    train(data_bin, tmp_path, "--bf16", "--max-update", 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # all that --fp16 needs of a GPU here
+    monkeypatch.setattr("fairseq_rope.patches.precision.refuse_precision", lambda common: None)
+    with pytest.raises(InputError, match="checkpoint_last.pt was trained in another type .--fp16 keeps"):
+        train(data_bin, tmp_path, "--fp16", "--max-update", 2)
+
+
+# -- programs that load models -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def types(monkeypatch):
+    """The types of the embeddings that are looked up."""
+    seen, embedding = set(), torch.nn.functional.embedding
+
+    def recording(tokens, weight, *args, **kwargs):
+        seen.add(weight.dtype)
+        return embedding(tokens, weight, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding", recording)
+    return seen
+
+
+BOTH_TYPES = pytest.mark.parametrize("flags, dtype", [([], torch.float32), (["--bf16"], torch.bfloat16)])
+
+
+@BOTH_TYPES
+@pytest.mark.parametrize("fast", ["0", "1"], ids=["fairseq's search", "fast search"])
+@pytest.mark.parametrize("program", ["generate", "interactive"])
+def test_programs_translate_in_the_type_of_the_flag(data_bin, trained, program, flags, dtype, fast, types, monkeypatch):
+    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", fast)
+    text = {"stdin": (data_bin.parent / "text" / "test.en").read_text()} if program == "interactive" else {}
+    words = [f"fairseq-{program}", data_bin, "--path", trained / "checkpoint_last.pt", "-s", "en", "-t", "de"]
+    words += ["--user-dir", PLUGIN, "--cpu", "--beam", 2, "--max-len-b", 12, *(["--buffer-size", 20] if text else [])]
+    translated = outputs(call(*words, *flags, **text))
+    assert types == {dtype}
+    in_float32 = outputs(call(*words, **text))
+    assert len(translated) == 20  # near ties are many: the model has seen 200 sentences
+    assert sum(translated[number] == in_float32[number] for number in in_float32) >= (12 if flags else 20)
+
+
+@BOTH_TYPES
+def test_fairseq_validate_computes_in_the_type_of_the_flag(data_bin, trained, flags, dtype, types):
+    words = ["fairseq-validate", data_bin, "--path", trained / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu"]
+    words += ["--task", "translation", "--batch-size", 20, "--log-format", "json"]
+    printed = call(*words, *flags)
+    assert types == {dtype}
+    loss, expected = (float(re.search(r'"valid_loss": "([\d.]+)"', text)[1]) for text in (printed, call(*words)))
+    assert loss == pytest.approx(expected, rel=0.01 if flags else 0)
+
+
+@BOTH_TYPES
+def test_fairseq_eval_lm_computes_in_the_type_of_the_flag(text_bin, tmp_path, flags, dtype, types):
+    training_flags = "--task language_modeling --arch transformer_lm_rope --decoder-layers 1 --max-update 1 --cpu"
+    training_flags += " --decoder-embed-dim 32 --decoder-input-dim 32 --decoder-output-dim 32 --optimizer sgd --lr 0.1"
+    training_flags += " --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --max-tokens 200 --tokens-per-sample 32"
+    call("fairseq-train", text_bin, "--user-dir", PLUGIN, *training_flags.split(), "--save-dir", tmp_path)
+    types.clear()
+    words = ["fairseq-eval-lm", text_bin, "--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu"]
+    words += ["--tokens-per-sample", 32]
+    printed = call(*words, *flags)
+    assert types == {dtype}
+    loss, expected = (float(re.search(r"Loss \(base 2\): ([\d.]+)", text)[1]) for text in (printed, call(*words)))
+    assert loss > 1 and loss == pytest.approx(expected, rel=0.01 if flags else 0)
+
+
+def test_a_model_that_was_trained_in_bfloat16_is_loaded_in_float32_unless_requested(data_bin, tmp_path):
+    from fairseq_rope.transformer import TransformerRopeModel
+
+    train(data_bin, tmp_path, "--bf16", "--max-update", 1)
+    for given, dtype in (({}, torch.float32), ({"bf16": True}, torch.bfloat16)):
+        hub = TransformerRopeModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data_bin), **given)
+        assert {parameter.dtype for parameter in hub.parameters()} == {dtype}
+        assert isinstance(hub.translate("the dog sees"), str)
