@@ -382,7 +382,7 @@ def models_are_prepared_in_the_same_way(request, folder):
     for prepare in (BaseFairseqModel.prepare_for_inference_, BaseFairseqModel.prepare_for_inference_.__wrapped__):
         model = build("transformer_tiny")
         prepare(model, cfg)
-        assert next(model.parameters()).dtype == torch.float32 and model.decoder.layers[0].need_attn is False
+        assert next(model.parameters()).dtype == torch.float32 and not model.decoder.layers[0].need_attn
 
 
 def adams_are_the_same(request, folder):
