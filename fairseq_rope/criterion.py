@@ -27,7 +27,6 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerModelB
 from torch import Tensor, nn
 
 from .overrides import has_methods, hooked, is_plain_linear, methods_of
-from .search.step import autocasts
 from .transformer.decoder import Decoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
@@ -53,73 +52,79 @@ def _nll(scores: Tensor, features: Tensor, weight: Tensor, target: Tensor) -> tu
     return nll, target_scores, probs
 
 
+def _loss_and_gradients(
+    features: Tensor, weight: Tensor, target: Tensor, pad: int, epsilon: float, count_correct: bool, needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the results of :class:`_FusedLoss`, and the gradients of *features* and *weight* in float32."""
+    words = weight.size(0)
+    smoothing = epsilon / (words - 1)  # e'
+    on_target = 1.0 - epsilon - smoothing
+
+    # Padding has neither loss nor gradient. To leave it out, the host must know how many tokens remain, and would
+    # wait for a GPU. There, padding is computed like other tokens, with features of zero.
+    on_host = target.device.type == "cpu"
+    is_token = target.ne(pad)
+    if on_host:
+        tokens = is_token.nonzero().squeeze(1)
+        inputs, target = features.index_select(0, tokens), target.index_select(0, tokens)
+        is_token = is_token.index_select(0, tokens)
+    else:
+        inputs = features.masked_fill(~is_token.unsqueeze(1), 0)
+    weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is its product with a token's features
+    loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
+    nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.int64)
+    if needs_grad:
+        inputs_grad = torch.empty_like(inputs, dtype=torch.float32)
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+    rows = max(1, CHUNK // words)
+    for begin in range(0, inputs.size(0), rows):
+        chunk, chunk_target = inputs[begin : begin + rows], target[begin : begin + rows]
+        scores = F.linear(chunk, weight).float()  # (rows, V)
+        if count_correct:
+            correct += (scores.argmax(dim=1).eq(chunk_target) & is_token[begin : begin + rows]).sum()
+        nll, target_scores, probs = _nll(scores, chunk, weight, chunk_target)
+        smooth = words * (nll + target_scores) - chunk.float() @ weight_sum
+        nll, smooth = (x.double() * is_token[begin : begin + rows] for x in (nll, smooth))
+        loss += (on_target * nll + smoothing * smooth).sum()
+        nll_loss += nll.sum()
+        if needs_grad:
+            probs = probs.to(weight.dtype)
+            grad = (probs @ weight).float().sub_(weight_sum, alpha=smoothing)
+            grad.sub_(weight.index_select(0, chunk_target).float(), alpha=on_target)
+            inputs_grad[begin : begin + rows] = grad
+            if weight.dtype == torch.float32:
+                weight_grad.addmm_(probs.t(), chunk)
+            else:
+                weight_grad += (probs.t() @ chunk).float()
+    if not needs_grad:
+        return loss, nll_loss, correct, None, None
+    weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=smoothing)
+    weight_grad.index_add_(0, target, inputs.float(), alpha=-on_target)
+    features_grad = inputs_grad.masked_fill_(~is_token.unsqueeze(1), 0)
+    if on_host:
+        features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, tokens, inputs_grad)
+    return loss, nll_loss, correct, features_grad, weight_grad
+
+
 class _FusedLoss(torch.autograd.Function):
     """Computes the summed loss of *features* (N, C), projected by *weight* (V, C), and its gradients.
 
-    ``forward`` computes the gradients from the same scores as the loss, in float32, and ``backward`` scales them.
-    They cannot be differentiated again: ``create_graph=True`` raises a RuntimeError. The results are the loss, the loss
+    ``forward`` computes the gradients from the same scores as the loss, in float32, and ``backward`` scales them. Under
+    autocast (``--amp``), matrix products are in its type, and the gradient of a float32 *weight* is float32. Gradients
+    cannot be differentiated again: ``create_graph=True`` raises a RuntimeError. The results are the loss, the loss
     without label smoothing and, with *count_correct*, how often the target has the highest score.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        pad: int,
-        epsilon: float,
-        count_correct: bool,
-        needs_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        words = weight.size(0)
-        smoothing = epsilon / (words - 1)  # e'
-        on_target = 1.0 - epsilon - smoothing
-
-        # Padding has neither loss nor gradient. To leave it out, the host must know how many tokens remain, and would
-        # wait for a GPU. There, padding is computed like other tokens, with features of zero.
-        on_host = target.device.type == "cpu"
-        is_token = target.ne(pad)
-        if on_host:
-            tokens = is_token.nonzero().squeeze(1)
-            inputs, target = features.index_select(0, tokens), target.index_select(0, tokens)
-            is_token = is_token.index_select(0, tokens)
-        else:
-            inputs = features.masked_fill(~is_token.unsqueeze(1), 0)
-        weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is its product with a token's features
-        loss = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        nll_loss, correct = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.int64)
-        if needs_grad:
-            inputs_grad = torch.empty_like(inputs, dtype=torch.float32)
-            weight_grad = torch.zeros_like(weight, dtype=torch.float32)
-        rows = max(1, CHUNK // words)
-        for begin in range(0, inputs.size(0), rows):
-            chunk, chunk_target = inputs[begin : begin + rows], target[begin : begin + rows]
-            scores = F.linear(chunk, weight).float()  # (rows, V)
-            if count_correct:
-                correct += (scores.argmax(dim=1).eq(chunk_target) & is_token[begin : begin + rows]).sum()
-            nll, target_scores, probs = _nll(scores, chunk, weight, chunk_target)
-            smooth = words * (nll + target_scores) - chunk.float() @ weight_sum
-            nll, smooth = (x.double() * is_token[begin : begin + rows] for x in (nll, smooth))
-            loss += (on_target * nll + smoothing * smooth).sum()
-            nll_loss += nll.sum()
-            if needs_grad:
-                probs = probs.to(weight.dtype)
-                grad = (probs @ weight).float().sub_(weight_sum, alpha=smoothing)
-                grad.sub_(weight.index_select(0, chunk_target).float(), alpha=on_target)
-                inputs_grad[begin : begin + rows] = grad
-                if weight.dtype == torch.float32:
-                    weight_grad.addmm_(probs.t(), chunk)
-                else:
-                    weight_grad += (probs.t() @ chunk).float()
-        if needs_grad:
-            weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=smoothing)
-            weight_grad.index_add_(0, target, inputs.float(), alpha=-on_target)
-            features_grad = inputs_grad.masked_fill_(~is_token.unsqueeze(1), 0)
-            if on_host:
-                features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, tokens, inputs_grad)
-            ctx.save_for_backward(features_grad, weight_grad)
-            ctx.types = (features.dtype, weight.dtype)
+    def forward(ctx: Any, features: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        ctx.types = (features.dtype, weight.dtype)
+        device = features.device.type
+        if torch.is_autocast_enabled(device):
+            narrow = torch.get_autocast_dtype(device)
+            features, weight = features.to(narrow), weight.to(narrow)
+        with torch.autocast(device, enabled=False):
+            loss, nll_loss, correct, *grads = _loss_and_gradients(features, weight, target, *options)
+        ctx.save_for_backward(*grads)
         ctx.mark_non_differentiable(nll_loss, correct)
         return loss.float(), nll_loss.float(), correct
 
@@ -145,7 +150,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
     """Computes the loss, gradients and logs of fairseq's ``label_smoothed_cross_entropy``, with the same flags.
 
     The fused loss is for transformers whose output is a plain projection. fairseq's own code computes the loss
-    of other models, the loss under ``--amp`` and FSDP, and the loss of each token (``reduce=False``).
+    of other models, the loss under FSDP, and the loss of each token (``reduce=False``).
     """
 
     def forward(
@@ -191,8 +196,6 @@ def _is_fairseqs() -> bool:
 
 def output_weight(model: nn.Module) -> Tensor | None:
     """Return the matrix (V, C) that projects *model*'s features to scores; None if it does more than that."""
-    if autocasts():
-        return None
     inner: Any = model
     while hasattr(inner, "module"):  # DistributedDataParallel and fairseq's wrappers
         known = type(inner).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")

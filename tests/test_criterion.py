@@ -149,8 +149,20 @@ def test_unsupported_models_use_fairseqs_own_loss(build, task, sample):
     assert output_weight(model) is None
     expected, actual = run_both(model, sample, task)
     assert_equal_runs(actual, expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert output_weight(build()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_fused_loss_is_within_rounding_of_fairseqs_in_float32(build, task, sample, dtype):
+    model = build()
+    exact = run(FAIRSEQS, model, sample, task)
+    with torch.autocast("cpu", dtype=dtype):
+        assert output_weight(model) is not None
+        fairseqs, fused = run_both(model, sample, task)
+    for name, gradient in exact[-1].items():
+        error, fairseqs_error = ((run[-1][name] - gradient).norm() for run in (fused, fairseqs))
+        assert fused[-1][name].dtype == torch.float32
+        assert error <= 1.5 * fairseqs_error + 1e-6 * gradient.norm(), name
+    assert float(fused[0]) == pytest.approx(float(exact[0]), rel=0.01)
 
 
 CHANGES = {
