@@ -4,11 +4,12 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from recipes.pipeline.arguments import Parser, add_flags, called, describe_experiment, parse
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import ROOT
-from recipes.pipeline.fairseq_train import check_devices
+from recipes.pipeline.fairseq_train import check_devices, warning
 from recipes.pipeline.listing import model_table
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.session import announce, at_work
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             if SCORE in chosen:
                 check_tokenize(experiment)
             if TRAIN in chosen:
-                check_devices(experiment)
+                resumed = TRAIN.resumed(experiment)
+                check_devices(experiment, resumed)
+                slow = warning(experiment, resumed)
+                if slow and not runner.stamps.is_done(TRAIN):
+                    print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
         if any(s in chosen and (experiment.dry_run or not runner.stamps.is_done(s)) for s in (TRAIN, TRANSLATE)):
             check_flags([experiment])
         with contextlib.ExitStack() as ended:

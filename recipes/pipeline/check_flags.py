@@ -20,13 +20,18 @@ from recipes.pipeline.start import SIZES
 PARSED, PASSED = "the flags are known", "the models can be built"
 
 
-def check_flags(experiments: Sequence[Experiment], flag: str = "--arch") -> None:
-    """Raise a StageError unless fairseq, in a separate process, knows the flags and can build the models."""
+def check_flags(
+    experiments: Sequence[Experiment], flag: str = "--arch", devices: tuple[int, str] | None = None
+) -> None:
+    """Raise a StageError unless fairseq, in a separate process, knows the flags and can build the models.
+
+    *devices* are the number of GPUs and the precision, if another machine trains. *flag* names the systems in messages.
+    """
     words = [sys.executable, "-m", "recipes.pipeline.check_flags"]
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
-        devices = fairseq_train.devices_and_precision(experiment)
-        words += [experiment.system, fairseq_train.command(experiment, *devices), generate]
+        devices_here = devices or fairseq_train.devices_and_precision(experiment)
+        words += [experiment.system, fairseq_train.command(experiment, *devices_here), generate]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     printed = done.stdout.splitlines()
     if done.returncode or printed[-1:] != [PASSED]:

@@ -44,6 +44,7 @@ class Experiment:
     scorers: tuple[Scorer, ...] = ()  # programs that score the translations, in comparisons
     training_of: str = ""  # the system whose model it is, if it differs from that only in the search; default: its own
     tuned: str = ""  # "KEY=VALUE" of a run that is only trained, to choose the value
+    precision_of_others: str = ""  # of the earlier runs of a comparison, which ``precision: auto`` takes for new ones
 
     def __post_init__(self) -> None:
         self.system = self.system or self.arch

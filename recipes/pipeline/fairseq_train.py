@@ -4,6 +4,7 @@ import argparse
 import math
 import shlex
 
+from recipes.pipeline import precision
 from recipes.pipeline.commands import quoted
 from recipes.pipeline.experiment import Experiment, StageError
 
@@ -24,34 +25,65 @@ def patience(experiment: Experiment) -> int:
     return max(0, parser.parse_known_args(shlex.split(experiment.settings.fairseq_train_flags))[0].patience)
 
 
-def devices_and_precision(experiment: Experiment) -> tuple[int, str]:
-    """The number of GPUs (0: the CPU) and the precision. Raises a StageError if the machine lacks them."""
-    import torch
+def devices_and_precision(experiment: Experiment, resumed: str = "") -> tuple[int, str]:
+    """The number of GPUs (0: the CPU) and the precision. Raises a StageError if the machine lacks them.
 
-    available = torch.cuda.device_count()
+    *resumed* is the precision of the training that resumes. ``auto`` keeps it. For a new training, ``auto`` takes the
+    precision of the earlier runs of a comparison, or the best that the device computes in hardware.
+    """
+    available = 0 if experiment.gpus == 0 else _gpus_here()
     gpus = available if experiment.gpus is None else experiment.gpus
     if gpus > available and not experiment.dry_run:
         raise StageError(f"--gpus {gpus}: this machine has {available}")
-    asked = experiment.settings.precision
-    if gpus == 0:
-        if asked in ("fp16", "bf16"):
-            raise StageError(f"--set precision={asked}: fairseq trains in 16 bits on GPUs only")
-        return 0, "fp32"
+    precision.refuse_another(experiment, resumed)
+    asked, words = precision.asked(experiment)
+    best = _best_of_gpus(available) if gpus else precision.on_cpu()
+    if asked == "auto" and resumed:
+        asked, words = resumed, f"stage 7 (train): the training in {experiment.checkpoints} has the precision {resumed}"
+    elif asked == "auto":
+        others = experiment.precision_of_others
+        usual = others in ("fp32", best) or gpus and others == "fp16"
+        return gpus, others if usual else best
+    if gpus == 0 and asked == "fp16" and not words.startswith("--memory-efficient"):
+        raise StageError(f"{words}: fairseq trains in fp16 on GPUs only")
+    if gpus and asked == "bf16" and best != "bf16":
+        raise StageError(f"{words}: this GPU does not support it; the best is {best}")
+    return gpus, asked
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _best_of_gpus(available: int) -> str:
+    """The best precision of the first GPU; without GPUs, in a dry run, that of new ones."""
+    import torch
+
     generation = torch.cuda.get_device_capability() if available else (8, 0)
-    best = "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
-    if asked == "bf16" and best != "bf16":
-        raise StageError(f"--set precision=bf16: this GPU does not support it; the best is {best}")
-    return gpus, best if asked == "auto" else asked
+    return "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
 
 
-def check_devices(experiment: Experiment) -> None:
+def check_devices(experiment: Experiment, resumed: str = "") -> None:
     """Call :func:`devices_and_precision`, unless the CPU in fp32 suffices: that loads no torch."""
-    if experiment.gpus or experiment.settings.precision in ("fp16", "bf16"):
-        devices_and_precision(experiment)
+    precision.refuse_another(experiment, resumed)
+    if experiment.gpus or precision.asked(experiment)[0] not in ("auto", "fp32"):
+        devices_and_precision(experiment, resumed)
 
 
-def command(experiment: Experiment, gpus: int, precision: str) -> str:
-    """The command that trains *experiment* on *gpus* GPUs; 0: on the CPU."""
+def warning(experiment: Experiment, resumed: str = "") -> str:
+    """A sentence if *experiment* trains in bf16 on a CPU that has no instructions for it; else ""."""
+    asked, words = precision.asked(experiment)
+    if "bf16" not in (asked, asked == "auto" and resumed) or precision.on_cpu() == "bf16":
+        return ""
+    gpus, _ = devices_and_precision(experiment, resumed)
+    why = words if asked == "bf16" else f"the training in {experiment.checkpoints} has the precision bf16"
+    return "" if gpus else f"{why}: {precision.EMULATED}"
+
+
+def command(experiment: Experiment, gpus: int, number_format: str) -> str:
+    """The command that trains *experiment* on *gpus* GPUs (0: on the CPU) in the precision *number_format*."""
     s = experiment.settings
     sizes = " ".join(
         f"--{side}-layers {s.layers} --{side}-embed-dim {s.width} "
@@ -67,6 +99,8 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
         saved += " --no-epoch-checkpoints"
     start = f"--finetune-from-model {quoted(experiment.start_copy)} " if experiment.start_checkpoint else ""
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
+    given = number_format == "fp32" or precision.flag_in(s.fairseq_train_flags)
+    flag = "" if given else f"{quoted(f'--{number_format}')} "
     return (
         f"fairseq-train {quoted(experiment.data_bin)} {experiment.languages} "
         f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} {experiment.sharing}{start}"
@@ -76,7 +110,6 @@ def command(experiment: Experiment, gpus: int, precision: str) -> str:
         f"--criterion fused_label_smoothed_cross_entropy --label-smoothing {s.label_smoothing} "
         f"--max-tokens {max_tokens} --update-freq {update_freq} {limits}"
         f"{saved} --save-dir {quoted(experiment.checkpoints)} {device} "
-        f"{'' if precision == 'fp32' else f'--{precision} '}"
-        f"--seed {experiment.seed} --log-format json --log-interval 20 "
+        f"{flag}--seed {experiment.seed} --log-format json --log-interval 20 "
         f"{quoted(*shlex.split(s.fairseq_train_flags))}"
     )

@@ -61,9 +61,25 @@ def describe() -> dict[str, Any]:
     return {"versions": versions, "commit": commit, "hardware": _hardware()}
 
 
+def cpu_info() -> str:
+    """What Linux says of the CPUs; "" on other systems."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def cpu_computes_bf16() -> bool:
+    """Whether the CPU has instructions for bfloat16 that torch uses in training: AVX512_BF16 or AMX."""
+    flags = re.search(r"^flags[ \t]*:(.*)", cpu_info(), re.MULTILINE)
+    return bool(flags and {"avx512_bf16", "amx_bf16"} & {*flags[1].split()})
+
+
+def device_in_words(gpus: int) -> str:
+    """The device of a training on *gpus* GPUs; 0: the CPU."""
+    return f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
+
+
 def _hardware() -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    model = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", cpu_info(), re.MULTILINE)
     cpu = model[1] if model else platform.processor() or platform.machine()
     gpus = printed("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     return {"cpu": cpu, "cores": os.cpu_count(), "gpus": gpus}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairseq_rope.files import write_whole
 from recipes.pipeline.commands import Shell
@@ -21,7 +22,8 @@ class Runner:
     experiment: Experiment
     stages: Sequence[Stage] = ()  # all stages of the recipe, in order
     locks: tuple[int, ...] = ()  # descriptors that every command inherits
-    record: Callable[[Path], None] | None = None  # called before a stage runs, with the folder of its outputs
+    # Called before a stage runs, with the folder of its outputs and what it notes of the training.
+    record: Callable[[Path, dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         self.stamps, self.moves = Stamps(self.experiment), Moves(self.experiment)
@@ -59,7 +61,7 @@ class Runner:
         folder, begun = self.stamps.folder(stage), time.time()
         shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
         if self.record is not None:
-            self.record(folder)
+            self.record(folder, stage.noted(self.experiment))
         stage.run(self.experiment, shell)
         for path in stage.outputs(self.experiment):
             if not path.exists():

@@ -4,9 +4,10 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -56,9 +57,9 @@ def announce(experiment: Experiment) -> None:
     print(f"target language {experiment.target}: scored with sacreBLEU's tokeniser {tokenize}", flush=True)
 
 
-def write_down(experiment: Experiment, program: str, folder: Path) -> None:
-    """Write settings.yaml and run.yaml of the last stage that ran into *folder*."""
-    settings, run = asdict(experiment.settings), {"command": program, **describe()}
+def write_down(experiment: Experiment, program: str, folder: Path, noted: Mapping[str, Any] | None = None) -> None:
+    """Write settings.yaml and run.yaml of the last stage that ran into *folder*, with what that has *noted*."""
+    settings, run = asdict(experiment.settings), {"command": program, **(noted or {}), **describe()}
     for name, contents in (("settings.yaml", settings), ("run.yaml", run)):
         write_whole(folder / name, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
 

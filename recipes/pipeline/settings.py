@@ -81,7 +81,7 @@ class Settings:
     max_epochs: int = _setting("maximum number of epochs; 0: no limit", 0)
 
     tokens_per_device: int = _setting("maximum tokens in a batch of one device", 1)
-    precision: str = _setting("number format of the training; auto: the best of the GPU", choices=_PRECISIONS)
+    precision: str = _setting("number format of the training; auto: the best in hardware", choices=_PRECISIONS)
     save_every_updates: int = _setting("updates between checkpoints; 0: one checkpoint an epoch", 0)
 
     average_checkpoints: int = _setting("number of last checkpoints to average", 1)

@@ -2,14 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fairseq_rope.files import write_whole
-from recipes.pipeline import fairseq_train, history
+from recipes.pipeline import fairseq_train, history, precision
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit, to_average
 from recipes.pipeline.commands import Shell, quoted, say
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import check_lengths
-from recipes.pipeline.machine import describe
+from recipes.pipeline.machine import describe, device_in_words
 from recipes.pipeline.model_folder import Moves, begun, choose_training, learnt_from
 from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.stage import Stage
@@ -22,7 +23,7 @@ class Train(Stage):
     per_model = True
     settings = (
         *LEARNT_FROM,
-        # Settings that may change when a training resumes.
+        # Settings that may change when a training resumes; the precision only from or to "auto", which keeps it.
         *("tokens_per_device", "precision", "max_epochs", "max_updates"),
         *("save_every_updates", "average_checkpoints"),
     )
@@ -35,24 +36,47 @@ class Train(Stage):
 
     def prepare(self, experiment: Experiment, stamps: Stamps, moves: Moves) -> None:
         choose_training(experiment, self, stamps, moves)
+        if experiment.model not in moves.planned:
+            precision.refuse_another(experiment, self.resumed(experiment))
+
+    def resumed(self, experiment: Experiment) -> str:
+        """The precision of the training in the model's folder that these settings resume; "" if there is none."""
+        stamps = Stamps(experiment)
+        is_same = experiment.last_checkpoint.exists() and begun(experiment.checkpoints, stamps) == learnt_from(
+            self, stamps
+        )
+        if not is_same:
+            return ""
+        return precision.of_process(precision.last_process(experiment.history))
+
+    def noted(self, experiment: Experiment) -> dict[str, Any]:
+        gpus, number_format = fairseq_train.devices_and_precision(experiment, self.resumed(experiment))
+        return {"training": {"device": device_in_words(gpus), "precision": number_format}}
 
     def refuse(self, experiment: Experiment, stamps: Stamps) -> None:
         if begun(experiment.checkpoints, stamps) == learnt_from(self, stamps):
             check_limit(experiment)
+            precision.refuse_another(experiment, self.resumed(experiment))
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
-        gpus, precision = fairseq_train.devices_and_precision(experiment)
+        resumed = self.resumed(experiment)
+        gpus, number_format = fairseq_train.devices_and_precision(experiment, resumed)
         tokens = settings.tokens_per_update, settings.tokens_per_device
         max_tokens, update_freq = fairseq_train.batches(*tokens, max(1, gpus))
-        device = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "the CPU"
+        sizes = {"max_tokens": max_tokens, "update_freq": update_freq}
+        device = device_in_words(gpus)
         an_update = f"{max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update"
-        say(f"on {device} in {precision}: {an_update} (tokens_per_update: {settings.tokens_per_update})")
-        command = fairseq_train.command(experiment, gpus, precision)
+        say(f"on {device} in {number_format}: {an_update} (tokens_per_update: {settings.tokens_per_update})")
+        if precision.asked(experiment)[0] == "auto" and resumed:
+            say(f"precision: auto keeps {resumed}, in which this training has begun")
+        elif precision.asked(experiment)[0] == "auto" and experiment.precision_of_others == number_format:
+            say(f"precision: auto takes {number_format}, the precision of the earlier runs of this comparison")
+        command = fairseq_train.command(experiment, gpus, number_format)
         if not experiment.dry_run:
             check_lengths(experiment, max_tokens)
             self._begin_or_resume(experiment)
-            batches = {"device": device, "precision": precision, "max_tokens": max_tokens, "update_freq": update_freq}
+            batches = {"device": device, "precision": number_format, **sizes}
             process = {**describe(), "batches": batches, "command": command}
             with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")

@@ -25,7 +25,11 @@ from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
 from tests.commands import ROOT
 
-SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5", "average_checkpoints=5"]
+# With another precision, processes that tests start would depend on the machine.
+SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5", "average_checkpoints=5", "precision=fp32"]
+# /proc/cpuinfo of a CPU that computes bf16 in hardware, and of one that does not.
+AVX512_BF16 = "model name\t: A CPU\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 gfni\n"
+AVX2 = "model name\t: A CPU\nflags\t\t: fpu sse2 avx2\n"
 
 
 @functools.cache

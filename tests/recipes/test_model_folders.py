@@ -4,6 +4,7 @@ A function replaces the commands. It writes files of the same names with unique 
 distinguish a model that was trained again from the earlier one.
 """
 
+import functools
 import json
 import os
 import random
@@ -14,14 +15,15 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from recipes.pipeline import commands, session, stage07_train, stamps
+from recipes.pipeline import __main__ as pipeline
+from recipes.pipeline import commands, machine, session, stage07_train, stamps
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, write_down
 from recipes.pipeline.stages import STAGES, TRAIN
 from recipes.pipeline.stamps import Stamps
-from tests.recipes.small_demo import describe, setting_flags
+from tests.recipes.small_demo import AVX2, AVX512_BF16, describe, setting_flags
 
 FROM_TRAINING = STAGES[6:10]
 
@@ -75,7 +77,7 @@ def described(work, *flags):
 def ensure(experiment, *stages):
     """Run *stages* of *experiment*. Returns the numbers of the stages that were not skipped."""
     RUNNING.append(experiment)
-    runner = Runner(experiment, STAGES, record=lambda folder: write_down(experiment, "command", folder))
+    runner = Runner(experiment, STAGES, record=functools.partial(write_down, experiment, "command"))
     return [stage.number for stage in stages if runner.ensure(stage)]
 
 
@@ -221,6 +223,72 @@ def test_stamps_have_the_names_that_finished_work_folders_have(work):
     assert [sorted(one) for one in names] == [sorted(line.split()) for line in STAMPED.splitlines()]
     documents = described(work, "segment_tokens=9")
     assert [stage.number for stage in STAGES if Stamps(documents).of(stage).get("documents")] == [2, 4]
+
+
+# -- precision ---------------------------------------------------------------------------------------
+
+
+def trained_with(experiment):
+    """The precision and the device in run.yaml, and whether the command of stage 7 has --bf16."""
+    noted = yaml.safe_load((experiment.model / "run.yaml").read_text())["training"]
+    command = (experiment.model / "commands" / "stage07_train.sh").read_text()
+    return noted["precision"], noted["device"], "--bf16 " in command
+
+
+def test_a_training_keeps_its_precision_on_another_cpu_and_is_not_trained_again(work, monkeypatch, capsys):
+    first = run(work).experiment
+    assert trained_with(first) == ("fp32", "the CPU", False)
+    monkeypatch.setattr(machine, "cpu_info", lambda: AVX512_BF16)
+    assert run(work).ran == []
+    second = run(work, "--seed 2").experiment
+    assert trained_with(second) == ("bf16", "the CPU", True)
+    assert "auto keeps" not in capsys.readouterr().out
+    assert run(work, "max_epochs=2").ran == [7, 8, 9, 10]
+    assert trained_with(first) == ("fp32", "the CPU", False), "in the run.yaml of stage 10"
+    assert "  precision: auto keeps fp32, in which this training has begun\n" in capsys.readouterr().out
+    monkeypatch.setattr(machine, "cpu_info", lambda: AVX2)
+    assert run(work, "--seed 2").ran == []
+    run(work, "--seed 2", "max_epochs=2")
+    assert trained_with(second) == ("bf16", "the CPU", True)
+
+
+def test_a_run_warns_once_of_emulated_bf16(work, monkeypatch, capsys):
+    monkeypatch.setattr(Runner, "refuse_stale_inputs", lambda *_: None)
+    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+
+    def warnings(*flags):
+        RUNNING.append(described(work, *flags))
+        given = [word for flag in flags for word in (["--set", flag] if "=" in flag else flag.split())]
+        few = setting_flags("average_checkpoints=1", "max_epochs=1")
+        main(["demo", "--work-dir", str(work), "--gpus", "0", "--stage", "7", "--stop-stage", "9", *few, *given])
+        return [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+
+    (line,) = warnings("precision=bf16")
+    assert line.startswith("recipes/demo: warning: --set precision=bf16: this CPU has no instructions for bf16 ")
+    assert not warnings("precision=bf16"), "it is trained"
+    assert not warnings("--seed 2")
+    monkeypatch.setattr(machine, "cpu_info", lambda: AVX512_BF16)
+    assert not warnings("precision=bf16", "--seed 3")
+
+
+def test_a_finished_model_is_not_taken_for_one_of_another_precision(work):
+    run(work)
+    before = tree(work)
+    with pytest.raises(StageError) as refused:
+        run(work, "precision=bf16")
+    folder = work / "transformer_rope.seed1" / "checkpoints"
+    assert str(refused.value) == (
+        f"stage 7 (train): --set precision=bf16: the training in {folder} has the precision fp32, and cannot resume in "
+        "bf16: set precision=fp32, or train another model with --name NAME"
+    )
+    with pytest.raises(StageError, match="cannot resume in bf16"):  # not "run with --stage 7"
+        Runner(described(work, "precision=bf16"), STAGES[6:]).refuse_stale_inputs(STAGES[10])
+    assert tree(work) == before
+    other = run(work, "precision=bf16", "--name other").experiment
+    assert trained_with(other) == ("bf16", "the CPU", True)
+    trained = checkpoints(work)
+    assert run(work, "precision=fp32").ran[0] == 7, "it resumes at its end"
+    assert trained.items() <= checkpoints(work).items()
 
 
 # -- results -----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import pytest
 import sacrebleu
+import torch
 import yaml
 
 import fairseq_rope.__main__
@@ -273,6 +274,32 @@ def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
         line = next(line for line in waits.stdout if "is locked by" in line)
         assert f"is locked by process {os.getpid()}" in line and waits.poll() is None
     assert "stage 7: train: done before, skipped" in waits.communicate()[0] and waits.returncode == 0
+
+
+# -- precision ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_training_in_bf16_on_the_cpu_is_warned_of_and_resumes_in_bf16(copied, refused, capsys, monkeypatch):
+    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+    name, few = ["--name", "sixteen"], ["--set", "average_checkpoints=1", "--set"]
+    small(copied, *name, *few, "max_epochs=1", "--set", "precision=bf16")
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.err.splitlines() if "warning" in line]
+    assert line.startswith("recipes/demo: warning: --set precision=bf16: this CPU has no instructions for bf16 ")
+    assert "  on the CPU in bf16: " in printed.out and printed.out.splitlines()[-1].startswith("sacreBLEU ")
+    model = copied / "transformer_rope.seed1.sixteen"
+    assert yaml.safe_load((model / "run.yaml").read_text())["training"] == {"device": "the CPU", "precision": "bf16"}
+    state = torch.load(model / "checkpoints" / "checkpoint1.pt", weights_only=False)
+    assert state["cfg"]["common"]["bf16"] and state["optimizer_history"][-1]["optimizer_name"] == "FP16Optimizer"
+
+    assert "precision=fp32: the training in" in refused(copied, *name, *few, "max_epochs=2")
+    small(copied, *name, *few, "max_epochs=2", "--stop-stage", "7", "--set", "precision=auto")
+    printed = capsys.readouterr()
+    assert f"recipes/demo: warning: the training in {model}/checkpoints has the precision bf16: " in printed.err
+    assert "  precision: auto keeps bf16, in which this training has begun\n" in printed.out
+    history = [json.loads(line) for line in (model / "checkpoints" / "history.jsonl").read_text().splitlines() if line]
+    assert [entry["epoch"] for entry in history if "valid_loss" in entry] == [1, 2]
 
 
 # -- interruptions -----------------------------------------------------------------------------------

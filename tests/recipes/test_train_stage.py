@@ -78,7 +78,7 @@ def test_the_gpu_decides_the_precision(monkeypatch):
     for options, message in (
         ({"gpus": 3}, "--gpus 3: this machine has 2"),
         ({"overrides": ["precision=bf16"]}, "--set precision=bf16: this GPU does not support it; the best is fp32"),
-        ({"overrides": ["precision=fp16"], "gpus": 0}, "fairseq trains in 16 bits on GPUs only"),
+        ({"overrides": ["precision=fp16"], "gpus": 0}, "--set precision=fp16: fairseq trains in fp16 on GPUs only"),
     ):
         with pytest.raises(StageError, match=message):
             fairseq_train.devices_and_precision(experiment(**options))
