@@ -18,7 +18,7 @@ from recipes.compare import stage20_score_with, systems
 from recipes.compare.stage21_join import Join
 
 try:
-    from recipes.compare import launch, tuning
+    from recipes.compare import launch, same_precision, tuning
     from recipes.compare.stage23_report import SEEDS, Report, of_equal_length
     from recipes.compare.tuning import Tuning
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
@@ -74,10 +74,20 @@ class Comparison:
         checked = [self.experiments[name] for name in self._trained()]
         if self.tuning is not None:
             checked += [of_value[checked[0].system] for of_value in self.tuning.experiments.values()]
+        devices = None
         if self.args.launcher == "slurm":
             launch.slurm_executor(self.args, self.baseline)  # refuses what submitit does not know
-            checked = [_without_gpus(experiment) for experiment in checked]
-        check_flags(checked, systems.flag(self.args))
+            devices = (1, "fp32")  # SLURM's machines can have other ones than this machine
+        check_flags(checked, systems.flag(self.args), devices)
+
+    def choose_precision(self) -> None:
+        """Let new runs have the precision of the earlier ones; see :mod:`.same_precision`."""
+        compared, runs = [*self.experiments.values()], [*self.runs]
+        if self.tuning is not None:
+            compared += [run for of_value in self.tuning.experiments.values() for run in of_value.values()]
+            runs += self.tuning.runs(self._trained())
+        on_this_machine = self.args.launcher != "slurm" and not self.baseline.dry_run
+        same_precision.choose_precision(compared, runs, on_this_machine)
 
     def print_commands(self, runner_of: Callable[[Experiment], Runner]) -> None:
         """Print the commands of all runs, for a dry run. With ``--tune``, those of the runs that tune."""
@@ -203,6 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report_runner = runner_of(dataclasses.replace(baseline, differs={**baseline.differs, **named}))
         for stage in OF_DATA:
             report_runner.ensure(stage)
+        comparison.choose_precision()
         if baseline.dry_run:
             comparison.print_commands(runner_of)
         else:
@@ -238,12 +249,6 @@ def _tuning(
     tuned = Tuning(setting, experiments)
     tuned.check()
     return tuned
-
-
-def _without_gpus(experiment: Experiment) -> Experiment:
-    """*experiment* on this machine, whose flags are the same but for the devices."""
-    settings = dataclasses.replace(experiment.settings, precision="auto")
-    return dataclasses.replace(experiment, gpus=0, settings=settings)
 
 
 if __name__ == "__main__":

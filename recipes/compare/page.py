@@ -30,6 +30,7 @@ from recipes.compare.results import (
     converged,
     has_documents,
     of_fewer_seeds,
+    of_precision,
     ranked,
     reading,
     without,
@@ -77,7 +78,8 @@ def verdict(results: Results) -> list[str]:
             "which are over the seeds that both systems have, and not the means."
         )
     missing = [f"{run} is missing: {' '.join(reason.split())}" for run, reason in results["failed"].items()]
-    return sentences + early(results) + ends_of_range(results) + missing + training_differences(results)
+    sentences += different_precisions(results) + early(results) + ends_of_range(results)
+    return sentences + missing + training_differences(results)
 
 
 def early(results: Results) -> list[str]:
@@ -170,6 +172,16 @@ def _of_many(results: Results) -> list[str]:
     return sentences
 
 
+def different_precisions(results: Results) -> list[str]:
+    """A sentence if the systems are trained in several precisions."""
+    systems = of_precision(results)
+    if len(systems) < 2:
+        return []
+    which = "; ".join(f"{listed(names)} in {one}" for one, names in systems.items())
+    can = "A difference between such runs can come from this alone."
+    return [f"The precisions of the trainings differ: {which}. {can}"]
+
+
 def training_differences(results: Results) -> list[str]:
     """A sentence if code, versions, hardware or batches differ between the trainings."""
     differ = [
@@ -210,6 +222,7 @@ def texts(results: Results, images: Mapping[str, bytes]) -> dict[str, str]:
     shared = {**results, "tables": tables(results), "verdict": verdict(results), "significant": SIGNIFICANT}
     shared |= {"documents": has_documents(results), "fewer": of_fewer_seeds(results)}
     shared |= {"tuning": results.get("tuning"), "patience": max(run.get("patience", 0) for _, run in all_runs(results))}
+    shared["precisions"] = different_precisions(results)
     shared["scorers"] = results.get("scorers", {})
     shared |= {"names": names, "title": f"{names} on {results['data']['title']}"}
     page = TEMPLATES.get_template("report.html.j2").render(

@@ -5,7 +5,7 @@ import io
 import re
 from typing import Any
 
-from recipes.compare.results import Results, all_runs, has_documents, sets
+from recipes.compare.results import Results, all_runs, has_documents, sets, trained_in
 from recipes.compare.tables import Table
 
 LATEX = {
@@ -25,6 +25,7 @@ def as_csv(results: Results) -> str:
         training, number = run["training"], numbers[system]
         row: dict[str, Any] = {"system": system, "seed": run["seed"]}
         row |= {key: run.get(key, "") for key in ("architecture", "flags", "training_of", "generate", "parameters")}
+        row |= {"trained_in": "; ".join(trained_in([run]))}
         row |= {name: metric["score"] for name, metric in run["metrics"].items()}
         for name, of in results.get("scorers", {}).items():
             scored = dict(zip(of["seeds"].get(system, []), of["scores"].get(system, []), strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
+from recipes.pipeline import precision
 
 Results = dict[str, Any]
 KEYS = (
@@ -109,6 +110,22 @@ def converged(run: Mapping[str, Any]) -> bool:
     _, update = lowest_loss(run["training"])
     after = sum(one > update for one in run["training"]["updates"])
     return bool(run.get("patience")) and after >= run["patience"]
+
+
+def trained_in(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Precision and device of the trainings of *runs*, as in "bf16 on the CPU", each once."""
+    processes = [process for run in runs for process in run["training"]["processes"]]
+    return list(dict.fromkeys(precision.described(process) or "not noted" for process in processes)) or ["not noted"]
+
+
+def of_precision(results: Results) -> dict[str, list[str]]:
+    """The systems that are trained in each precision, as far as their runs note it."""
+    systems: dict[str, list[str]] = {}
+    for name in ranked(results):
+        processes = (process for run in results["runs"][name] for process in run["training"]["processes"])
+        for one in dict.fromkeys(filter(None, map(precision.of_process, processes))):
+            systems.setdefault(one, []).append(name)
+    return systems
 
 
 def at_end(outcome: Mapping[str, Any]) -> bool:

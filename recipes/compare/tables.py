@@ -16,11 +16,12 @@ from recipes.compare.results import (
     per_system,
     ranked,
     sets,
+    trained_in,
 )
 
 SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
 # Columns of words. They are aligned at the left, like the first column; all others have numbers.
-OF_WORDS = ("compared with the best", "architecture", "flags", "commit", "files", "contents")
+OF_WORDS = ("compared with the best", "architecture", "flags", "trained in", "commit", "files", "contents")
 
 
 class Table(NamedTuple):
@@ -180,8 +181,9 @@ def _definition_table(results: Results) -> Table:
     for name in ranked(results):
         first = results["runs"][name][0]
         other = [f"training of {first['training_of']}", first["generate"]] if "training_of" in first else []
-        rows.append([name, *(other or [first["architecture"], first["flags"]])])
-    return Table(["system", "architecture", "flags"], rows)
+        kinds = "; ".join(trained_in(results["runs"][name]))
+        rows.append([name, *(other or [first["architecture"], first["flags"]]), kinds])
+    return Table(["system", "architecture", "flags", "trained in"], rows)
 
 
 def _joined_tables(results: Results) -> dict[str, Table]:

@@ -190,7 +190,7 @@ def test_the_page_shows_the_results_of_two_systems(two):
     assert values(runs["<other>, seed 2"]) == [*difference, gap, "2.0", "2,000", "1,232", *losses, "c1"]
     assert values(runs["base, seed 2"])[:3] == ["31.00", "", ""]
     assert [*rows_of(text, "systems")] == ["<other>", "base"]
-    assert values(rows_of(text, "systems")["<other>"]) == ["arch_<other>", "--flag <other>"]
+    assert values(rows_of(text, "systems")["<other>"]) == ["arch_<other>", "--flag <other>", "fp32"]
     assert rows_of(text, "metrics")["base"]["TER (t)"] == "69.50 ± 0.71"
     assert values(rows_of(text, "lengths")["<other>"]) == ["32.00 ± 1.41", "30.00 ± 1.41"]
     assert [*rows_of(text, "lengths")["base"]] == ["system", "0-10 (30)", "11-20 (3)"]
@@ -221,7 +221,7 @@ def test_the_page_of_a_text_with_documents_has_segments_of_all_lengths(two):
     assert values(documents["base"]) == ["21.00 ± 1.41 (37.5%)"] * 2
     assert values(documents["<other>"]) == ["25.00 ± 0.00 (12.5%)", "24.00 ± 0.00 (12.5%)"]
     assert values(rows_of(web, "differences")["<other>"])[1] == "+0.50 (-0.25 to +1.25), p 0.125"
-    assert values(rows_of(web, "systems")["<other>"]) == ["training of base", "--beam 9"]
+    assert values(rows_of(web, "systems")["<other>"]) == ["training of base", "--beam 9", "fp32"]
     assert "in segments of up to 128 subwords" in web
     assert r"| \<other\> | 25.00 ± 0.00 (12.5%) | 24.00 ± 0.00 (12.5%) |" in texts_of_two["results.md"]
     figures = plots.plots(two)
@@ -246,6 +246,36 @@ def test_the_verdict_on_two_systems_reports_seeds_bootstrap_and_differences_betw
     assert page.verdict(two)[2:] == [
         "The trainings differ in hardware (gpus none; gpus H200), batches (max_tokens 64; max_tokens 32)."
     ]
+
+
+def test_the_report_says_the_precision_of_each_system_and_that_they_differ(two):
+    trained = [run["training"]["processes"] for _, run in all_runs(two)]
+    for (process,) in trained[:2]:
+        process["command"] += " --cpu"
+    for (process,) in trained[2:]:
+        process["batches"] |= {"precision": "bf16", "device": "the CPU"}
+    trained[2][0]["command"] += " --bf16 "
+    sentence = (
+        "The precisions of the trainings differ: <other> in bf16; base in fp32. A difference between such runs can "
+        "come from this alone."
+    )
+    assert page.verdict(two).count(sentence) == 1
+    texts_of_two = texts(two)
+    after_scores = html.unescape(texts_of_two["report.html"]).partition('<table id="scores">')[2].partition("<h2>")[0]
+    assert f"<strong>{sentence}</strong>" in after_scores
+    before_scores = texts_of_two["results.md"].partition("| system | seeds | sacreBLEU")[0]
+    assert sentence.replace("<other>", r"\<other\>") in before_scores
+    rows = rows_of(texts_of_two["report.html"], "systems")
+    assert [row["trained in"] for row in rows.values()] == ["bf16 on the CPU", "fp32 on the CPU"]
+    rows = [*csv.DictReader(texts_of_two["results.csv"].splitlines())]
+    assert [row["trained_in"] for row in rows] == ["fp32 on the CPU"] * 2 + ["bf16 on the CPU"] * 2
+
+    for (process,) in trained:
+        process |= {"batches": {"precision": "fp32", "device": "the CPU"}, "command": "fairseq-train --cpu"}
+    trained[1][0]["batches"]["device"] = "1 GPU"
+    assert not [one for one in page.verdict(two) if one.startswith("The precisions")]
+    rows = rows_of(texts(two)["report.html"], "systems")
+    assert rows["base"]["trained in"] == "fp32 on the CPU; fp32 on 1 GPU"
 
 
 def test_the_report_of_ten_systems_names_the_best_the_differences_and_the_missing_runs(ten):

@@ -17,10 +17,9 @@ import yaml
 
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from recipes.compare import launch, systems
-from recipes.compare.__main__ import _without_gpus, build_parser
+from recipes.compare.__main__ import Comparison, build_parser
 from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.systems import System
-from recipes.pipeline import fairseq_train
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError
@@ -399,10 +398,18 @@ def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
         launch.slurm_executor(arguments(launcher="slurm", slurm=["tme=600"]), run)
 
 
-def test_the_precision_of_slurm_jobs_is_not_that_of_the_machine_that_submits_them(tmp_path):
+def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_them(tmp_path, with_slurm):
+    """This machine has no GPUs for the flags."""
     (run,) = runs(tmp_path, "one")
-    sixteen = replace(run, gpus=1, settings=replace(run.settings, precision="bf16"))
-    assert fairseq_train.devices_and_precision(_without_gpus(sixteen)) == (0, "fp32")
+    compared = {}
+    for name, precision, flags in (("bf16", "bf16", ""), ("fp16", "fp16", ""), ("flag", "auto", "--fp16")):
+        settings = replace(run.settings, precision=precision, fairseq_train_flags=flags)
+        compared[name] = replace(run, system=name, gpus=99, settings=settings)
+    given = arguments(launcher="slurm", slurm=["time=60"], systems=None, system=["one=--arch transformer"], archs=None)
+    Comparison(given, "", compared, [*compared.values()]).check()
+    given.launcher = "local"
+    with pytest.raises(StageError, match="--gpus 99: this machine has "):
+        Comparison(given, "", compared, [*compared.values()]).check()
 
 
 def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch):

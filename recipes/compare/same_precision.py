@@ -1,0 +1,51 @@
+"""Train the new runs of a comparison in the precision of the earlier ones, or say that they differ."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from recipes.compare import launch
+from recipes.pipeline import precision
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.fairseq_train import devices_and_precision, warning
+from recipes.pipeline.stages import TRAIN
+
+
+def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment], on_this_machine: bool) -> None:
+    """With ``precision: auto``, let the new ones of *runs* have the precision of the earlier runs, and say so.
+
+    *compared* has one run of each system and setting; others of them count as earlier if they are trained, from any
+    seed. Raises a StageError if one of *runs* resumes a training that has another precision than the user asks for.
+    """
+    for run in runs:
+        precision.refuse_another(run, TRAIN.resumed(run))
+    earlier = list(dict.fromkeys(filter(None, map(TRAIN.resumed, _in_folders(filter(_is_automatic, compared))))))
+    for run in (*compared, *runs) if earlier else ():
+        run.precision_of_others = earlier[0]
+    new = [run for run in runs if _is_automatic(run) and not run.training_of and not TRAIN.resumed(run)]
+    if earlier and new:
+        chosen = earlier[0]
+        if on_this_machine and chosen != "fp32":  # every device computes fp32
+            _, chosen = devices_and_precision(new[0])
+        why = "" if chosen == earlier[0] else f", because this machine does not compute {earlier[0]} in hardware"
+        print(f"precision: auto: earlier runs are in {' and '.join(earlier)}, new ones in {chosen}{why}", flush=True)
+    for run in runs if on_this_machine else ():
+        slow = warning(run, TRAIN.resumed(run))
+        if slow and not launch.finished(run):
+            print(f"recipes.compare: warning: {slow}", file=sys.stderr)
+            break
+
+
+def _is_automatic(run: Experiment) -> bool:
+    return precision.asked(run)[0] == "auto"
+
+
+def _in_folders(experiments: Iterator[Experiment]) -> Iterator[Experiment]:
+    """The runs of *experiments* that have a model folder, from any seed."""
+    for experiment in experiments:
+        for folder in sorted(experiment.work.glob(f"{experiment.system}.seed*")):
+            seed = re.match(r"\d+", folder.name.removeprefix(f"{experiment.system}.seed"))
+            run = dataclasses.replace(experiment, seed=int(seed[0]) if seed else 0)
+            if run.model == folder:
+                yield run
