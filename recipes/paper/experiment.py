@@ -21,6 +21,7 @@ from fairseq_rope.positions import ENCODINGS
 from recipes.compare import launch
 from recipes.compare.plots import figure_of, rendered, style
 from recipes.compare.tables import spread
+from recipes.pipeline import precision
 from recipes.pipeline.arguments import Parser, parse, refuse_work
 from recipes.pipeline.commands import quoted, run_logged
 from recipes.pipeline.experiment import StageError
@@ -236,12 +237,17 @@ class Experiment:
         if self.args.dry_run:
             print("\n".join(run.command(each) for run in runs for each in run.trainings))
             return
+        unfinished = [run.command(each) for run in runs for each in run.trainings if not run.result(each.name)]
+        flags = [flag for command in unfinished if " --cpu " in command and (flag := precision.flag_in(command))]
+        slow = [flag for flag in flags if precision.FLAGS[flag] == "bf16" and precision.on_cpu() != "bf16"]
+        if slow and self.args.launcher == "local":
+            print(f"recipes.paper.{self.name}: warning: {slow[0]}: {precision.EMULATED}", file=sys.stderr)
         ended = launch.outcomes(runs, program, self.args, train, is_finished)
         failed = [why if why.startswith(run.title) else f"{run.title}: {why}" for run, why in ended if why]
         finished = [run for name in self.encodings for run in runs if run.system == name and is_finished(run)]
         if finished:
             rows, panels = report(finished)
-            text = f"`{program}`\n\n{as_markdown(rows)}\n"
+            text = f"`{program}`\n\n{trained_in(finished)}{as_markdown(rows)}\n"
             write_whole(self.work / "results.md", text)
             with written_whole(str(self.work / "curves.svg")) as (file,):
                 file.write(rendered(draw(panels), "svg"))
@@ -325,6 +331,15 @@ def curve_of(validations: list[dict[str, str]], metric: str) -> tuple[list[int],
     """
     by_update = {int(entry["valid_num_updates"]): float(entry[f"valid_{metric}"]) for entry in validations}
     return sorted(by_update), [by_update[update] for update in sorted(by_update)]
+
+
+def trained_in(runs: Sequence[Run]) -> str:
+    """A paragraph with precision and device of all trainings of *runs*; "" if none has noted them."""
+    histories = [run.model / training.name / "history.jsonl" for run in runs for training in run.trainings]
+    kinds = dict.fromkeys(precision.described(precision.last_process(path)) for path in histories)
+    kinds.pop("", None)
+    differ = "The trainings differ in precision or device: " if len(kinds) > 1 else "Trained in "
+    return f"{differ}{', '.join(kinds)}.\n\n" if kinds else ""
 
 
 def as_markdown(rows: Rows) -> str:

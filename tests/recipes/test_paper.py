@@ -16,10 +16,13 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_rope import plugin  # noqa: F401  registers the models
 from fairseq_rope.positions import ENCODINGS
+from recipes.compare import launch
 from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, texts
-from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings
+from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings, trained_in
+from recipes.pipeline import machine
 from recipes.pipeline.settings import SettingsError
 from tests.commands import ROOT, call, run_program
+from tests.recipes.small_demo import AVX512_BF16
 
 PROGRAMS = {
     "language_model": language_model,
@@ -205,6 +208,43 @@ def test_metrics_that_need_all_predictions_are_computed_on_one_gpu(tmp_path, met
     assert f" {device} --seed" in Run("rope", 1, tmp_path, (training,), gpus).command(training)
 
 
+def with_histories(runs, *processes):
+    """Write the last process of each of *runs* into its history."""
+    for run, process in zip(runs, processes, strict=True):
+        path = run.model / run.trainings[0].name / "history.jsonl"
+        path.write_text(f"{json.dumps({'process': process})}\n" if process else "")
+
+
+def test_the_table_comes_after_the_precision_and_the_device_of_the_trainings(tmp_path):
+    runs = finished(tmp_path, {"rope": {1: 2.0, 2: 4.0}, "learned": {1: 3.0}})
+    of_cpu, of_gpus = (
+        {"command": f"fairseq-train {flags}"} for flags in ("--cpu", "--distributed-world-size 2 --bf16")
+    )
+    assert trained_in(runs) == ""
+    with_histories(runs, of_cpu, of_cpu, None)
+    assert trained_in(runs) == "Trained in fp32 on the CPU.\n\n"
+    with_histories(runs, of_cpu, of_gpus, of_cpu)
+    differ = "The trainings differ in precision or device: fp32 on the CPU, bf16 on 2 GPUs.\n\n"
+    assert trained_in(runs) == differ
+
+
+def test_emulated_bf16_is_warned_of_once(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a").write_text("one\n")
+    flags = f"--work-dir {tmp_path} --gpus 0 --seeds 2 --encodings rope,none --train {tmp_path}/a --valid {tmp_path}/a"
+    monkeypatch.setattr(launch, "outcomes", lambda *_: [])
+
+    def warnings(*more):
+        masked_lm.cli_main([*flags.split(), *more, "--", "--bf16"])
+        return [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+
+    (line,) = warnings()
+    assert line.startswith("recipes.paper.masked_lm: warning: --bf16: this CPU has no instructions for bf16 ")
+    monkeypatch.setattr(launch, "slurm_executor", lambda *_: None)
+    assert not warnings("--launcher", "slurm", "--slurm", "time=9"), "other machines train"
+    monkeypatch.setattr(machine, "cpu_info", lambda: AVX512_BF16)
+    assert not warnings()
+
+
 def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_run_failed(tmp_path, capsys):
     flags = f"--work-dir {tmp_path} --gpus 0 --seeds 2 --encodings rope,none --train {tmp_path}/a --valid {tmp_path}/a"
     (tmp_path / "a").write_text("one\n")
@@ -338,6 +378,7 @@ def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path):
     result = json.loads((folder / "done.json").read_text())
     assert curve_of(result["valid"], "loss")[0] == [1, 2] and float(result["test"]["test_loss"]) < 1.1 * math.log2(260)
     assert f"| {float(result['valid'][-1]['valid_loss']):.3f} |" in table and b"<svg" in figure
+    assert "\n\nTrained in fp32 on the CPU.\n\n" in table
     # As after an interruption in update 2; after its checkpoint, but before its summary in the history; never.
     for checkpoint, updates in (("1_1", ["2"]), ("1_2", []), (None, [])):
         if checkpoint:
