@@ -66,13 +66,15 @@ SEVERAL_PROCESSES = (
 ON_TWO_GPUS = ("--bf16", "--fp16 --ddp-backend legacy_ddp")
 # the stages 7 and later of recipes/demo: number of GPUs and precision
 RECIPES = ((1, "fp16"), (2, "auto"))
-# the experiments of recipes/paper with paper.yaml: number of GPUs, and small sizes
-SIDE = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
+# the experiments of recipes/paper with paper.yaml: number of GPUs, and flags that make them small
+SIDE = "--{0}-layers 1 --{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
+SHORT = "--max-update 2 --batch-size 4 --num-workers 0"
+OFTEN = "--tokens-per-sample 64 --validate-interval-updates 1 --save-interval-updates 1"
 PAPER = {
-    "language_model": (2, SIDE.replace("encoder", "decoder") + " --decoder-input-dim 32 --decoder-output-dim 32"),
-    "masked_lm": (1, SIDE),
-    "fine_tuning": (1, ""),
-    "long_documents": (1, SIDE),
+    "language_model": (2, f"{SIDE.format('decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {SHORT} {OFTEN}"),
+    "masked_lm": (1, f"{SIDE.format('encoder')} {SHORT} {OFTEN}"),
+    "fine_tuning": (1, SHORT),
+    "long_documents": (1, f"{SIDE.format('encoder')} {SHORT}"),
 }
 
 
@@ -99,7 +101,7 @@ def training_on_gpus(data, save_dir, *more):
 
 def types_of_numbers(log):
     """The types of numbers in which the linear layers of a program on one GPU computed."""
-    return set(re.search(r"^simulated GPU: linear layers in (.*)$", log, re.M)[1].split(", "))
+    return set(re.search(r"^simulated GPU: used, linear layers in (.*)$", log, re.M)[1].split(", "))
 
 
 def logged(log, key):

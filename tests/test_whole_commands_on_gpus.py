@@ -134,6 +134,13 @@ def test_a_training_goes_on_after_the_gpu_ran_out_of_memory(data_bin, tmp_path):
     assert logged(log, "train_num_updates") == [UPDATES - 1] and len(logged(log, "valid_loss")) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["", "--bf16"])
+def test_a_training_with_cpu_uses_no_gpu_of_the_machine(data_bin, tmp_path, flags):
+    words = [*STEADY, "--max-update", 1, "--clip-norm", 1, *flags.split()]
+    assert "simulated GPU: not used" in run_on_gpus(1, *training(data_bin, tmp_path, *words))
+
+
 # -- translating, validating -------------------------------------------------------------------------
 
 

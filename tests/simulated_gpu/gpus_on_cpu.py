@@ -15,7 +15,7 @@ What it replaces:
 - Kernels of fairseq and apex for CUDA do not exist, as in an installation without them.
 
 ``install(gpus, "NAME:N,…")`` raises torch's out-of-memory error in the N-th call of the torch function NAME. When the
-process ends, it prints the types of numbers in which linear layers computed.
+process ends, it prints whether a tensor was moved to a GPU, and the types of numbers in which linear layers computed.
 """
 
 import atexit
@@ -67,6 +67,10 @@ class CudaIsTheCPU(TorchFunctionMode):
             self.types.add(str(result.dtype).removeprefix("torch."))
         return result
 
+    def report(self):
+        if self.types:
+            _say(f"{'used' if self.is_used else 'not used'}, linear layers in {', '.join(sorted(self.types))}")
+
     def on_cpu(self, value, name=""):
         """The CPU if *value* is a CUDA device, or its number or text as the argument "device"; otherwise *value*."""
         is_device = isinstance(value, torch.device) or name == "device" and value is not None
@@ -94,7 +98,7 @@ def install(gpus: int, out_of_memory: str = "") -> None:
     failures = (failure.split(":") for failure in filter(None, out_of_memory.split(",")))
     mode = CudaIsTheCPU({name: int(number) for name, number in failures})
     mode.__enter__()
-    atexit.register(lambda: mode.types and _say(f"linear layers in {', '.join(sorted(mode.types))}"))
+    atexit.register(mode.report)
     _answer_questions(gpus)
     _autocast_on_the_cpu()
     _communicate_through_gloo()

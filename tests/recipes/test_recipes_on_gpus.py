@@ -1,0 +1,102 @@
+"""The commands that the recipes build for GPUs run on simulated ones (tests/simulated_gpu), as they are built."""
+
+import json
+import re
+
+import pytest
+
+from recipes.paper.experiment import HERE
+from tests.commands import ROOT
+from tests.commands_on_gpus import PAPER, RECIPES, run_on_gpus
+from tests.recipes.small_demo import SMALL, label, run_here, setting_flags, small_corpus
+
+SHORT = [*SMALL, "layers=1", "max_epochs=1", "average_checkpoints=1", "max_len_b=10"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A work folder of the demo with the stages before the training."""
+    folder = tmp_path_factory.mktemp("work")
+    run_here(["demo", *words(folder, "--stop-stage", "6", "--gpus", "0")])
+    return folder
+
+
+def words(work, *flags):
+    return ["--data-dir", str(small_corpus()), "--work-dir", str(work), *setting_flags(*SHORT), *map(str, flags)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus, precision", RECIPES)
+def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, precision):
+    own = ["--gpus", gpus, "--seed", gpus, "--set", f"precision={precision}", "--set", "export_quantization=float32"]
+    last = 11 if gpus == 1 else 9
+    stages = ["--stage", 7, "--stop-stage", last]
+    printed = run_on_gpus(gpus, "python", "-m", "recipes.pipeline", "demo", *words(work, *own, *stages), cwd=ROOT)
+    model = work / f"transformer_rope.seed{gpus}.{label('demo', SHORT)}"
+    expected = {"auto": "bf16"}.get(precision, precision)
+    assert f"on {gpus} GPU{'s' * (gpus > 1)} in {expected}" in printed
+    train, generate = (
+        re.search(rf"^{name} .*$", (model / "commands" / f"{stage}.sh").read_text(), re.M)[0]
+        for name, stage in (("fairseq-train", "stage07_train"), ("fairseq-generate", "stage09_translate"))
+    )
+    assert f"--distributed-world-size {gpus} --{expected}" in train and "--cpu" not in train + generate
+    log = (model / "logs" / "stage07_train.log").read_text()
+    history = [json.loads(line) for line in (model / "checkpoints" / "history.jsonl").read_text().splitlines() if line]
+    assert f"training on {gpus} devices (GPUs/TPUs)" in log
+    assert [entry["train_gb_free"] for entry in history if "train_gb_free" in entry] == ["79"]
+    translations = model / "logs" / "stage09_translate.log"
+    assert "simulated GPU: used, linear layers in float32" in translations.read_text()
+    assert len((model / "hypotheses.de").read_text().splitlines()) == 12
+    assert (model / "ctranslate2" / "model.bin").exists() == (last == 11)
+
+
+# -- recipes.paper -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with small files for all experiments, and paper.yaml with a smaller vocabulary and one limit."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [" ".join(line.split()) for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 40]
+    parts = {"train": lines[10:], "valid": lines[:5], "test": lines[5:10]}
+    pairs = {name: list(zip(part, part[1:], part[2:])) for name, part in parts.items()}
+    for name, part in parts.items():
+        (folder / f"{name}.txt").write_text("\n".join(part) + "\n")
+        (folder / f"text.{name}.txt").write_text("\n".join(part) + "\n")
+        triples = [{"A": a, "B": b, "C": c, "label": "BC"[n % 2]} for n, (a, b, c) in enumerate(pairs[name])]
+        (folder / f"{name}.json").write_text("".join(f"{json.dumps(triple)}\n" for triple in triples))
+        rows = [f"{a}\t{b}\t{n % 2}\n" for n, (a, b, _) in enumerate(pairs[name])]
+        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "".join(rows))
+    settings = (HERE / "paper.yaml").read_text()
+    for before, after in (("subwords: 30000", "subwords: 300"), ("limits: [512, 1024]", "limits: [512]")):
+        assert before in settings
+        settings = settings.replace(before, after)
+    (folder / "paper.yaml").write_text(settings)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_experiments_of_the_paper_run_on_gpus_with_the_flags_of_paper_yaml(texts, tmp_path):
+    pairs = ["--train", texts / "train.tsv", "--dev", texts / "valid.tsv"]
+    inputs = {
+        "language_model": ["--data-dir", texts],
+        "masked_lm": ["--train", texts / "train.txt", "--valid", texts / "valid.txt"],
+        "fine_tuning": ["--from", tmp_path / "masked_lm", *pairs],
+        "long_documents": ["--data-dir", texts],
+    }
+    for name, (gpus, small) in PAPER.items():
+        common = ["--settings", texts / "paper.yaml", "--work-dir", tmp_path / name, "--encodings", "rope"]
+        words = [*inputs[name], *common, "--gpus", gpus, "--seeds", 1, "--", *small.split()]
+        run_on_gpus(gpus, "python", "-m", f"recipes.paper.{name}", *words, cwd=ROOT)
+        histories = sorted(tmp_path.glob(f"{name}/rope.seed1/*/history.jsonl"))
+        assert len(histories) == {"fine_tuning": 2, "long_documents": 2}.get(name, 1)
+        for history in histories:
+            entries = [json.loads(line) for line in history.read_text().splitlines() if line]
+            command, log = entries[0]["process"]["command"], history.with_name("log").read_text()
+            assert f"--distributed-world-size {gpus} " in command and " --bf16" in command
+            assert f"training on {gpus} devices (GPUs/TPUs)" in log
+            assert {entry["train_gb_free"] for entry in entries if "train_gb_free" in entry} == {"79"}
+            result = json.loads(history.with_name("done.json").read_text())
+            assert result["valid"] and bool(result["test"]) == (
+                history.parent.name == "512" or name == "language_model"
+            )
