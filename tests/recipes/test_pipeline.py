@@ -282,7 +282,7 @@ def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
 @pytest.mark.slow
 def test_a_training_in_bf16_on_the_cpu_is_warned_of_and_resumes_in_bf16(copied, refused, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
-    name, few = ["--name", "sixteen"], ["--set", "average_checkpoints=1", "--set"]
+    name, few = ["--gpus", "0", "--name", "sixteen"], ["--set", "average_checkpoints=1", "--set"]
     small(copied, *name, *few, "max_epochs=1", "--set", "precision=bf16")
     printed = capsys.readouterr()
     (line,) = [line for line in printed.err.splitlines() if "warning" in line]

@@ -22,7 +22,7 @@ REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
 # A model that trains in seconds. All other settings are the recipe's own.
 SMALL = (
     "layers=1 width=32 ffn_width=32 heads=2 max_updates=12 save_every_updates=2 tokens_per_update=1000 "
-    f"disk_gb=0.1 vocab_size={4000 if REAL else 300} max_len_b=5 "
+    f"disk_gb=0.1 vocab_size={4000 if REAL else 300} max_len_b=5 precision=fp32 "
     # With --max-len-a above 0, the length of a translation without an end depends on its batch.
     "fairseq_generate_flags=--max-len-a=0"
 ).split()
