@@ -3,7 +3,8 @@
     python -m benchmarks.generate [--size small|base] [--batch 1 --batch 16 …] [--rounds N] [--long] [--json]
 
 Weights are random, and an untrained model ends no sentence; so the search ends each where its reference
-does, and until then takes the words that the model likes best. With --long, batches of one are translated to
+does, and until then takes the words that the model likes best. On a CPU that computes bfloat16 in hardware, the last
+row of each batch size is a search with --bf16. With --long, batches of one are translated to
 outputs of up to 1,000 tokens, to see what a token costs late in a sentence.
 """
 
@@ -17,9 +18,11 @@ from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
-from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
+from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, batches, build, dictionary
 
 ARCHS = ("transformer", "transformer_rope")
+BF16 = "transformer_rope, bf16"
+CANDIDATES = (*ARCHS, BF16) if HAS_FAST_BFLOAT16 else ARCHS
 SENTENCES = {1: 16, 16: 128, 128: 384}  # a round translates so many, in batches of …
 
 
@@ -49,11 +52,14 @@ class EndingAsTold(BeamSearch):
 class Translating:
     """A model and batches, and their translation."""
 
-    def __init__(self, arch: str, size_name: str, batch: int, length: int = 0, **options: Any) -> None:
+    def __init__(self, name: str, size_name: str, batch: int, length: int = 0, **options: Any) -> None:
         size = SIZES[size_name]
         words = dictionary(size["vocab"])
+        arch, _, precision = name.partition(", ")
         self.model = build(arch, words, size, **options).eval()
-        if DEVICE == "cuda":
+        if precision:
+            self.model.bfloat16()
+        elif DEVICE == "cuda":
             self.model.half()
         self.model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
         count = 1 if length else SENTENCES[batch] // batch
@@ -89,15 +95,15 @@ def main() -> None:
             continue
         rows = []
         for batch in args.batch or SENTENCES:
-            translating = {arch: Translating(arch, size, batch) for arch in ARCHS}
-            seconds = in_turns({arch: one.translate for arch, one in translating.items()}, args.rounds)
-            for arch in ARCHS:
+            translating = {name: Translating(name, size, batch) for name in CANDIDATES}
+            seconds = in_turns({name: one.translate for name, one in translating.items()}, args.rounds)
+            for name in CANDIDATES:
                 rows.append(
                     {
-                        "model": arch,
+                        "model": name,
                         "batch": batch,
-                        "sentences/s": SENTENCES[batch] / statistics.median(seconds[arch]),
-                        "times as fast": ratio(seconds, arch, ARCHS[0]),
+                        "sentences/s": SENTENCES[batch] / statistics.median(seconds[name]),
+                        "times as fast": ratio(seconds, name, ARCHS[0]),
                     }
                 )
         report(f"generation, {size}, beam 4", rows, args.json)

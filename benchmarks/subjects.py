@@ -11,6 +11,7 @@ from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
+from recipes.pipeline.machine import cpu_computes_bf16
 
 # "small" is a model for 100,000 pairs; "base" is Vaswani's and RoFormer's.
 SIZES = {
@@ -18,6 +19,8 @@ SIZES = {
     "base": {"layers": 6, "width": 512, "ffn_width": 2048, "heads": 8, "vocab": 37000},
 }
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+HAS_FAST_BFLOAT16 = DEVICE == "cpu" and cpu_computes_bf16()  # then there are rows for it
 
 # Tokens of the sentences of newstest2013, every third of its 3000 pairs, in a joint BPE of 37,000; the end of
 # the sentence is one.

@@ -2,23 +2,30 @@
 
     python -m benchmarks.train [--size small|base] [--rounds N] [--json]
 
-A step is forward, criterion, backward and Adam, as fairseq-train does them, on batches of real lengths.
+A step is forward, criterion, backward and Adam, as fairseq-train does them, on batches of real lengths. fairseq's
+transformer has fairseq's Adam, and the others have that of the plugin. On a CPU that computes bfloat16 in hardware, the
+last row is a training with --bf16.
 """
 
+import contextlib
 import itertools
 import os
 import statistics
 from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from fairseq import optim
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.optim import adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.processes import in_a_process
-from benchmarks.subjects import DEVICE, SIZES, batches, build, dictionary
+from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, batches, build, dictionary
+from fairseq_rope.patches import optimizers
 
 
 class Candidate(NamedTuple):
@@ -27,6 +34,7 @@ class Candidate(NamedTuple):
     arch: str
     criterion: str = "label_smoothed_cross_entropy"
     options: dict[str, Any] = {}
+    bf16: bool = False  # as --bf16; on a GPU, all candidates are in bfloat16
 
 
 # the first is the yardstick
@@ -35,6 +43,8 @@ CANDIDATES = {
     "transformer_rope": Candidate("transformer_rope"),
     "transformer_rope, fused": Candidate("transformer_rope", "fused_label_smoothed_cross_entropy"),
 }
+if HAS_FAST_BFLOAT16:
+    CANDIDATES["transformer_rope, fused, bf16"] = CANDIDATES["transformer_rope, fused"]._replace(bf16=True)
 TOKENS = {"small": 4096, "base": 2048}
 STEPS = {"small": 4, "base": 2}
 
@@ -69,12 +79,18 @@ class Training:
             fp16_adam_stats=False,
             tpu=False,
         )
-        self.optimizer = optim.build_optimizer(options, list(self.model.parameters()))
+        if DEVICE == "cuda" or candidate.bf16:
+            self.model.bfloat16()
+        weights = list(self.model.parameters())
+        if candidate.bf16:
+            self.optimizer = optim.FP16Optimizer.build_optimizer(with_float32_copies(options), weights)
+        else:
+            fairseqs = mock.patch.object(adam, "Adam", optimizers.FairseqAdam)
+            with fairseqs if candidate.arch == "transformer" else contextlib.nullcontext():
+                self.optimizer = optim.build_optimizer(options, weights)
         samples = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
         self.tokens = statistics.mean(sample["ntokens"] for sample in samples)
         self.samples = itertools.cycle(samples)
-        if DEVICE == "cuda":
-            self.model.bfloat16()
 
     def step(self) -> None:
         """A step with the next batch."""
@@ -91,6 +107,12 @@ class Training:
             with Operations() as counted:
                 self.optimizer.backward(self.criterion(self.model, next(self.samples))[0])
         return counted.count
+
+
+def with_float32_copies(optimizer: Namespace) -> SimpleNamespace:
+    """The configuration of fairseq's optimizer for --bf16 around *optimizer*."""
+    common = SimpleNamespace(bf16=True, fp16_scale_window=1, fp16_no_flatten_grads=False)
+    return SimpleNamespace(optimizer=optimizer, common=common)
 
 
 def rotation_share(training: Training) -> float:

@@ -1,16 +1,19 @@
 """benchmarks/: peak memory in one process each, and the benchmarks of long inputs and of linear attention."""
 
+import json
 import os
 import sys
 
 import pytest
 import torch
 
-from benchmarks import linear_attention, long_inputs, processes, serve
+from benchmarks import linear_attention, long_inputs, processes, programs, serve, subjects
+from benchmarks import train as training
 from benchmarks.alternating import report
 from benchmarks.generate import ARCHS, Translating
 from benchmarks.processes import OutOfMemoryError, in_a_process
 from benchmarks.subjects import dictionary
+from fairseq_rope.patches import optimizers
 from fairseq_rope.tools.shortlist import Shortlist
 
 
@@ -79,6 +82,38 @@ def test_the_encoder_reads_and_the_search_writes_the_stated_number_of_tokens(mon
     (((best, *_),),) = Translating(arch, "small", 1, 30).translate()
     assert len(best["tokens"]) == 30
     assert long_inputs.search_seconds(arch, "small", 3) > 0
+
+
+TINY = {"layers": 1, "width": 16, "ffn_width": 16, "heads": 2, "vocab": 60}
+
+
+def test_steps_train_the_yardstick_with_fairseqs_adam_and_the_others_with_the_plugins(monkeypatch):
+    for module in (subjects, training):
+        monkeypatch.setitem(module.SIZES, "small", TINY)
+    monkeypatch.setitem(training.TOKENS, "small", 200)
+    candidates = {**training.CANDIDATES, "bf16": training.Candidate("transformer_rope", bf16=True)}
+    for name, candidate in candidates.items():
+        one = training.Training(candidate, "small")
+        before = {key: weight.clone() for key, weight in one.model.state_dict().items()}
+        one.step()
+        adam = optimizers.FairseqAdam if name == "transformer" else optimizers.Adam
+        assert type(one.optimizer.optimizer) is adam
+        dtype = torch.bfloat16 if candidate.bf16 else torch.float32
+        after = one.model.state_dict()
+        assert {after[key].dtype for key in before} == {dtype}
+        assert not torch.equal(after["decoder.layers.0.fc1.weight"], before["decoder.layers.0.fc1.weight"])
+
+
+@pytest.mark.slow
+def test_whole_programs_are_measured_beside_fairseqs(monkeypatch, capsys):
+    monkeypatch.setattr(programs, "SIZES", {"small": TINY})
+    words = ["programs", "--size", "small", "--rounds", "1", "--updates", "4", "--bf16", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    programs.main()
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["model"] for row in rows] == list(programs.FLAGS) and rows[0]["times as fast"] == 1
+    for row in rows:
+        assert row["times as fast"] == pytest.approx(row["words/s"] / rows[0]["words/s"])
 
 
 def test_exports_keep_torchs_threads_and_use_their_shortlist(monkeypatch, tmp_path):
