@@ -46,8 +46,8 @@ RESUMED = ("float32", "fp16", "bf16")
 PROGRAMS = {
     "fairseq-generate": ("", "--fp16", "--bf16"),
     "fairseq-interactive": ("", "--fp16", "--bf16"),
-    "fairseq-validate": ("--fp16", "--bf16"),
-    "fairseq-eval-lm": ("--fp16", "--bf16"),
+    "fairseq-validate": ("--bf16",),
+    "fairseq-eval-lm": ("--bf16",),
 }
 # Commands of docs/training.md for several processes. The tests replace the numbers of processes with 2, … with the
 # flags of a training, and HOST and the port with those of this machine. A command with --cpu runs without GPUs.
@@ -71,7 +71,7 @@ SIDE = "--{0}-layers 1 --{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-attention
 SHORT = "--max-update 2 --batch-size 4 --num-workers 0"
 OFTEN = "--tokens-per-sample 64 --validate-interval-updates 1 --save-interval-updates 1"
 PAPER = {
-    "language_model": (2, f"{SIDE.format('decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {SHORT} {OFTEN}"),
+    "language_model": (1, f"{SIDE.format('decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {SHORT} {OFTEN}"),
     "masked_lm": (1, f"{SIDE.format('encoder')} {SHORT} {OFTEN}"),
     "fine_tuning": (1, SHORT),
     "long_documents": (1, f"{SIDE.format('encoder')} {SHORT}"),

@@ -22,7 +22,14 @@ def work(tmp_path_factory):
 
 
 def words(work, *flags):
-    return ["--data-dir", str(small_corpus()), "--work-dir", str(work), *setting_flags(*SHORT), *map(str, flags)]
+    return [
+        "--data-dir",
+        str(small_corpus(train=60)),
+        "--work-dir",
+        str(work),
+        *setting_flags(*SHORT),
+        *map(str, flags),
+    ]
 
 
 @pytest.mark.slow

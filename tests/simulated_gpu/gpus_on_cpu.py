@@ -20,6 +20,7 @@ process ends, it prints whether a tensor was moved to a GPU, and the types of nu
 
 import atexit
 import contextlib
+import os
 import sys
 from types import SimpleNamespace
 
@@ -94,7 +95,12 @@ QUESTIONS = {
 
 
 def install(gpus: int, out_of_memory: str = "") -> None:
-    """Make ``torch.cuda`` say that this machine has *gpus* GPUs, for the rest of this process."""
+    """Make ``torch.cuda`` say that this machine has *gpus* GPUs, for the rest of this process.
+
+    As with CUDA, CUDA_VISIBLE_DEVICES can hide some of them.
+    """
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        gpus = min(gpus, len(visible.split(",")))
     failures = (failure.split(":") for failure in filter(None, out_of_memory.split(",")))
     mode = CudaIsTheCPU({name: int(number) for name, number in failures})
     mode.__enter__()
