@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from fairseq import utils
 from fairseq.optim import amp_optimizer, fp16_optimizer
 from fairseq.optim.adam import Adam as FairseqAdam
 from torch import Tensor
@@ -19,6 +20,7 @@ from ..checkpoints import FLOAT32_COPIES
 
 logger = logging.getLogger(__name__)
 
+_clip_grad_norm_ = utils.clip_grad_norm_
 _Mixin = fp16_optimizer._FP16OptimizerMixin
 _load_state_dict = _Mixin.load_state_dict
 _state_dict = _Mixin.state_dict
@@ -182,3 +184,25 @@ def zero_grad(self: Any) -> None:
 def amp_step(self: Any) -> None:
     self.scaler.step(self.optimizer)  # the object whose gradients clip_grad_norm has unscaled
     self.scaler.update()
+
+
+@functools.wraps(_clip_grad_norm_)
+@torch.no_grad()
+def clip_grad_norm_(
+    params: Any, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    weights = [params] if torch.is_tensor(params) else list(params)
+    grads: list[Tensor] = []
+    expert_grads: list[Tensor] = []
+    for weight in weights:
+        if weight is not None and weight.grad is not None:
+            (expert_grads if hasattr(weight, "expert") else grads).append(weight.grad.detach())
+    if not grads:
+        return weights[0].new_tensor(0.0) if weights else torch.tensor(0.0)
+    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
+    total_norm = torch.norm(torch.stack([norm.to(grads[0].device) for norm in norms]))
+    if aggregate_norm_fn is not None:
+        total_norm = aggregate_norm_fn(total_norm)
+    if max_norm > 0:
+        torch._foreach_mul_(grads + expert_grads, (float(max_norm) / (total_norm + 1e-6)).clamp_(max=1))
+    return total_norm

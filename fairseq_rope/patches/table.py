@@ -214,6 +214,15 @@ PATCHES: list[Patch] = [
         "fairseq uses a fused Adam on CPUs, and on GPUs without apex",
     ),
     Patch(
+        "fairseq.utils.clip_grad_norm_",
+        optimizers.clip_grad_norm_,
+        "wrong results",
+        "With --cpu on a machine with a GPU, fairseq moves the norm of the gradients to the GPU, so --clip-norm ends "
+        "the training. Without apex, it starts an operation for each gradient and prints a warning; here one operation "
+        "computes all norms.",
+        "fairseq computes the norm on the device of the gradients, in one operation",
+    ),
+    Patch(
         "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.state_dict",
         optimizers.state_dict,
         "wrong results",

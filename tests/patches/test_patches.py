@@ -398,6 +398,25 @@ def adams_are_the_same(request, folder):
     torch.testing.assert_close(*ends)
 
 
+def gradients_have_the_same_norm(request, folder):
+    """All numbers are equal to the last bit, also for weights without a gradient and for experts'."""
+    made = []
+    for clip in (utils.clip_grad_norm_, utils.clip_grad_norm_.__wrapped__):
+        torch.manual_seed(1)
+        weights = [torch.nn.Parameter(torch.randn(n, 3)) for n in (2, 5, 70, 9)]
+        for weight in weights[:3]:
+            weight.grad = torch.randn_like(weight)
+        weights[1].expert = True
+        norms = [clip(weights, 0), clip(weights, 1.5), clip(weights, 1.5, lambda norm: 2 * norm), clip(weights[0], 100)]
+        norms += [clip(weights[3:], 1.0), clip([], 1.0)]
+        made.append([*norms, *(weight.grad for weight in weights[:3])])
+        narrow = torch.nn.Parameter(torch.randn(70000).bfloat16())
+        narrow.grad = torch.randn(70000).bfloat16()
+        made[-1] += [clip([narrow], 1.0), clip([narrow, weights[0]], 1.0), narrow.grad]
+    assert all(map(torch.equal, *made)) and len(made[0]) == 12
+    assert made[0][-2].dtype == torch.float32
+
+
 def states_differ_in_the_copies_only(request, folder):
     state = {"state": {}, "param_groups": []}
     weights = [torch.ones(2, dtype=torch.bfloat16)]
@@ -449,6 +468,7 @@ SAME = {
     "fairseq.trainer.Trainer.__init__": trainers_are_the_same,
     "fairseq.models.BaseFairseqModel.prepare_for_inference_": models_are_prepared_in_the_same_way,
     "fairseq.optim.adam.Adam": adams_are_the_same,
+    "fairseq.utils.clip_grad_norm_": gradients_have_the_same_norm,
     **dict.fromkeys(
         (f"fairseq.optim.fp16_optimizer._FP16OptimizerMixin.{name}" for name in ("state_dict", "load_state_dict")),
         states_differ_in_the_copies_only,
