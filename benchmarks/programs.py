@@ -9,6 +9,7 @@ row is a training with --bf16.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, dataset, dicti
 
 PLUGIN = Path(__file__).resolve().parents[1] / "fairseq_rope"
 OURS = f"--user-dir {PLUGIN} --arch transformer_rope --criterion fused_label_smoothed_cross_entropy"
+THREADS = 2
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
 FLAGS = {  # by the names of the rows; the first is the yardstick
     "transformer": "--arch transformer --criterion label_smoothed_cross_entropy",
     "transformer_rope, fused": OURS,
@@ -69,7 +72,7 @@ def words_per_second(words: list[str], updates: int) -> float:
     begun, ended, count, lines = 0.0, 0.0, 0.0, []
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, env=ENVIRONMENT) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -93,7 +96,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=12, help="of each process; default: %(default)s")
     parser.add_argument("--bf16", action="store_true", help="also if the CPU emulates bfloat16, which is slow")
     args = parser.parse_args()
-    torch.set_num_threads(2)  # what the head of the table says; the processes take their number from OMP_NUM_THREADS
+    if args.updates < 2:
+        parser.error(f"--updates {args.updates}: must be 2 or more, because the second half counts")
+    torch.set_num_threads(THREADS)  # the head of the table says it
     names = [name for name in FLAGS if "bf16" not in name or args.bf16 or HAS_FAST_BFLOAT16 or DEVICE == "cuda"]
     for size in args.size or SIZES:
         speeds: dict[str, list[float]] = {name: [] for name in names}

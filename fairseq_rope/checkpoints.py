@@ -116,6 +116,20 @@ def reading_for(reading: Reading) -> Iterator[None]:
         _reading.reset(token)
 
 
+def float32_copies(optimizer_state: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    """Return the float32 copies of 16-bit weights in the state of an optimiser; None if there are none.
+
+    Raises:
+        ValueError: the entry is not a list of float32 tensors
+    """
+    copies = optimizer_state.get(FLOAT32_COPIES)
+    if copies is None:
+        return None
+    if not isinstance(copies, list) or not all(torch.is_tensor(c) and c.dtype == torch.float32 for c in copies):
+        raise ValueError(f"its {FLOAT32_COPIES} are not a list of float32 tensors")
+    return copies
+
+
 def allow_checkpoint_classes() -> None:
     """Tell torch which classes ``torch.load(…, weights_only=True)`` may build.
 

@@ -69,6 +69,7 @@ WITH_FLAGS = {
     "FP16Optimizer": "--fp16 or --bf16",
     "MemoryEfficientFP16Optimizer": "--memory-efficient-fp16 or --memory-efficient-bf16",
     "AMPOptimizer": "--amp",
+    "FairseqBMUF": "--use-bmuf",
 }
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.dataclass.configs import CommonConfig
 from fairseq.optim import amp_optimizer, fp16_optimizer
 from fairseq.optim.adam import Adam as FairseqAdam
 from torch import Tensor
 
-from ..checkpoints import FLOAT32_COPIES
+from ..checkpoints import FLOAT32_COPIES, float32_copies
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,10 @@ _Mixin = fp16_optimizer._FP16OptimizerMixin
 _load_state_dict = _Mixin.load_state_dict
 _state_dict = _Mixin.state_dict
 _zero_grad = _Mixin.zero_grad
+_init_amp = amp_optimizer.AMPOptimizer.__init__
 
 NARROW = (torch.float16, torch.bfloat16)
+WIDE = (torch.float32, torch.float64)
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
 
 
@@ -39,7 +42,7 @@ class Adam(FairseqAdam):
         sqrt(v) + eps = sqrt(1 - beta2^t) * (sqrt(v / (1 - beta2^t)) + eps / sqrt(1 - beta2^t))
 
     So the kernel gets eps / sqrt(1 - beta2^t). Weights in 16 bits are updated in float32, one at a time, as in fairseq.
-    On other devices (TPUs) fairseq's own code runs.
+    On other devices (TPUs), and for complex weights and beta2 = 1, fairseq's own code runs.
     """
 
     supports_step_with_scale = True  # FP16Optimizer then leaves the division to the kernel
@@ -60,9 +63,10 @@ class Adam(FairseqAdam):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, scale: Any = 1.0) -> Any:
         """Update the weights with their gradients, divided by *scale* (a number or a tensor with one element)."""
-        weights = [weight for group in self.param_groups for weight in group["params"] if weight.grad is not None]
-        if any(weight.grad.is_sparse or weight.device.type not in FUSED_ON for weight in weights):
-            torch._foreach_div_([weight.grad for weight in weights], scale)
+        if not all(map(self._is_fused, self.param_groups)):
+            for weight in (weight for group in self.param_groups for weight in group["params"]):
+                if weight.grad is not None:
+                    weight.grad.div_(scale)
             return super().step(closure)  # fairseq's Adam, which refuses sparse gradients
         loss = None
         if closure is not None:
@@ -77,14 +81,21 @@ class Adam(FairseqAdam):
                 state["step"] += 1
                 if weight.dtype in NARROW or not weight.is_contiguous():
                     wide = weight.to(state["exp_avg"].dtype, memory_format=torch.contiguous_format, copy=True)
-                    self._update([wide], [weight.grad], [state], group, scale)
+                    self._update([wide], [weight.grad], [state], state["step"], group, scale)
                     weight.copy_(wide)
                 else:
                     together[weight.device, weight.dtype, state["step"]].append(weight)
-            for weights in together.values():
+            for (_, _, step), weights in together.items():
                 grads = [weight.grad for weight in weights if weight.grad is not None]
-                self._update(weights, grads, [self.state[weight] for weight in weights], group, scale)
+                self._update(weights, grads, [self.state[weight] for weight in weights], step, group, scale)
         return loss
+
+    @staticmethod
+    def _is_fused(group: dict[str, Any]) -> bool:
+        """Return whether the kernel can update the weights of *group*."""
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        is_possible = (w.device.type in FUSED_ON and w.dtype in NARROW + WIDE and not w.grad.is_sparse for w in weights)
+        return group["betas"][1] < 1 and all(is_possible)
 
     def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of *weight*: fairseq's keys, with moments in float32, or in float64 for such weights."""
@@ -103,11 +114,12 @@ class Adam(FairseqAdam):
         weights: list[Tensor],
         grads: list[Tensor],
         states: list[dict[str, Any]],
+        step: int,
         group: dict[str, Any],
         scale: Any,
     ) -> None:
-        """Update *weights* in place: contiguous, of one device, one type and one number of steps."""
-        first, step = weights[0], states[0]["step"]
+        """Update *weights* in place for the *step*-th time: contiguous, of one device and one type."""
+        first = weights[0]
         beta1, beta2 = group["betas"]
         grad_scale = None
         if torch.is_tensor(scale):
@@ -155,22 +167,31 @@ def state_dict(self: Any) -> dict[str, Any]:
 
 @functools.wraps(_load_state_dict)
 def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None) -> None:
-    saved = state_dict.get(FLOAT32_COPIES)
-    _load_state_dict(
-        self, {key: value for key, value in state_dict.items() if key != FLOAT32_COPIES}, optimizer_overrides
-    )
+    fairseqs = {key: value for key, value in state_dict.items() if key != FLOAT32_COPIES}
+    _load_state_dict(self, fairseqs, optimizer_overrides)
+    copies = _copies(self)
+    try:
+        saved = float32_copies(state_dict)
+    except ValueError:
+        saved = []
     if saved is None:  # fairseq wrote the checkpoint: the copies are the weights of the model
         return
-    copies = _copies(self)
     if [copy.shape for copy in saved] != [copy.shape for copy in copies]:
-        logger.warning("the float32 copies in the checkpoint are not those of this model: they are not used")
+        logger.warning(f"the {FLOAT32_COPIES} in the checkpoint are not those of this model, and are not used")
         return
     for copy, values in zip(copies, saved):
         copy.copy_(values)
+    changed = 0
     for weight, copy in _pairs(self, copies):
-        rounded = copy.view_as(weight).to(weight.dtype)
-        if not torch.equal(rounded, weight.data):  # something changed the weights after they were saved
+        if not torch.equal(copy.view_as(weight).to(weight.dtype), weight.data):
             copy.view_as(weight).copy_(weight.data)
+            changed += 1
+    if changed:
+        dtype = self.fp16_params[0].dtype
+        logger.warning(
+            f"{changed} weights in the checkpoint are not their {FLOAT32_COPIES} rounded to {dtype}: they were "
+            "changed, or trained in another type; training continues from the weights"
+        )
 
 
 @functools.wraps(_zero_grad)
@@ -178,6 +199,15 @@ def zero_grad(self: Any) -> None:
     _zero_grad(self)
     if self.scaler is None:
         self._multiply_factor = 1.0
+
+
+@functools.wraps(_init_amp)
+def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    _init_amp(self, cfg, *args, **kwargs)
+    default = CommonConfig()
+    if cfg.common.amp_init_scale != default.amp_init_scale or cfg.common.amp_scale_window is not None:
+        window = cfg.common.amp_scale_window or self.scaler.get_growth_interval()
+        self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=cfg.common.amp_init_scale, growth_interval=window)
 
 
 @functools.wraps(amp_optimizer.AMPOptimizer.step)

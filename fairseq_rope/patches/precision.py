@@ -5,9 +5,10 @@ These functions replace fairseq's; the table in ``patches/table.py`` says why.
 
 import functools
 import importlib.util
+import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,16 +41,25 @@ def as_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_two_types(is_given: Callable[[str], Any]) -> None:
-    """Raise an InputError if the given flags choose two types. *is_given* takes the name of an option."""
-    given = {kind: as_flag(name) for name, kind in reversed(TYPES.items()) if is_given(name)}
+def refuse_two_types(names: Iterable[str]) -> None:
+    """Raise an InputError if the options *names*, which are given, choose two types."""
+    given = {TYPES[name]: as_flag(name) for name in names}
     if len(given) > 1:
         raise InputError(f"{' and '.join(sorted(given.values()))} exclude each other: give one of them")
 
 
-def refuse_precision(common: Any) -> None:
-    """Raise an InputError if a training with these options (``cfg.common``) is not possible on this machine."""
-    refuse_two_types(lambda name: option(common, name))
+def refuse_precision(common: Any, optimization: Any) -> None:
+    """Raise an InputError if a training in this precision is not possible on this machine.
+
+    Args:
+        common, optimization: these parts of fairseq's configuration, or its flags
+    """
+    refuse_two_types(name for name in TYPES if option(common, name))
+    narrow = next((name for name in ("bf16", "fp16") if option(common, name)), None)
+    if option(optimization, "use_bmuf") and narrow and not option(common, "memory_efficient_bf16"):
+        given = as_flag(f"memory_efficient_{narrow}" if option(common, f"memory_efficient_{narrow}") else narrow)
+        instead = "give --memory-efficient-bf16, or no such flag for float32"
+        raise InputError(f"--use-bmuf with {given}: fairseq would not update the weights; {instead}")
     if option(common, "tpu"):
         if importlib.util.find_spec("torch_xla") is None:
             raise InputError("--tpu: needs torch_xla, which is not installed")
@@ -68,7 +78,7 @@ def refuse_precision(common: Any) -> None:
 @functools.wraps(_parse_args_and_arch)
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
-    refuse_two_types(lambda name: as_flag(name) in words)
+    refuse_two_types(name for name in TYPES if name != "amp" and as_flag(name) in words)
     parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
     if option(namespace, "bf16"):
@@ -78,18 +88,19 @@ def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwarg
 
 @functools.wraps(_call_main)
 def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
-    if getattr(main, "__module__", "") in ("fairseq_cli.train", "__main__"):
-        refuse_precision(cfg.common)
+    code = getattr(main, "__code__", None)  # its module is __main__ after python -m
+    if code is not None and os.path.basename(code.co_filename) == "train.py":
+        refuse_precision(cfg.common, cfg.optimization)
     return _call_main(cfg, main, **kwargs)
 
 
 @functools.wraps(_init_trainer)
 def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
-    common = cfg if isinstance(cfg, Namespace) else cfg.common
+    common, optimization = (cfg, cfg) if isinstance(cfg, Namespace) else (cfg.common, cfg.optimization)
     for name in ("fp16", "bf16"):  # fairseq-train does this when it reads the flags, and fairseq-hydra-train does not
         if option(common, f"memory_efficient_{name}") and not option(common, name):
             _set(common, name, True)
-    refuse_precision(common)
+    refuse_precision(common, optimization)
     _init_trainer(self, cfg, *args, **kwargs)
 
 

@@ -186,7 +186,8 @@ PATCHES: list[Patch] = [
         precision.call_main,
         "an unreadable error",
         "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled', and --amp computes in float32 "
-        "without a word. Here both end in one sentence before data are read.",
+        "with a warning of torch. Here both end in one sentence before data are read, and so does --use-bmuf in types "
+        "in which fairseq would not update the weights.",
         "fairseq checks these flags before it starts",
     ),
     Patch(
@@ -245,6 +246,13 @@ PATCHES: list[Patch] = [
         "With --bf16 and an optimiser that divides gradients itself (apex's Adam, and that of this table), fairseq "
         "multiplies the factor for the gradients by that of all earlier updates.",
         "fairseq sets the factor to 1 before each update also without a loss scale",
+    ),
+    Patch(
+        "fairseq.optim.amp_optimizer.AMPOptimizer.__init__",
+        optimizers.init_amp,
+        "wrong results",
+        "fairseq ignores --amp-init-scale, and takes its value as the window if --amp-scale-window is given.",
+        "fairseq gives both options to torch's GradScaler",
     ),
     Patch(
         "fairseq.optim.amp_optimizer.AMPOptimizer.step",

@@ -168,7 +168,7 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
     """
     import torch
 
-    from ..checkpoints import FLOAT32_COPIES, option, part_of
+    from ..checkpoints import FLOAT32_COPIES, float32_copies, option, part_of
 
     optimiser = state["last_optimizer_state"]
     if option(part_of(state, "distributed_training"), "ddp_backend") == "fully_sharded":
@@ -206,13 +206,16 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
 
     for number, values in entries.items():
         entries[number] = {entry: convert(number, entry, value) for entry, value in values.items()}
-    copies = {}
-    if FLOAT32_COPIES in optimiser:
-        if len(optimiser[FLOAT32_COPIES]) != len(numbers):
-            raise LayoutError(f"its {FLOAT32_COPIES} are not one for each parameter")
-        numbered = zip(numbers, optimiser[FLOAT32_COPIES])
-        copies[FLOAT32_COPIES] = [convert(number, FLOAT32_COPIES, copy) for number, copy in numbered]
-    return {**optimiser, "state": entries, **copies}
+    try:
+        copies = float32_copies(optimiser)
+    except ValueError as error:
+        raise LayoutError(str(error)) from None
+    if copies is None:
+        return {**optimiser, "state": entries}
+    if len(copies) != len(numbers):
+        raise LayoutError(f"its {FLOAT32_COPIES} are not one for each parameter")
+    converted = [convert(number, FLOAT32_COPIES, copy) for number, copy in zip(numbers, copies)]
+    return {**optimiser, "state": entries, FLOAT32_COPIES: converted}
 
 
 def _parameter_shapes(weights: dict[str, "Tensor"], options: Namespace) -> dict[str, "Size"]:

@@ -455,6 +455,12 @@ def gradients_are_cleared(request, folder):
 
 
 def a_loss_scale_is_updated(request, folder):
+    cfg = of_flags(folder, "--amp")
+    for init in (amp_optimizer.AMPOptimizer.__init__, amp_optimizer.AMPOptimizer.__init__.__wrapped__):
+        made = object.__new__(amp_optimizer.AMPOptimizer)
+        with mock.patch.object(torch.cuda.amp, "GradScaler", functools.partial(torch.amp.GradScaler, "cpu")):
+            init(made, cfg, [], mock.Mock())
+        assert (made.scaler.get_scale(), made.scaler.get_growth_interval()) == (2.0**7, 2000)
     for step in (amp_optimizer.AMPOptimizer.step, amp_optimizer.AMPOptimizer.step.__wrapped__):
         made = mock.Mock()
         step(made)
@@ -474,7 +480,9 @@ SAME = {
         states_differ_in_the_copies_only,
     ),
     "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.zero_grad": gradients_are_cleared,
-    "fairseq.optim.amp_optimizer.AMPOptimizer.step": a_loss_scale_is_updated,
+    **dict.fromkeys(
+        (f"fairseq.optim.amp_optimizer.AMPOptimizer.{name}" for name in ("__init__", "step")), a_loss_scale_is_updated
+    ),
     "fairseq.utils.load_align_dict": lexicons_are_the_same,
     "fairseq.utils.post_process_prediction": outputs_without_unknown_words_are_the_same,
     **dict.fromkeys(

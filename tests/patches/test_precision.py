@@ -8,6 +8,7 @@ from fairseq import checkpoint_utils, options
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
+from fairseq_rope.tools.convert_layout import convert_layout
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
 
 FEW = ["--max-tokens", 250, "--log-interval", 1]
@@ -25,10 +26,17 @@ def test_only_tpu_means_a_tpu(flag):
     assert parsed(flag, "--tpu").tpu and parsed("--tpu").tpu and not parsed().tpu
 
 
-@pytest.mark.parametrize("flags", [["--fp16", "--bf16"], ["--amp", "--memory-efficient-bf16"], ["--fp16", "--amp"]])
-@pytest.mark.parametrize("program", ["fairseq-train", "fairseq-generate"])
+@pytest.mark.parametrize(
+    "program, flags",
+    [
+        ("fairseq-train", ["--fp16", "--bf16"]),
+        ("fairseq-train", ["--amp", "--memory-efficient-bf16"]),
+        ("fairseq-train", ["--amp", "--fp16"]),
+        ("fairseq-generate", ["--fp16", "--memory-efficient-bf16"]),
+    ],
+)
 def test_flags_of_two_types_are_refused(flags, program, tmp_path):
-    words = [program, tmp_path / "missing", "--user-dir", PLUGIN, "--cpu", *flags]
+    words = [program, tmp_path / "missing", "--user-dir", PLUGIN, "--cpu", *flags, "-s", "en", "-t", "de"]
     words += ["--arch", "transformer_rope_tiny"] if program == "fairseq-train" else ["--path", "missing.pt"]
     done = run_program(*words, check=False)
     assert done.returncode == 1
@@ -42,6 +50,8 @@ def test_flags_of_two_types_are_refused(flags, program, tmp_path):
         (["--fp16"], "--fp16: needs a GPU in training (--cpu); on a CPU, give --bf16, --memory-efficient-fp16, or"),
         (["--amp"], "--amp: needs a GPU (--cpu); on a CPU, give --bf16, or no such flag for float32"),
         (["--tpu"], "--tpu: needs torch_xla, which is not installed"),
+        (["--use-bmuf", "--bf16"], "--use-bmuf with --bf16: fairseq would not update the weights; give --memory"),
+        (["--use-bmuf", "--memory-efficient-fp16"], "--use-bmuf with --memory-efficient-fp16: fairseq would not"),
     ],
 )
 def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, message, tmp_path):
@@ -154,10 +164,26 @@ def test_a_training_resumes_in_its_own_precision_only(data_bin, tmp_path, before
     assert "Loaded checkpoint" in log
 
 
+def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_so(data_bin, tmp_path, capsys):
+    train(data_bin, tmp_path, "--bf16", "--max-update", 3)  # the first has the learning rate 0
+    path = str(tmp_path / "checkpoint_last.pt")
+    state = load_checkpoint(path)
+    for copies in (5, {"a": torch.ones(2)}, [None], [torch.ones(2, dtype=torch.int64)], torch.ones(2)):
+        damaged = {**state["last_optimizer_state"], FLOAT32_COPIES: copies}
+        torch.save({**state, "last_optimizer_state": damaged}, path)
+        log = train(data_bin, tmp_path, "--bf16", "--max-update", 4, "--no-save")
+        assert "float32_params in the checkpoint are not those of this model" in log
+        assert "last_optimizer_state" not in convert_layout(load_checkpoint(path), "half")
+        assert "its float32_params are not" in capsys.readouterr().err
+    torch.save(state, path)
+    log = train(data_bin, tmp_path, "--fp16", "--fp16-no-flatten-grads", "--max-update", 4, "--no-save")
+    assert "weights in the checkpoint are not their float32_params rounded to torch.float16" in log
+
+
 def test_fp16_and_bf16_are_not_mixed(data_bin, tmp_path, monkeypatch):
     train(data_bin, tmp_path, "--bf16", "--max-update", 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # all that --fp16 needs of a GPU here
-    monkeypatch.setattr("fairseq_rope.patches.precision.refuse_precision", lambda common: None)
+    monkeypatch.setattr("fairseq_rope.patches.precision.refuse_precision", lambda *_: None)
     with pytest.raises(InputError, match="checkpoint_last.pt was trained in another type .--fp16 keeps"):
         train(data_bin, tmp_path, "--fp16", "--max-update", 2)
 
@@ -219,6 +245,13 @@ def test_fairseq_eval_lm_computes_in_the_type_of_the_flag(text_bin, tmp_path, fl
     assert types == {dtype}
     loss, expected = (float(re.search(r"Loss \(base 2\): ([\d.]+)", text)[1]) for text in (printed, call(*words)))
     assert loss > 1 and loss == pytest.approx(expected, rel=0.01 if flags else 0)
+
+
+@pytest.mark.slow
+def test_programs_that_are_started_by_python_m_translate_in_fp16_on_a_cpu(data_bin, trained):
+    words = ["-m", "fairseq_cli.interactive", data_bin, "-s", "en", "-t", "de", "--user-dir", PLUGIN, "--cpu", "--fp16"]
+    words += ["--path", trained / "checkpoint_last.pt", "--beam", 2, "--max-len-b", 9]
+    assert "\nH-0\t" in run_program("python", *words, input="the dog sees\n").stdout
 
 
 def test_a_model_that_was_trained_in_bfloat16_is_loaded_in_float32_unless_requested(data_bin, tmp_path):

@@ -98,7 +98,7 @@ def test_training_resumes_from_a_converted_checkpoint_with_the_same_losses(
     flags = [*few, "--log-interval", 1, "--fp16-init-scale", 4, *flags]
     # The only function for which --fp16 needs a GPU and --memory-efficient-fp16 does not. So the plugin refuses --fp16.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(precision, "refuse_precision", lambda common: None)
+    monkeypatch.setattr(precision, "refuse_precision", lambda *_: None)
     undisturbed, converted = tmp_path / "undisturbed", tmp_path / "converted"
     converted.mkdir()
     expected = train(data_bin, undisturbed, *flags)
