@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fairseq_rope.errors import InputError
+from fairseq_rope.errors import InputError, sentence_of
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
 from recipes.pipeline.experiment import ROOT, Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
@@ -20,6 +20,7 @@ WRITTEN = (
     *("downloads", "raw", "tokenised", "clean", "bpe", "segments", "data-bin", "joined", "compare", "jobs", "locks"),
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
 )
+LISTED = 12  # the most names of files in a message
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,8 +38,8 @@ def add_flags(parser: argparse.ArgumentParser, recipe_is_known: bool = False) ->
     add = parser.add_argument
     named = argparse.SUPPRESS if recipe_is_known else "a folder with settings.yaml, or the name of one in recipes/"
     add("recipe", type=_recipe, help=named)
-    data_dir = "folder with files of the corpus, which is never written to; missing files are downloaded; default: the "
-    add("--data-dir", type=Path, metavar="DIR", help=data_dir + "recipe's corpus/ if it has one")
+    data_dir = "folder with at least one of the corpus' files, which is never written to; the others are downloaded; "
+    add("--data-dir", type=Path, metavar="DIR", help=data_dir + "default: the recipe's corpus/ if it has one")
     manifest = "names, sizes, checksums and URLs of these files; default: the recipe's manifest.tsv; none: use the "
     add("--manifest", metavar="FILE", help=manifest + "files in --data-dir without checking them")
     add("--work-dir", type=Path, metavar="DIR", help="default: recipes/NAME/work")
@@ -106,6 +107,8 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
         manifest=None if args.manifest in (None, "none") else Path(args.manifest).resolve(),
         dry_run=args.dry_run,
     )
+    if args.data_dir is not None:
+        _refuse_other_names(args.data_dir, experiment)
     _refuse_to_write_over_data(experiment)
     if "{system}" not in settings.start_checkpoint:  # else the systems of a comparison must have their names
         check_start(experiment)
@@ -149,6 +152,43 @@ def _usual_bpe(settings: Settings, asked: str | None) -> str:
         needs = f"needs spaces between words, and {unspaced[0]} has none; use --bpe sentencepiece"
         raise SettingsError(f"--bpe subword-nmt: {needs}")
     return "sentencepiece" if unspaced or "ko" in languages else "subword-nmt"
+
+
+def _refuse_other_names(folder: Path, experiment: Experiment) -> None:
+    """Raise a SettingsError if none of the corpus' files is in *folder*, which the user has named.
+
+    Otherwise a recipe with a manifest would ignore the user's files, and train on its own corpus.
+    """
+    files = experiment.files()
+    if any((folder / file).exists() for file in files):
+        return
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise SettingsError(f"--data-dir {sentence_of(error)}") from None
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in paths]
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    there = f"it has {', '.join(names[:LISTED])}{more}" if names else "it is empty"
+    settings = _settings_for(names, experiment)
+    raise SettingsError(
+        f"--data-dir {folder}: has none of the recipe's files, {', '.join(files)}; {there}; name your files "
+        f"with {settings} (docs/your_own_data.md)"
+    )
+
+
+def _settings_for(names: Sequence[str], experiment: Experiment) -> str:
+    """The flags that name the pairs among the files *names*, as far as the names say which sets they are."""
+    source, target = (f"(?<![A-Za-z]){re.escape(lang)}(?![A-Za-z])" for lang in (experiment.source, experiment.target))
+    templates = [re.sub(source, "{lang}", name) for name in names if re.search(source, name)]
+    pairs = [each for each in templates if each.replace("{lang}", experiment.target) in names]
+    flags = []
+    for name, pattern in {"train": "train", "valid": "val|dev", "test": "test"}.items():
+        fitting = [each for each in pairs if re.search(pattern, each, re.IGNORECASE)]
+        template = fitting[0] if fitting else "NAME.{lang}"
+        needs_quotes = re.search(r"[\s'\"\\]", template)  # the setting is split as by a shell
+        value = shlex.quote(template) if needs_quotes else template
+        flags.append(f"--set {shlex.quote(f'{name}_files={value}')}")
+    return " ".join(flags)
 
 
 def _refuse_to_write_over_data(experiment: Experiment) -> None:

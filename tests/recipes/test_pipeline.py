@@ -525,6 +525,8 @@ def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied,
 
 
 def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path, capsys):
+    for lang in ("en", "de"):
+        (tmp_path / f"valid.{lang}.gz").touch()
     with pytest.raises(SystemExit) as stopped:
         pipeline.main(["demo", "--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work"), "--stop-stage", "1"])
     form = r"recipes/demo: stage 1 \(fetch\) failed with status \d+: (.*train.en.gz is not in .*) \(full output: (.*)\)"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import asdict
@@ -169,6 +170,8 @@ def test_quoted_words_in_flags_stay_one_word():
 
 @pytest.mark.parametrize("lang, tokenize", [("zh_CN", "zh"), ("th", "char")])
 def test_languages_without_spaces_use_sentencepiece_and_their_own_tokeniser(tmp_path, capsys, lang, tokenize):
+    for each in ("en", lang):
+        (tmp_path / f"train.{each}.gz").touch()
     words = ["demo", "--data-dir", str(tmp_path), "--set", f"target_lang={lang}"]
     assert describe(*words).label == "", "sentencepiece is the default for the language"
     main([*words, "--dry-run"])
@@ -276,6 +279,37 @@ def test_a_data_folder_that_the_recipe_would_overwrite_is_refused(tmp_path, caps
     assert message in usage_error(capsys, main, ["multi30k_en_de", *where, *FILES])
 
 
+@pytest.mark.parametrize("recipe", ["demo", "multi30k_en_de", "wmt14_en_de"])
+@pytest.mark.parametrize("manifest", [[], ["--manifest", "none"]])
+def test_a_data_folder_with_other_names_is_refused_with_the_settings_that_name_its_files(
+    tmp_path, capsys, recipe, manifest
+):
+    own = texts(tmp_path / "own")
+    where = [recipe, "--data-dir", str(own), "--work-dir", str(tmp_path / "work"), *manifest]
+    refusal = usage_error(capsys, main, [*where, "--dry-run"])
+    assert f"--data-dir {own}: has none of the recipe's files, " in refusal
+    assert "; it has test.de, test.en, train.de, train.en, valid.de, valid.en; " in refusal
+    settings = re.search(r"with ((?:--set \S+ ?)+) \(docs/your_own_data.md\)", refusal)[1]
+    main([*where, *shlex.split(settings), "--dry-run"])
+    assert " train.en train.de valid.en valid.de test.en test.de" in capsys.readouterr().out
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_refusal_of_other_names_lists_what_is_in_the_folder(tmp_path, capsys):
+    where = ["multi30k_en_de", "--data-dir", str(tmp_path)]
+    assert "; it is empty; " in usage_error(capsys, main, where)
+    for name in (".hidden", "my dev.en.gz", "my dev.de.gz", "train.en", "notes", *(f"z{n}" for n in range(20))):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    refusal = usage_error(capsys, main, where)
+    assert "; it has folder/, my dev.de.gz, my dev.en.gz, notes, train.en, z0, z1, " in refusal
+    assert " and 13 more; " in refusal and ".hidden" not in refusal
+    words = shlex.split(re.search(r"--set .* (?=\()", refusal)[0])
+    assert words[1::2] == ["train_files=NAME.{lang}", "valid_files='my dev.{lang}.gz'", "test_files=NAME.{lang}"]
+    (tmp_path / "test_2016_flickr.en.gz").touch()  # one of the recipe's files: the others are downloaded
+    describe(*where)
+
+
 def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, capsys):
     own = tmp_path / "my_recipe"
     shutil.copytree(ROOT / "recipes" / "multi30k_en_de", own, ignore=shutil.ignore_patterns("work", "data"))
@@ -291,6 +325,7 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     manifest, header = own / "manifest.tsv", "file\tbytes\tchecksum\turl\n"
     original = manifest.read_text()
     manifest.write_text(f"{header}train.en\t-\tsha256:{'0' * 64}\thttp://127.0.0.1:9/train.en\n")
+    (tmp_path / "train.de").touch()
     message = "manifest.tsv: has no train.de, valid.en, valid.de, test.en, test.de: add their URLs"
     assert message in usage_error(capsys, main, [str(own), "--data-dir", str(tmp_path)])  # lists some of the files
     manifest.write_text(original)
