@@ -14,11 +14,13 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.modules import gelu
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.token_generation_constraints import pack_constraints
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_rope.attention import SelfAttention
 from fairseq_rope.checkpoints import load_checkpoint
+from fairseq_rope.errors import InputError
 from fairseq_rope.feed_forward import GatedLinear
 from fairseq_rope.norms import RMSNorm
 from fairseq_rope.transformer import TransformerRopeModel
@@ -166,6 +168,18 @@ def test_lexical_constraints_appear_in_the_output(data_bin, model_path, kind):
         if kind == "ordered":
             places = [words.index(word) for word in constraints]
             assert places == sorted(places)
+
+
+@pytest.mark.parametrize("kind", ["ordered", "unordered"])
+def test_constraints_that_nobody_reads_are_refused(data_bin, model_path, kind):
+    with pytest.raises(InputError, match=f"^--constraints {kind}: there are no constraints; fairseq-generate does not"):
+        generate(data_bin, model_path, "--constraints", kind)
+    hub = TransformerRopeModel.from_pretrained(str(model_path.parent), model_path.name, str(data_bin))
+    with pytest.raises(InputError, match=f"^--constraints {kind}: there are no constraints"):
+        hub.translate(["the dog"], constraints=kind)
+    word = torch.tensor([hub.tgt_dict.index("HOUSE")])
+    given = {"constraints": kind, "inference_step_args": {"constraints": pack_constraints([[word]])}}
+    assert "HOUSE" in hub.translate(["the dog"], beam=8, max_len_b=20, **given)[0].split()
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])

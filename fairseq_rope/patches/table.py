@@ -14,7 +14,19 @@ from typing import Any, NamedTuple
 from fairseq import checkpoint_utils
 
 from ..checkpoints import allow_checkpoint_classes
-from . import batches, ending, fasta, loading, numpy_names, optimizers, options, precision, saving, unknown_words
+from . import (
+    batches,
+    ending,
+    fasta,
+    loading,
+    numpy_names,
+    optimizers,
+    options,
+    precision,
+    saving,
+    searching,
+    unknown_words,
+)
 
 
 class Patch(NamedTuple):
@@ -140,6 +152,14 @@ PATCHES: list[Patch] = [
         "the replacement expects. So the first unknown word in an output ends the program. Here the "
         "search returns alignments for --replace-unk, also if none are printed.",
         "fairseq's search returns the alignment that its replace_unk expects",
+    ),
+    Patch(
+        "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints",
+        searching.init_constraints,
+        "an unreadable error",
+        "fairseq-generate has --constraints and reads no constraints, so it ends with \"'NoneType' object is not "
+        'iterable", and so does a call from Python that gives none. Here both end in one sentence.',
+        "fairseq refuses --constraints without constraints",
     ),
     Patch(
         "fairseq.tasks.FairseqTask.get_interactive_tokens_and_lengths",

@@ -35,6 +35,8 @@ from fairseq.file_io import PathManager
 from fairseq.models import BaseFairseqModel
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
+from fairseq.search import LexicallyConstrainedBeamSearch
+from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
 from fairseq_rope.patches import optimizers, options, saving, table
@@ -468,7 +470,24 @@ def a_loss_scale_is_updated(request, folder):
         assert made.scaler.mock_calls == [mock.call.step(given), mock.call.update()]
 
 
+def constraints_are_counted_in_the_same_way(request, folder):
+    constraints = pack_constraints([[torch.tensor([5, 6]), torch.tensor([7])], [torch.tensor([8])]])
+    for kind in ("ordered", "unordered"):
+        states = []
+        for init in (
+            LexicallyConstrainedBeamSearch.init_constraints,
+            LexicallyConstrainedBeamSearch.init_constraints.__wrapped__,
+        ):
+            made = LexicallyConstrainedBeamSearch(mock.MagicMock(), kind)
+            init(made, constraints, 2)
+            states.append([[str(state.advance(8)) for state in states] for states in made.constraint_states])
+        assert states[0] == states[1] and [len(of_sentence) for of_sentence in states[0]] == [2, 2]
+    with pytest.raises(TypeError):  # what the patch mends
+        LexicallyConstrainedBeamSearch.init_constraints.__wrapped__(made, None, 2)
+
+
 SAME = {
+    "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints": constraints_are_counted_in_the_same_way,
     "fairseq.options.parse_args_and_arch": flags_have_the_same_meaning,
     "fairseq.distributed.utils.call_main": programs_get_the_same_configuration,
     "fairseq.trainer.Trainer.__init__": trainers_are_the_same,
