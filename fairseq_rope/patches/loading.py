@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import math
+import numbers
 import os
 import re
 import types
@@ -127,6 +128,52 @@ def _add_overrides(options: Any, overrides: Mapping[str, Any]) -> None:
                 options[name] = overrides[name]
 
 
+def _is_count(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+# What a training that resumes reads of extra_state: the form of each entry, and whether a value has it
+EXTRA_STATE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "train_iterator": (
+        "the number of an epoch and of its iterations",
+        lambda value: (
+            isinstance(value, dict)
+            and _is_count(value.get("epoch"))
+            and _is_count(value.get("iterations_in_epoch", 0))
+            and isinstance(value.get("shuffle", True), bool)
+        ),
+    ),
+    "early_stopping": (
+        "a number and a count",
+        lambda value: (
+            isinstance(value, dict)
+            and value.keys() <= {"best", "num_runs"}
+            and (value.get("best") is None or _is_number(value["best"]))
+            and _is_count(value.get("num_runs", 0))
+        ),
+    ),
+    "best": ("a number", lambda value: value is None or _is_number(value)),
+    "previous_training_time": ("a number", _is_number),
+    "metrics": ("a dictionary", lambda value: isinstance(value, dict)),
+}
+
+
+def refuse_damaged_extra_state(path: str, extra_state: Any) -> None:
+    """Raise a CheckpointError if a training cannot resume from *extra_state*, which fairseq reads without checks."""
+    if not isinstance(extra_state, dict):
+        raise CheckpointError(f"{path} is not a valid checkpoint: its extra_state is damaged, and must be a dictionary")
+    for name, (form, has_form) in EXTRA_STATE.items():
+        if name in extra_state and not has_form(extra_state[name]):
+            entry = f'extra_state["{name}"]'
+            raise CheckpointError(f"{path} is not a valid checkpoint: its {entry} is damaged, and must be {form}")
+
+
 @functools.wraps(_load_checkpoint_to_cpu)
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
     reading = current_reading()
@@ -139,6 +186,8 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq cannot upgrade this state
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
         raise no_checkpoint(path, reason) from None
+    if reading.resumes:
+        refuse_damaged_extra_state(path, state.get("extra_state"))
     _add_overrides(part_of(state, "model"), arg_overrides or {})
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
