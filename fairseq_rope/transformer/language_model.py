@@ -105,3 +105,8 @@ def refuse_untied_parts(args: Namespace) -> None:
                 f"--tie-adaptive-weights: --decoder-input-dim {args.decoder_input_dim} must be equal to "
                 f"--decoder-output-dim {args.decoder_output_dim}"
             )
+        if args.decoder_output_dim != args.decoder_embed_dim:  # fairseq does not project the output to another width
+            raise ValueError(
+                f"--tie-adaptive-weights: --decoder-output-dim {args.decoder_output_dim} must be equal to "
+                f"--decoder-embed-dim {args.decoder_embed_dim}"
+            )

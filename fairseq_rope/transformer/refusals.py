@@ -75,6 +75,8 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
                 f"{scaling.flag} {scaling.text}: does not work with --checkpoint-activations, because the frequencies "
                 f"of {scaling.rope_type} depend on the length of the source; drop one of the two"
             )
+    if options.has_both_sides:
+        refuse_output(args, options.decoder)
     refuse_unused_features(options)
     refuse_heads(options)
     for side in options.sides:
@@ -89,6 +91,23 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
         raise ValueError("--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two")
     if any(side.scale_glu_width for side in options.sides) and all(side.ffn_type != "glu" for side in options.sides):
         raise ValueError("--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")
+
+
+def refuse_output(args: Namespace, decoder: SideOptions) -> None:
+    """Raise a ValueError with one sentence if the output of a translation model cannot have the weights of its input.
+
+    With tied weights, fairseq does not project the output to another width.
+    """
+    has_cutoff = bool(option_of(args, "adaptive_softmax_cutoff"))
+    if has_cutoff and option_of(args, "tie_adaptive_weights"):
+        raise ValueError("--tie-adaptive-weights: needs --adaptive-input, which translation models lack; drop the flag")
+    shared = [] if has_cutoff else ["share_decoder_input_output_embed", "share_all_embeddings", "merge_src_tgt_embed"]
+    name = next((name for name in (*shared, "tie_adaptive_weights") if option_of(args, name)), None)
+    width = option_of(args, "decoder_output_dim")
+    if name is not None and isinstance(width, int) and width != decoder.embed_dim:  # not "${model.decoder.embed_dim}"
+        raise ValueError(
+            f"{flag_of(name)}: --decoder-output-dim {width} must be equal to --decoder-embed-dim {decoder.embed_dim}"
+        )
 
 
 def refuse_heads(options: ModelOptions) -> None:

@@ -220,6 +220,8 @@ REFUSED = [
     ({"tie_adaptive_weights": True}, "--tie-adaptive-weights: needs --adaptive-input"),
     ({**OTHER_PARTS["adaptive"], "adaptive_input_factor": 4}, "--tie-adaptive-weights: --adaptive-input-factor 4 must"),
     ({**OTHER_PARTS["adaptive"], "decoder_input_dim": 8}, "--tie-adaptive-weights: --decoder-input-dim 8 must be"),
+    ({**OTHER_PARTS["adaptive"], "decoder_input_dim": 8, "decoder_output_dim": 8},
+     "--tie-adaptive-weights: --decoder-output-dim 8 must be equal to --decoder-embed-dim 12$"),
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+import torch
 
 from tests.transformer.test_block import HEADS
 
@@ -127,6 +128,12 @@ REFUSED = [
      "--cross-kv-heads 1: has no use with --no-cross-attention; drop one of the two"),
     ({"qk_norm": "yes"}, "--qk-norm yes: must be true or false"),
     ({"scale_glu_width": True}, "--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu"),
+    # weights of the output that are those of the input
+    *(({name: True, "decoder_output_dim": 32},
+       f"--{name.replace('_', '-')}: --decoder-output-dim 32 must be equal to --decoder-embed-dim 64$")
+      for name in ("share_decoder_input_output_embed", "share_all_embeddings", "tie_adaptive_weights")),
+    ({"tie_adaptive_weights": True, "adaptive_softmax_cutoff": [10, 20]},
+     "--tie-adaptive-weights: needs --adaptive-input, which translation models lack; drop the flag$"),
     # linear attention
     *((linear(position_encoding=name), f"--attention-type linear: {PAIRS} {name} changes; use one of none, sinusoidal")
       for name in ("alibi", "t5", "kerple", "shaw", "transformer-xl")),
@@ -152,6 +159,15 @@ def test_options_that_cannot_work_are_refused_in_one_sentence(build, options, me
     with pytest.raises(ValueError, match=f"^{message}") as refused:
         build(**options)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"adaptive_softmax_cutoff": [10, 20], "share_decoder_input_output_embed": True}]
+)
+def test_an_output_of_another_width_works_with_weights_of_its_own(build, options):
+    model = build(decoder_output_dim=32, **options)
+    tokens = torch.full((1, 3), 5)
+    assert model(tokens, torch.tensor([3]), tokens)[0].shape == (1, 3, 32 if options else 44)
 
 
 @pytest.mark.parametrize("other", [{"ddp_backend": "legacy_ddp"}, {"distributed_world_size": 1}])
