@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_rope.scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
-from recipes.pipeline.commands import PROGRAMS, Shell, quoted, whole
+from recipes.pipeline.commands import PROGRAMS, Shell, quoted
 from recipes.pipeline.experiment import ROOT, Experiment
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stage import Stage
@@ -54,7 +54,8 @@ class ScoreWith(Stage):
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         scorer = quoted(f"{self.scorer.name}={self.scorer.command}")
-        shell.command(whole(f"{command(experiment)} --scorer {scorer}", *self.outputs(experiment)))
+        (output,) = self.outputs(experiment)
+        shell.write(f"{command(experiment)} --scorer {scorer}", output)
 
     def is_done(self, experiment: Experiment) -> bool:
         """Whether the program has scored the present translations."""

@@ -6,7 +6,7 @@ It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides
 from pathlib import Path
 
 from fairseq_rope.lines import count_lines, lines_of
-from recipes.pipeline.commands import Shell, quoted, whole
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
 from recipes.pipeline.stage import Stage
@@ -114,4 +114,4 @@ def _join_lines(experiment: Experiment, shell: Shell, folder: Path) -> None:
                 out = folder / f"{times}.{kind}{path.suffix[1:]}"
                 # The last line is dropped if it would have fewer sentences.
                 count = sentences // times * times or "LINES"
-                shell.command(whole(f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * (times - 1)}-", out))
+                shell.write(f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * (times - 1)}-", out)

@@ -174,7 +174,7 @@ def build_parser(name: str, description: str, encodings: Sequence[str]) -> argpa
     known = f"position encodings, separated by commas: {', '.join(ENCODINGS)}; default: %(default)s"
     add("--encodings", default=",".join(encodings), metavar="NAMES", help=known)
     add("--gpus", type=int, metavar="N", help="number of GPUs to train on; 0: train on the CPU; default: all GPUs")
-    add("--dry-run", action="store_true", help="print the trainings' commands without running them")
+    add("--dry-run", action="store_true", help="print the trainings' commands, and write nothing")
     launch.add_flags(parser, 3)
     return parser
 
@@ -198,18 +198,18 @@ class Experiment:
 
         *sources* are the files that it reads, by their names. Raises an InputError if the work folder was begun with
         other settings, files or flags, since its trainings cannot be compared with others. *more* must also be equal.
+        A dry run makes nothing, so that the next command can still choose the settings of the folder.
         """
         depends: dict[str, Any] = {**self.settings, "flags after --": self.flags, "more": more}
         depends |= {name: checksum_of(path, "sha256") for name, path in sources.items()}
         depends = json.loads(json.dumps(depends))
         path = self.work / "settings.json"
+        if self.args.dry_run:
+            self._refuse_another(path, depends)
+            return
         with locked_when_free(self.work / ".lock"):
             if path.exists():
-                before = json.loads(path.read_text())
-                changed = ", ".join(key for key in {**before, **depends} if before.get(key) != depends.get(key))
-                if changed:
-                    other = f"was begun with another value of {changed}; choose another folder"
-                    raise InputError(f"--work-dir {self.work}: {other}")
+                self._refuse_another(path, depends)
                 return
             print(f"data: {', '.join(map(str, sources.values()))}", flush=True)
             for folder in (made := self.work / "data.tmp"), self.data:
@@ -217,6 +217,14 @@ class Experiment:
             make(made)
             made.rename(self.data)
             write_whole(path, json.dumps(depends, indent=1, ensure_ascii=False) + "\n")
+
+    def _refuse_another(self, path: Path, depends: Mapping[str, Any]) -> None:
+        """Raise an InputError if the settings in *path*, if it exists, differ from *depends*."""
+        before = json.loads(path.read_text()) if path.exists() else depends
+        changed = ", ".join(key for key in {**before, **depends} if before.get(key) != depends.get(key))
+        if changed:
+            other = f"was begun with another value of {changed}; choose another folder"
+            raise InputError(f"--work-dir {self.work}: {other}")
 
     def run(
         self,

@@ -1,5 +1,6 @@
 """Run the commands of a stage: print them, write them to a script, log their output, show progress."""
 
+import contextlib
 import errno
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,10 +34,16 @@ def quoted(*values: object) -> str:
     return shlex.join(named(value) if isinstance(value, Path) else str(value) for value in values)
 
 
-def whole(command: str, path: Path) -> str:
-    """The shell command that writes the output of *command* to *path*, which gets its name when it is complete."""
+@contextlib.contextmanager
+def part_of(path: Path) -> Iterator[Path]:
+    """Yield the temporary name of *path*, for a command that renames it at the end. After an error it is removed."""
     part = path.with_name(path.name + ".tmp")
-    return f"{command} > {quoted(part)} && mv {quoted(part, path)}"
+    try:
+        yield part
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def say(line: str) -> None:
@@ -90,6 +97,11 @@ class Shell:
         if makes and self.partial is not None:
             self.partial.add(makes)
         return peak
+
+    def write(self, command: str, path: Path, makes: Sequence[Path] = ()) -> None:
+        """Run *command* as :meth:`command` does; *path* gets its output, and its name when it is complete."""
+        with part_of(path) as part:
+            self.command(f"{command} > {quoted(part)} && mv {quoted(part, path)}", makes=makes)
 
     def tool(self, command: str, makes: Sequence[Path] = ()) -> None:
         """Run *command* as :meth:`command` does, and show the few lines that it prints."""

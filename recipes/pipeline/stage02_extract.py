@@ -6,7 +6,7 @@ from pathlib import Path
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
-from recipes.pipeline.commands import Shell, named, quoted, say, whole
+from recipes.pipeline.commands import Shell, named, quoted, say
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
@@ -54,7 +54,7 @@ class Extract(Stage):
             self.check_documents(experiment)
         raw = experiment.texts("raw", ["test"])
         for path, sentences in zip(raw, (experiment.test_source, experiment.test_reference), strict=True):
-            shell.command(whole(f"sed '/^$/d' {quoted(path)}", sentences))
+            shell.write(f"sed '/^$/d' {quoted(path)}", sentences)
         shell.tool(
             f"python -m recipes.text.segments documents --boundaries {quoted(raw[1])} "
             f"--input {quoted(experiment.test_reference)} --output {quoted(experiment.reference_documents)}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted, whole
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
@@ -34,4 +34,4 @@ class Clean(Stage):
         )
         # Validation and test sets keep every line.
         for path in self.inputs(experiment)[2:]:
-            shell.command(whole(f"cat {quoted(path)}", clean / path.name))
+            shell.write(f"cat {quoted(path)}", clean / path.name)

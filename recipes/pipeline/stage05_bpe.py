@@ -6,7 +6,7 @@ If the training starts from an old model, its subwords are applied, and none are
 import os
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted, whole
+from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
@@ -34,8 +34,9 @@ class Bpe(Stage):
         train = experiment.texts("clean", ["train"])
         making = f"{tool} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}"
         if experiment.start_data:
-            making = whole(f"cat {quoted(experiment.start_data / experiment.subwords)}", model)
-        shell.tool(making, makes=[model])
+            shell.write(f"cat {quoted(experiment.start_data / experiment.subwords)}", model, makes=[model])
+        else:
+            shell.tool(making, makes=[model])
         for clean, out in zip(experiment.texts("clean"), texts, strict=True):
             files = f"--input {quoted(clean)} --output {quoted(out)}"
             shell.tool(f"{tool} {apply} {flag} {quoted(model)} {files} --workers {os.cpu_count()}", makes=[out])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fairseq_rope.lines import count_lines
-from recipes.pipeline.commands import Shell, quoted
+from recipes.pipeline.commands import Shell, part_of, quoted
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage import Stage
 
@@ -83,10 +83,10 @@ def translate(
         segments: if the text has documents, the lines of the set; they contain the lines of *source*
     """
     generated, hypotheses, separators = files
-    part = generated.with_name(generated.name + ".tmp")
     in_subwords = segments if experiment.unit.has_documents else source
     lines = 0 if experiment.dry_run else count_lines(str(in_subwords))
-    with tqdm(total=lines, unit=f" {experiment.unit.lines}", desc="  translated", delay=0.1, disable=not lines) as bar:
+    bar = tqdm(total=lines, unit=f" {experiment.unit.lines}", desc="  translated", delay=0.1, disable=not lines)
+    with bar, part_of(generated) as part:
         shell.command(
             f"{command(experiment, data, subset)} | tee {quoted(part)} && mv {quoted(part, generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,

@@ -10,7 +10,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of
 from fairseq_rope.metrics import load_tokeniser
 from fairseq_rope.text.languages import language
-from recipes.pipeline.commands import Shell, quoted, whole
+from recipes.pipeline.commands import Shell, quoted, say
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.stage import Stage
 from recipes.text.segments import Divided
@@ -35,22 +35,36 @@ class Score(Stage):
         return {"--tokenize": experiment.tokenize}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        shell.command(whole(command(experiment), experiment.score))
+        if are_empty(experiment):
+            say("all translations are empty, which BLEU scores 0")
+        shell.write(command(experiment), experiment.score)
         if experiment.unit.has_documents:
             join_documents(experiment, shell, experiment.hypotheses, experiment.document_hypotheses)
             # sacrebleu's TER, among the other metrics, takes minutes for a document.
             texts = f"{quoted(experiment.reference_documents)} --input {quoted(experiment.document_hypotheses)}"
             flags = f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6"
-            shell.command(whole(f"python -m sacrebleu {texts} {flags}", experiment.document_score))
+            shell.write(f"python -m sacrebleu {texts} {flags}", experiment.document_score)
 
 
 def command(experiment: Experiment) -> str:
     """The command that scores the sentences of the test set."""
+    translations = f"--sys {quoted(experiment.hypotheses)}"
+    if are_empty(experiment):
+        # The tool refuses a file without a word, which is usually the wrong file. Here stage 9 has checked that each
+        # sentence has its translation, and the tool accepts empty ones from fairseq-generate.
+        lines = f"""awk '{{ print "D-" NR - 1 "\\t0\\t" }}' {quoted(experiment.hypotheses)}"""
+        translations = f"--generate-output <({lines}) --names {quoted(experiment.hypotheses)}"
     return (
-        f"python -m fairseq_rope score --sys {quoted(experiment.hypotheses)} "
+        f"python -m fairseq_rope score {translations} "
         f"--ref {quoted(experiment.test_reference)} --src {quoted(experiment.test_source)} "
         f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json"
     )
+
+
+def are_empty(experiment: Experiment) -> bool:
+    """Whether all translations are empty, as those of a model after a few updates can be."""
+    path = experiment.hypotheses
+    return not experiment.dry_run and path.exists() and not any(line.strip() for line in lines_of(str(path)))
 
 
 def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, output: Path) -> None:

@@ -248,7 +248,6 @@ def test_emulated_bf16_is_warned_of_once(tmp_path, monkeypatch, capsys):
 def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_run_failed(tmp_path, capsys):
     flags = f"--work-dir {tmp_path} --gpus 0 --seeds 2 --encodings rope,none --train {tmp_path}/a --valid {tmp_path}/a"
     (tmp_path / "a").write_text("one\n")
-    masked_lm.cli_main([*flags.split(), "--dry-run"])
     finished(tmp_path, {"rope": {2: 2.0}, "none": {1: 3.0, 2: 4.0}})
     (tmp_path / "rope.seed1").touch()  # its training fails
     with pytest.raises(SystemExit, match="1 of 4 runs failed"):
@@ -339,22 +338,38 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sente
     assert not [*tmp_path.glob("work/data")]
 
 
-def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, capsys):
-    flags = ["--work-dir", str(tmp_path / "work"), *"--gpus 0 --dry-run --seeds 2 --encodings rope,none".split()]
+def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "outcomes", lambda *_: [])
+    flags = ["--work-dir", str(tmp_path / "work"), *"--gpus 0 --seeds 2 --encodings rope,none".split()]
     small = tmp_path / "text.gz"
     small.write_bytes(gzip.compress(b"one\ntwo\n"))
     flags += ["--train", str(small), "--valid", str(small)]
     (tmp_path / "work" / "data.tmp").mkdir(parents=True)
     (tmp_path / "work" / "data.tmp" / "half").touch()
     masked_lm.cli_main([*flags, "--", "--lr", "0.5"])
-    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fairseq-train")]
-    assert len(commands) == 4 and all(line.endswith(("--lr 0.5", "--lr 0.5 ")) for line in commands)
     assert not [*tmp_path.glob("work/data*/half")] and (tmp_path / "work" / "data" / "train.idx").exists()
     made = (tmp_path / "work" / "data" / "dict.txt").stat().st_mtime_ns
     masked_lm.cli_main([*flags, "--", "--lr", "0.5"])
     assert (tmp_path / "work" / "data" / "dict.txt").stat().st_mtime_ns == made
     with pytest.raises(SystemExit, match="was begun with another value of flags after --; choose another folder"):
         masked_lm.cli_main([*flags, "--", "--lr", "0.4"])
+    with pytest.raises(SystemExit, match="was begun with another value of flags after --; choose another folder"):
+        masked_lm.cli_main([*flags, "--dry-run", "--", "--lr", "0.4"])
+
+
+def test_a_dry_run_prints_the_commands_and_leaves_the_choice_of_settings_to_the_next_run(tmp_path, monkeypatch, capsys):
+    text, work = tmp_path / "text", tmp_path / "work"
+    text.write_text("one\ntwo\n")
+    flags = ["--work-dir", str(work), *"--gpus 0 --seeds 2 --encodings rope,none".split()]
+    flags += ["--train", str(text), "--valid", str(text)]
+    masked_lm.cli_main([*flags, "--dry-run", "--", "--lr", "0.5"])
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4
+    assert all(re.match(f"fairseq-train {work}/data .* --lr 0.5 *$", command) for command in commands)
+    assert not work.exists()
+    monkeypatch.setattr(launch, "outcomes", lambda *_: [])
+    masked_lm.cli_main([*flags, "--", "--lr", "0.4"])
+    assert (work / "data" / "train.idx").exists()
 
 
 TINY = (

@@ -21,13 +21,14 @@ import yaml
 import fairseq_rope.__main__
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
+from recipes.pipeline import commands
 from recipes.pipeline.commands import Shell
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS, Settings
 from recipes.pipeline.stage06_binarise import Binarise
-from recipes.pipeline.stages import STAGES, TRAIN
+from recipes.pipeline.stages import SCORE, STAGES, TRAIN
 from recipes.pipeline.stamps import Stamps, differences
 from tests.commands import ENVIRONMENT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
@@ -510,6 +511,41 @@ def test_sentences_that_fairseq_skipped_are_reported(copied, tmp_path):
     log.write_text(counted.replace(" 200 sents", " 199 sents"))
     with pytest.raises(StageError, match=r"train.en has 200 lines, but .* has another count"):
         Binarise().check_counts(experiment, log)
+
+
+def test_a_model_whose_translations_are_all_empty_has_0_bleu(copied, capsys):
+    flags = setting_flags("fairseq_generate_flags=--max-len-a 0 --max-len-b 0 --min-len 0")
+    small(copied, "--stage", "9", *flags)
+    model = copied / MODEL
+    hypotheses = (model / "hypotheses.de").read_text()
+    assert hypotheses and not hypotheses.strip()
+    printed = capsys.readouterr().out
+    assert "all translations are empty" in printed and printed.endswith("\nsacreBLEU 0.00\n")
+    (system,) = json.loads((model / "score.json").read_text())["systems"]
+    assert system["name"] == str(model / "hypotheses.de") and "sacreBLEU_by_source_length" in system
+    assert {row["name"]: row["score"] for row in system["metrics"]}["TER"] == 100
+    script = model / "commands" / "stage10_score.sh"
+    before = (model / "score.json").read_bytes()
+    subprocess.run(["bash", str(script)], check=True, timeout=180, capture_output=True)
+    assert (model / "score.json").read_bytes() == before, "the script is run by hand"
+
+
+@pytest.mark.parametrize("error", [StageError, KeyboardInterrupt])
+def test_a_failed_or_interrupted_command_leaves_no_temporary_file(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    result = tmp_path / "result"
+    result.with_name("result.tmp").write_text("half")
+    shell = Shell(SCORE, tmp_path / "script.sh", tmp_path / "log")
+    if error is KeyboardInterrupt:
+        monkeypatch.setattr(commands, "run_logged", fails)
+    with pytest.raises(error):
+        shell.write("(echo half; false)", result)
+    assert not [*tmp_path.glob("result*")]
+    monkeypatch.undo()
+    shell.write("echo whole", result)
+    assert [path.name for path in tmp_path.glob("result*")] == ["result"] and result.read_text() == "whole\n"
 
 
 def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied, refused):
