@@ -256,9 +256,12 @@ class Experiment:
         if finished:
             rows, panels = report(finished)
             text = f"`{program}`\n\n{trained_in(finished)}{as_markdown(rows)}\n"
-            write_whole(self.work / "results.md", text)
-            with written_whole(str(self.work / "curves.svg")) as (file,):
-                file.write(rendered(draw(panels), "svg"))
+            curves = rendered(draw(panels), "svg")
+            # Another command in this folder can end at the same time. Table and figure are of the same command.
+            with locked_when_free(self.work / ".lock"):
+                write_whole(self.work / "results.md", text)
+                with written_whole(str(self.work / "curves.svg")) as (file,):
+                    file.write(curves)
             print(f"{text}\nwritten to {self.work}: results.md, curves.svg", flush=True)
         if failed:
             raise InputError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")

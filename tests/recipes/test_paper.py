@@ -1,10 +1,12 @@
 """recipes.paper: its data, its table and figure, and an experiment that is interrupted."""
 
+import contextlib
 import gzip
 import json
 import math
 import re
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq_rope import plugin  # noqa: F401  registers the models
 from fairseq_rope.positions import ENCODINGS
 from recipes.compare import launch
-from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, texts
+from recipes.paper import experiment, fine_tuning, language_model, long_documents, masked_lm, texts
 from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings, trained_in
 from recipes.pipeline import machine
 from recipes.pipeline.settings import SettingsError
@@ -253,6 +255,37 @@ def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_r
     with pytest.raises(SystemExit, match="1 of 4 runs failed"):
         masked_lm.cli_main(flags.split())
     assert re.findall(r"^\| (\w+) \|", (tmp_path / "results.md").read_text(), re.M) == ["system", "rope", "none"]
+
+
+def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path, monkeypatch):
+    """The second one begins to write its results while the first one writes its own."""
+    (tmp_path / "a").write_text("one\n")
+    flags = f"--work-dir {tmp_path} --gpus 0 --seeds 1 --train {tmp_path}/a --valid {tmp_path}/a --encodings".split()
+    finished(tmp_path, {"rope": {1: 2.0}, "none": {1: 3.0}})
+    errors = []
+
+    def second():
+        try:
+            masked_lm.cli_main([*flags, "none"])
+        except SystemExit as stopped:
+            errors.append(stopped.code)
+
+    other, written_whole = threading.Thread(target=second, daemon=True), experiment.written_whole
+
+    @contextlib.contextmanager
+    def meanwhile(*paths):
+        with written_whole(*paths) as files:
+            if other.ident is None:
+                other.start()
+                other.join(2)  # without a lock, it ends now
+            yield files
+
+    monkeypatch.setattr(experiment, "written_whole", meanwhile)
+    masked_lm.cli_main([*flags, "rope"])
+    other.join(60)
+    assert not errors and not other.is_alive() and not [*tmp_path.glob("*.tmp")]
+    table, figure = (tmp_path / "results.md").read_text(), (tmp_path / "curves.svg").read_text()
+    assert "| none | 1 |" in table and "none" in figure and "rope" not in table + figure
 
 
 @pytest.mark.parametrize("file", ["small", "paper"])
