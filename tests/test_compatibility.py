@@ -110,11 +110,11 @@ def test_batch_size_and_order_do_not_change_translations(data_bin, model_path, t
 def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
     def distinct(strength):
         groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
-        # fairseq's search confuses the numbers of sentences with places in the batch, so use one batch.
-        one_batch = ["--batch-size", 20, "--required-batch-size-multiple", 1]
-        flags = ["--beam", 4, "--nbest", 4, *one_batch, *groups]
-        hypotheses = outputs(generate(data_bin, model_path, *flags))
+        flags = ["--beam", 4, "--nbest", 4, *groups]
+        hypotheses = outputs(generate(data_bin, model_path, *flags, "--batch-size", 20))
         assert sorted(hypotheses) == list(range(20))
+        for size in (1, 3):
+            assert outputs(generate(data_bin, model_path, *flags, "--batch-size", size)) == hypotheses
         return sum(len(set(texts)) for texts in hypotheses.values())
 
     assert distinct(2.0) > distinct(0.0)
@@ -335,6 +335,82 @@ def test_from_pretrained_translates_raw_text_as_fairseq_interactive(tmp_path):
     assert hub.translate(sentences, **short) == [detokenised[0][0], detokenised[1][0]]
     assert hub.translate(sentences[0], **short) == detokenised[0][0]
     assert hub.decode(hub.encode("cat-like")) == "cat-like"
+
+
+SENTENCES = ["the dog sees a cat", "house", "a big old book under the red house"]
+
+
+@pytest.fixture(scope="module")
+def hub(data_bin, model_path):
+    return TransformerRopeModel.from_pretrained(str(model_path.parent), model_path.name, str(data_bin))
+
+
+def hypotheses_of(hub, sentences, **options):
+    return hub.generate([hub.encode(line) for line in sentences], **{"beam": 3, "max_len_b": 12, **options})
+
+
+@pytest.mark.parametrize("options", [{}, {"print_alignment": "hard"}, {"diverse_beam_groups": 3}])
+def test_hypotheses_of_the_hub_have_the_attention_of_one_full_pass(hub, options):
+    for source, of_sentence in zip(map(hub.encode, SENTENCES), hypotheses_of(hub, SENTENCES, **options), strict=True):
+        for hypothesis in of_sentence:
+            tokens = hypothesis["tokens"]
+            previous = torch.cat([tokens[-1:], tokens[:-1]])[None]
+            with torch.no_grad():
+                extra = hub.models[0](source[None], torch.tensor([len(source)]), previous)[1]
+            longest = max(len(hub.encode(line)) for line in SENTENCES)  # padded on the left
+            assert hypothesis["attention"].shape == (longest, len(tokens))
+            torch.testing.assert_close(hypothesis["attention"][longest - len(source) :], extra["attn"][0][0].T)
+            assert not hypothesis["attention"][: longest - len(source)].any()
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_alignments_of_the_hub_are_those_of_fairseq_generate(data_bin, model_path, hub, kind):
+    flags = ["--beam", 3, "--nbest", 3, "--print-alignment", kind]
+    printed = outputs(generate(data_bin, model_path, *flags), "A")
+    for number, of_sentence in enumerate(
+        hypotheses_of(hub, text(data_bin, "test.en"), print_alignment=kind, max_len_a=0, max_len_b=20)
+    ):
+        for line, hypothesis in zip(printed[number], of_sentence, strict=True):
+            alignment = hypothesis["alignment"]
+            if kind == "hard":
+                assert line == " ".join(f"{source}-{target}" for source, target in alignment)
+            else:
+                words = alignment, [row.split(",") for row in line.split()]
+                rows = [[list(map(float, row)) for row in each] for each in words]
+                torch.testing.assert_close(*map(torch.tensor, rows), atol=2e-6, rtol=0)  # printed with 6 digits
+    assert hub.translate(["a dog"], print_alignment=kind) == hub.translate(["a dog"])
+
+
+def test_alignments_can_be_asked_for_after_they_were_turned_off(model_path):
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
+    models[0].make_generation_fast_(need_attn=False)
+    generator = task.build_generator(models, SimpleNamespace(beam=2, max_len_b=9, print_alignment="hard"))
+    source = torch.tensor([[5, 6, 7, 2]])
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([4])}}
+    assert all(hypothesis["alignment"] for hypothesis in generator.generate(models, sample)[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"diverse_beam_groups": 3}, {"print_alignment": "hard"}, {"sampling": True}])
+def test_each_sentence_of_the_hub_has_its_own_prefix(hub, options):
+    words = ["CAT", "BOOK", "UNDER"]
+    prefix = torch.tensor([[hub.tgt_dict.index(word)] for word in words])
+    given = {"inference_step_args": {"prefix_tokens": prefix}}
+    for of_sentence, word in zip(hypotheses_of(hub, SENTENCES, **given, **options), words, strict=True):
+        assert [hub.decode(each["tokens"]).split()[0] for each in of_sentence] == [word] * 3
+    first = {"inference_step_args": {"prefix_tokens": prefix[:1]}}
+    (_, *others) = hub.generate(hub.encode(SENTENCES[0]), beam=3, max_len_b=12, **first, **options)
+    assert {hub.decode(each["tokens"]).split()[0] for each in others} == {"CAT"}
+
+
+def test_groups_of_the_hub_are_those_of_each_sentence_alone(hub):
+    together = hypotheses_of(
+        hub, SENTENCES, diverse_beam_groups=3, diverse_beam_strength=2.0, max_len_b=20, max_len_a=0
+    )
+    for line, of_sentence in zip(SENTENCES, together, strict=True):
+        (alone,) = hypotheses_of(
+            hub, [line], diverse_beam_groups=3, diverse_beam_strength=2.0, max_len_b=20, max_len_a=0
+        )
+        assert [each["tokens"].tolist() for each in of_sentence] == [each["tokens"].tolist() for each in alone]
 
 
 def test_score_of_the_hub_fails_as_with_fairseqs_transformer(data_bin, model_path, sinusoidal):

@@ -1,17 +1,25 @@
-"""The search: lexical constraints that are missing.
+"""The search: missing constraints, groups of a diverse search, and prefixes of several sentences from Python.
 
-These functions replace those of ``fairseq.search``; the table in ``patches/table.py`` says why.
+These functions replace fairseq's; the table in ``patches/table.py`` says why.
 """
 
+import copy
 import functools
+import inspect
 from typing import Any
 
-from fairseq.search import LexicallyConstrainedBeamSearch
+import torch
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from torch import Tensor
 
 from ..errors import InputError
+from .saving import InPlaceOf
 
 _init_constraints = LexicallyConstrainedBeamSearch.init_constraints
+_diverse_step = DiverseBeamSearch.step
+_generate = GeneratorHubInterface.generate
+_generate_arguments = inspect.signature(_generate)
 
 
 @functools.wraps(_init_constraints)
@@ -22,3 +30,51 @@ def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int
             "fairseq-interactive reads them from its input, each after a tab"
         )
     _init_constraints(self, batch_constraints, beam_size)
+
+
+@functools.wraps(_diverse_step)
+def diverse_step(
+    self: Any,
+    step: int,
+    lprobs: Tensor,
+    scores: Tensor | None,
+    prev_output_tokens: Tensor | None = None,
+    original_batch_idxs: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if original_batch_idxs is not None:
+        if step == 0:
+            self.sentence_numbers = original_batch_idxs
+        # the place of each remaining sentence in the batch, in which fairseq counts
+        original_batch_idxs = original_batch_idxs[:, None].eq(self.sentence_numbers).int().argmax(1)
+    result: tuple[Tensor, Tensor, Tensor] = _diverse_step(
+        self, step, lprobs, scores, prev_output_tokens, original_batch_idxs
+    )
+    return result
+
+
+class _WithRowsOfBatch(InPlaceOf):
+    """A task that gives the search of each batch those rows of *rows* that belong to its sentences."""
+
+    def __init__(self, task: Any, rows: dict[str, Tensor]) -> None:
+        super().__init__(task)
+        self._rows = rows
+
+    def inference_step(self, generator: Any, models: Any, sample: dict[str, Any], **arguments: Any) -> Any:
+        numbers = sample["id"]
+        own = {name: rows.to(numbers.device).index_select(0, numbers) for name, rows in self._rows.items()}
+        return self._replaced.inference_step(generator, models, sample, **{**arguments, **own})
+
+
+@functools.wraps(_generate)
+def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
+    if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
+        return self.generate([tokenized_sentences], *args, **kwargs)[0]
+    given = _generate_arguments.bind(self, tokenized_sentences, *args, **kwargs).arguments.get("inference_step_args")
+    rows = {
+        name: value
+        for name, value in (given or {}).items()
+        if torch.is_tensor(value) and value.dim() > 0 and len(value) == len(tokenized_sentences)
+    }
+    interface = copy.copy(self)
+    interface.task = _WithRowsOfBatch(self.task, rows)
+    return _generate(interface, tokenized_sentences, *args, **kwargs)

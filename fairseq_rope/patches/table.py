@@ -150,7 +150,8 @@ PATCHES: list[Patch] = [
         "wrong results",
         "With --replace-unk, fairseq's search returns no alignment, or with --print-alignment one of another form than "
         "the replacement expects. So the first unknown word in an output ends the program. Here the "
-        "search returns alignments for --replace-unk, also if none are printed.",
+        "search returns alignments for --replace-unk, also if none are printed. It turns attention weights on for "
+        "print_alignment, also if make_generation_fast_ has turned them off.",
         "fairseq's search returns the alignment that its replace_unk expects",
     ),
     Patch(
@@ -160,6 +161,23 @@ PATCHES: list[Patch] = [
         "fairseq-generate has --constraints and reads no constraints, so it ends with \"'NoneType' object is not "
         'iterable", and so does a call from Python that gives none. Here both end in one sentence.',
         "fairseq refuses --constraints without constraints",
+    ),
+    Patch(
+        "fairseq.search.DiverseBeamSearch.step",
+        searching.diverse_step,
+        "wrong results",
+        "With --diverse-beam-groups, fairseq takes the number of a sentence in the data set for its place in the "
+        "batch. The second batch ends in an IndexError, and if the order differs, sentences exchange their penalties.",
+        "fairseq counts in the batch",
+    ),
+    Patch(
+        "fairseq.hub_utils.GeneratorHubInterface.generate",
+        searching.generate,
+        "wrong results",
+        "A call of generate from Python with inference_step_args, such as prefix_tokens, gives all rows to each batch, "
+        "although batches have other sentences in another order, so sentences get the prefixes of others. For a single "
+        "sentence it drops these arguments. Here a tensor with a row for each sentence is divided with the sentences.",
+        "fairseq divides these arguments as it divides the sentences",
     ),
     Patch(
         "fairseq.tasks.FairseqTask.get_interactive_tokens_and_lengths",

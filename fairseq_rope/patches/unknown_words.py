@@ -78,12 +78,14 @@ def build_generator(
     self: Any, models: Any, args: Any, seq_gen_cls: Any = None, extra_gen_cls_kwargs: Any = None, **kwargs: Any
 ) -> Any:
     translates = getattr(self, "source_dictionary", None) is not None and all(hasattr(m, "encoder") for m in models)
-    if getattr(args, "replace_unk", None) is None or seq_gen_cls is not None or not translates:
+    replaces = getattr(args, "replace_unk", None) is not None
+    if translates and (replaces or getattr(args, "print_alignment", None)):
+        for model in models:
+            for module in model.modules():
+                if hasattr(module, "need_attn"):  # turned off before, because no alignment is printed
+                    module.need_attn = True
+    if not replaces or seq_gen_cls is not None or not translates:
         return _build_generator(self, models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
-    for model in models:
-        for module in model.modules():
-            if hasattr(module, "need_attn"):  # turned off before, because no alignment is printed
-                module.need_attn = True
     alignments = {"task": self, "print_alignment": getattr(args, "print_alignment", None) or "hard"}
     generator = _build_generator(
         self, models, args, Generator, {**(extra_gen_cls_kwargs or {}), **alignments}, **kwargs

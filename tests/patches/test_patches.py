@@ -32,10 +32,12 @@ from fairseq.data import FastaDataset, data_utils, token_block_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerModel
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
-from fairseq.search import LexicallyConstrainedBeamSearch
+from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
@@ -486,7 +488,38 @@ def constraints_are_counted_in_the_same_way(request, folder):
         LexicallyConstrainedBeamSearch.init_constraints.__wrapped__(made, None, 2)
 
 
+def groups_of_one_batch_are_the_same(request, folder):
+    """A batch in the order of the data set, from which sentences are removed."""
+    made = []
+    for step in (DiverseBeamSearch.step, DiverseBeamSearch.step.__wrapped__):
+        search, results = DiverseBeamSearch(mock.MagicMock(), 2, 0.5), []
+        torch.manual_seed(1)
+        for number, remaining in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [2])):
+            scores, sums = torch.randn(len(remaining), 4, 9), torch.randn(len(remaining), 4, number)
+            results += step(search, number, scores, sums, None, torch.tensor(remaining))
+        made.append(results)
+    assert equal(*made)
+    with pytest.raises(IndexError):  # what the patch mends
+        for number in (0, 1):
+            step(search, number, torch.randn(2, 4, 9), torch.randn(2, 4, number), None, torch.tensor([7, 3]))
+
+
+def one_sentence_has_the_same_hypotheses(request, folder):
+    """test_compatibility.py has prefixes of several sentences."""
+    path = request.getfixturevalue("sinusoidal")
+    hub = TransformerModel.from_pretrained(str(path.parent), path.name, str(request.getfixturevalue("data_bin")))
+    sentence, prefix = hub.encode("the dog"), torch.tensor([[hub.tgt_dict.index("HOUSE")]])
+    for given in ({}, {"prefix_tokens": prefix}):
+        ours, alone = (
+            generate(hub, [sentence], 3, inference_step_args=given, max_len_b=5)[0]
+            for generate in (GeneratorHubInterface.generate, GeneratorHubInterface.generate.__wrapped__)
+        )
+        assert equal(ours, alone) and len(ours) == 3
+
+
 SAME = {
+    "fairseq.search.DiverseBeamSearch.step": groups_of_one_batch_are_the_same,
+    "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
     "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints": constraints_are_counted_in_the_same_way,
     "fairseq.options.parse_args_and_arch": flags_have_the_same_meaning,
     "fairseq.distributed.utils.call_main": programs_get_the_same_configuration,
