@@ -6,7 +6,7 @@ Weights of other shapes do not load, so only the options that change the functio
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fairseq.models.transformer import TransformerConfig
@@ -51,15 +51,20 @@ class Difference(NamedTuple):
     second: Any
 
 
-def meaning(given: Any) -> dict[str, Any]:
+def _completed(given: Any) -> Any:
+    """Return the options *given* with the defaults of our models."""
+    options = complete(given)
+    return given if options is None else options
+
+
+def meaning(given: Any, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
     """Return what decides what the same weights compute, by the names of options; equal models have equal dicts.
 
     *given* are the options of a model on the command line, of hydra or in a checkpoint, also of fairseq's own models.
-    Raises the InputError of :func:`.options.read`.
+    If only some layers of a side are used, *layers* has their numbers. Raises the InputError of :func:`.options.read`.
     """
-    options = complete(given)
-    options = given if options is None else options
-    values = read(options).meaning()
+    options = _completed(given)
+    values = read(options).meaning(layers)
     if not is_ours(options):  # the encodings alone: our block and scalings are not there
         values = {name: value for name, value in values.items() if name.endswith("position_encoding")}
     for name in (*FUNCTION, *OF_OTHER_MODELS):
@@ -107,7 +112,9 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
     """
     if trained is None:  # a checkpoint without options
         return
-    different = differences(meaning(trained), meaning(own))
+    # With --encoder-layers-to-keep, the layers that are dropped do not count.
+    layers = {side.side: side.kept_layers for side in read(_completed(own)).sides if side.layers_to_keep}
+    different = differences(meaning(trained, layers), meaning(own, layers))
     unreadable = [each for each in different if each.name in OF_WEIGHTS]
     if unreadable or (different and not is_meant):
         first = (unreadable or different)[0]

@@ -262,8 +262,12 @@ class ModelOptions:
     def has_both_sides(self) -> bool:
         return len(self.sides) == len(SIDES)
 
-    def meaning(self) -> dict[str, Any]:
-        """Return what decides what the same weights compute, by the names of the options."""
+    def meaning(self, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+        """Return what decides what the same weights compute, by the names of the options.
+
+        *layers* are the layers of each side that are used, with the numbers that they have in training; by default all
+        that the model has.
+        """
         values: dict[str, Any] = {f"{each.side}_position_encoding": each.encoding for each in self.sides}
         given = [(name, each.encoding_class.options[name]) for each in self.sides for name in each.position]
         for name in dict.fromkeys(name for name, option in given if not option.in_training_only):
@@ -272,7 +276,9 @@ class ModelOptions:
         values["cross_attention_positions"] = "none" if self.cross_position is None else "rope"
         values.update(self.cross_position or {})
         for each in self.sides:
-            values[f"{each.side}_layers_without_positions"] = ",".join(map(str, each.without_positions))
+            used = (layers or {}).get(each.side, each.kept_layers)
+            numbers = [number for number in each.without_positions if number in used]
+            values[f"{each.side}_layers_without_positions"] = ",".join(map(str, numbers))
         values["attention_length_scaling"] = self.attention_length_scaling
         for name in OF_BOTH_BLOCKS:
             if name in WITH_SIDES:

@@ -8,6 +8,7 @@ import torch
 
 from fairseq_rope.checkpoints import Reading, reading_for
 from fairseq_rope.transformer.layer_numbers import numbers_of, read_layers
+from fairseq_rope.transformer.meaning import refuse_other_model
 from tests.positions.test_models import MODELS
 from tests.transformer.test_transformer import batch, teacher_forced
 
@@ -72,6 +73,36 @@ def test_layers_to_keep_count_the_layers_of_the_trained_model(build, name):
     (source, lengths), target = batch([9, 4], left_pad=True), batch([5, 5], left_pad=False)[0]
     outputs = [teacher_forced(model, source, lengths, target) for model in (whole, kept)]
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "trained, own, to_keep, same",
+    [
+        ("every 2nd", "every 2nd", "0,1", True),
+        ("every 2nd", "every 2nd", "1,3", True),
+        ("every 2nd", "every 2nd", "0,2", True),
+        ("every 2nd", "1,3", "3,2", True),
+        ("every 2nd", "1", "0,1", True),  # the other layers are dropped
+        ("0,3", "0,3", "3", True),
+        ("every 2nd", "every 3rd", "0,1", False),
+        ("every 2nd", "every 3rd", "0,3", False),
+        ("", "every 2nd", "0,1", False),
+        ("every 2nd", "", "1", False),
+        ("every 2nd", "every 2nd", None, True),
+        ("every 2nd", "every 3rd", None, False),
+    ],
+)
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_start_is_reported_if_the_layers_that_are_kept_differ(caplog, side, trained, own, to_keep, same):
+    layers = len(to_keep.split(",")) if to_keep else 4  # fairseq sets this number
+    sizes = {"arch": "transformer_rope", "encoder_layers": 4, "decoder_layers": 4, "position_encoding": "rope"}
+    of_checkpoint = Namespace(**sizes, **{f"{side}_layers_without_positions": trained})
+    given = {f"{side}_layers": layers, f"{side}_layers_to_keep": to_keep, f"{side}_layers_without_positions": own}
+    with caplog.at_level(logging.WARNING, "fairseq_rope"):
+        refuse_other_model("start.pt", of_checkpoint, Namespace(**{**sizes, **given}), is_meant=True)
+    messages = [record.getMessage() for record in caplog.records]
+    assert (messages == []) is same
+    assert same or f"--{side}-layers-without-positions" in messages[0]
 
 
 @pytest.mark.parametrize("name, own", [("rope", ""), ("t5", "relative_attention_bias"), ("shaw", "position_keys")])
