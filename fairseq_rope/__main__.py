@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .tools import Parser
+from .tools import Parser, escape_unencodable_output
 
 TOOLS = {
     "average": "average the weights of several checkpoints",
@@ -42,6 +42,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the tool that *argv* names; exit with status 2 if it names none."""
+    escape_unencodable_output()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in TOOLS:
         importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])

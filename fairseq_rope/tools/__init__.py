@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import io
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -55,6 +56,15 @@ def add_flags(parser: Any, rows: Iterable[tuple[str, dict[str, Any], str]]) -> N
     """Add flags to *parser*, which may be a group; each row has a flag, its other arguments, and its help."""
     for flag, arguments, what in rows:
         parser.add_argument(flag, help=what, **arguments)
+
+
+def escape_unencodable_output() -> None:
+    """Let standard output escape the characters that its encoding lacks, as standard error does.
+
+    Otherwise, where the output is not UTF-8, a dash or a file's name ends a program before it prints its result.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def warn(tool: str, message: str) -> None:

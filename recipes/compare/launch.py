@@ -25,6 +25,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.local.local import LocalExecutor
 
 from fairseq_rope.errors import InputError, handle_signals, sentence_of
+from fairseq_rope.tools import escape_unencodable_output
 from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.stage20_score_with import ScoreWith
 from recipes.compare.stage22_translate_joined import TranslateJoined
@@ -141,6 +142,7 @@ def begin_job(on_signal: bool, gpu: str | None) -> None:
     *on_signal*: whether a signal ends this process and the command that it runs; submitit ignores SIGTERM. *gpu* is the
     GPU to use, as in CUDA_VISIBLE_DEVICES; None: those that are visible.
     """
+    escape_unencodable_output()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if on_signal:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fairseq_rope.errors import InputError, sentence_of
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
+from fairseq_rope.tools import escape_unencodable_output
 from recipes.pipeline.experiment import ROOT, Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
 from recipes.pipeline.settings import NAMES_MODEL, Settings, SettingsError, check_values, read_settings
@@ -55,6 +56,7 @@ def add_flags(parser: argparse.ArgumentParser, recipe_is_known: bool = False) ->
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, str]:
     """The parsed flags, and the words after a lone ``--``, quoted for a shell."""
+    escape_unencodable_output()  # all commands that print results parse their flags here
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
     args, unknown = parser.parse_known_args(words[:end])

@@ -23,6 +23,9 @@ PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-tra
 # torch ≥ 2.11 tries cuDNN's attention first on an H100. It plans anew for each shape, and sentences have many shapes.
 DEFAULTS = {"TQDM_MININTERVAL": "0.5", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}  # of variables that the user has not set
 
+# The texts are UTF-8 on every machine, also those that fairseq-generate prints.
+UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": ""}  # the second one, if not empty, would precede
+
 
 def named(path: Path) -> str:
     """*path* for commands and messages, relative if it is in the project."""
@@ -73,7 +76,9 @@ class Shell:
             self.script.parent.mkdir(parents=True, exist_ok=True)
             exports = [f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"']
             exports += [f'export {name}="${{{name}-{value}}}"' for name, value in DEFAULTS.items()]
-            self.script.write_text("\n".join(["set -euo pipefail", f"cd {shlex.quote(str(ROOT))}", *exports, ""]))
+            exports += [f"export {name}={value}" for name, value in UTF8.items()]
+            head = "\n".join(["set -euo pipefail", f"cd {shlex.quote(str(ROOT))}", *exports, ""])
+            self.script.write_text(head, encoding="utf-8")
 
     def command(
         self, command: str, on_line: Callable[[str], None] | None = None, makes: Sequence[Path] = ()
@@ -87,7 +92,7 @@ class Shell:
         if self.script is None:
             say(f"$ {command}")
             return None
-        with self.script.open("a") as script:
+        with self.script.open("a", encoding="utf-8") as script:
             script.write(command + "\n")
         if makes and self.partial is not None and self.partial.has(makes):
             say(f"made before the interruption: {', '.join(map(named, makes))}")
@@ -121,16 +126,17 @@ def run_logged(
 
     Returns the peak host memory of its largest process, in MiB.
     """
-    environment = {**DEFAULTS, **os.environ, "PATH": f"{PROGRAMS}:{os.environ.get('PATH', '')}"}
+    environment = {**DEFAULTS, **os.environ, **UTF8, "PATH": f"{PROGRAMS}:{os.environ.get('PATH', '')}"}
     # python -m recipes.… needs the project's root; fairseq finds the plugin by --user-dir.
     environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     log.parent.mkdir(parents=True, exist_ok=True)
     last, disk_is_full = "", False
     bar = _Bar()
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen(
             ["bash", "-c", f"set -euo pipefail; {command}"], cwd=ROOT, env=environment, pass_fds=locks,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            encoding="utf-8", errors="replace",
             start_new_session=True,  # so that one signal ends all processes of a pipeline
         )  # fmt: skip
         assert process.stdout is not None

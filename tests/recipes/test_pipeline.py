@@ -470,6 +470,26 @@ def test_commands_deprioritise_cudnns_attention_unless_the_user_decides(tmp_path
     assert [line.strip() for line in lines] == repeated.stdout.split() == [expected]
 
 
+def test_an_output_in_ascii_shows_every_command_of_a_dry_run(tmp_path):
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    command = ["bash", "recipes/demo/run.sh", *words(tmp_path / "für", "--dry-run")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.decode("ascii")
+    assert r"f\xfcr/raw" in printed and printed.index("stage 7") < printed.index("stage 10")
+
+
+def test_a_command_prints_utf8_where_the_users_output_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    lines: list[str] = []
+    shell = Shell(TRAIN, tmp_path / "train.sh", tmp_path / "train.log")
+    shell.command("python -c 'print(\"für – ▁\")'", lines.append)
+    repeated = subprocess.run(["bash", shell.script], capture_output=True, check=True, timeout=60)
+    assert lines == [repeated.stdout.decode()] == ["für – ▁\n"]
+    assert (tmp_path / "train.log").read_text(encoding="utf-8") == "für – ▁\n"
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 
