@@ -15,6 +15,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import allow_checkpoint_classes
 from . import (
+    adaptive,
     batches,
     ending,
     fasta,
@@ -243,6 +244,15 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32.",
         "these programs convert models for --bf16",
+    ),
+    Patch(
+        "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward",
+        adaptive.adaptive_loss,
+        "wrong results",
+        "The words of each tail of an adaptive softmax are counted from 0, and fairseq's adaptive_loss leaves out the "
+        "word with the number of the padding. So in each tail the second word is not trained, and losses and "
+        "perplexities are too low. With reduce=False it ends in an error.",
+        "fairseq ignores the padding in the head alone",
     ),
     Patch(
         "fairseq.optim.adam.Adam",

@@ -28,6 +28,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, tasks, trainer, utils
 from fairseq import options as fairseq_options
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import FastaDataset, data_utils, token_block_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
@@ -35,6 +36,7 @@ from fairseq.file_io import PathManager
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerModel
+from fairseq.modules import AdaptiveSoftmax
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
@@ -517,7 +519,25 @@ def one_sentence_has_the_same_hypotheses(request, folder):
         assert equal(ours, alone) and len(ours) == 3
 
 
+def losses_without_the_words_left_out_are_the_same(request, folder):
+    """test_language_model.py compares all words with a plain computation."""
+    criterion = AdaptiveLoss(mock.Mock(**{"target_dictionary.pad.return_value": 1}), sentence_avg=False)
+    softmax = AdaptiveSoftmax(20, 32, [6, 12], dropout=0.0)
+    features, net_input = torch.randn(2, 5, 32, requires_grad=True), {}
+    model = mock.Mock(return_value=(features, None))
+    model.decoder.adaptive_softmax = softmax
+    model.get_targets = lambda sample, output: sample["target"]
+    for sentence_avg, words in itertools.product((False, True), ([[3, 6, 8, 2, 1], [12, 14, 19, 1, 1]], [[3] * 5] * 2)):
+        criterion.sentence_avg = sentence_avg
+        sample, made = {"net_input": net_input, "target": torch.tensor(words)}, []
+        for forward in (AdaptiveLoss.forward, AdaptiveLoss.forward.__wrapped__):
+            loss, size, logged = forward(criterion, model, sample)
+            made.append([loss, size, logged, *torch.autograd.grad(loss, [features, *softmax.head.parameters()])])
+        assert equal(*made)
+
+
 SAME = {
+    "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward": losses_without_the_words_left_out_are_the_same,
     "fairseq.search.DiverseBeamSearch.step": groups_of_one_batch_are_the_same,
     "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
     "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints": constraints_are_counted_in_the_same_way,

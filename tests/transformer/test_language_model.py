@@ -5,9 +5,11 @@ import re
 import shutil
 from argparse import Namespace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.sequence_generator import SequenceGenerator
@@ -410,3 +412,54 @@ checkpoint: {{save_dir: {tmp_path / "yaml"}}}
     by_yaml, by_flags = (load_checkpoint(str(tmp_path / n / "checkpoint_last.pt"))["model"] for n in ("yaml", "flags"))
     assert by_yaml.keys() == by_flags.keys()
     assert all(torch.equal(by_yaml[name], weight) for name, weight in by_flags.items())
+
+
+# -- adaptive softmax ----------------------------------------------------------------------------------
+
+
+def test_the_adaptive_loss_has_every_word(language_model):
+    """The probability of a word of a tail is that of the tail in the head, times that of the word in the tail."""
+    model = language_model(**OTHER_PARTS["adaptive"], adaptive_softmax_dropout=0.0).double()
+    softmax, words = model.decoder.adaptive_softmax, torch.arange(44).view(2, 22)  # 1 is padding
+    tokens, _ = batch([22, 22], left_pad=False)
+    features, expected = model(tokens)[0].contiguous(), []
+    head = softmax.head(features).view(2, 22, -1).softmax(-1)
+    for row, column in ((row, column) for row in range(2) for column in range(22)):
+        word, probability = int(words[row, column]), head[row, column]
+        for number, (begin, end) in enumerate(((10, 20), (20, 44))):
+            if begin <= word < end:
+                of_tail = softmax.tail[number](features[row, column][None])[0].softmax(-1)
+                assert of_tail.shape == (end - begin,)
+                expected.append(probability[10 + number] * of_tail[word - begin])
+        if word < 10:
+            expected.append(probability[word])
+    expected = -torch.stack(expected).log()
+    expected[PAD] = 0.0
+    criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: PAD)), sentence_avg=False)
+    sample = {"net_input": {"src_tokens": tokens}, "target": words}
+    loss, size, logged = criterion(model, sample)
+    torch.testing.assert_close(loss, expected.sum()[None])
+    assert size == logged["ntokens"] == 43
+    torch.testing.assert_close(criterion(model, sample, reduce=False)[0], expected)
+
+
+def test_validation_of_an_adaptive_softmax_has_the_loss_of_eval_lm(text_bin, tmp_path):
+    cutoffs = "--adaptive-softmax-cutoff 6,10 --criterion adaptive_loss --ddp-backend legacy_ddp"
+    flags = TINY.replace("--share-decoder-input-output-embed", cutoffs)
+    fit(flags, text_bin, tmp_path, "--max-update", 2)
+    path = tmp_path / "checkpoint_last.pt"
+    words = ["--path", path, "--user-dir", PLUGIN, "--max-tokens", 512, "--tokens-per-sample", 32, "--cpu"]
+    given = [
+        "--task",
+        "language_modeling",
+        "--valid-subset",
+        "test",
+        "--criterion",
+        "adaptive_loss",
+        "--ddp-backend",
+        "legacy_ddp",
+    ]
+    log = call("fairseq-validate", text_bin, *words, *given)
+    loss = float(re.findall(r"\| loss ([\d.]+)", log)[-1])
+    by_eval_lm = call("fairseq-eval-lm", text_bin, *words, "--num-workers", 0)
+    assert loss == pytest.approx(float(re.search(r"Loss \(base 2\): ([\d.]+)", by_eval_lm)[1]), abs=2e-3)
