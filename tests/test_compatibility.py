@@ -350,7 +350,8 @@ def hypotheses_of(hub, sentences, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"print_alignment": "hard"}, {"diverse_beam_groups": 3}])
-def test_hypotheses_of_the_hub_have_the_attention_of_one_full_pass(hub, options):
+def test_hypotheses_of_the_hub_have_the_attention_of_one_full_pass_if_it_is_on(hub, options, monkeypatch):
+    monkeypatch.setattr(hub.models[0].decoder.layers[-1], "need_attn", True)
     for source, of_sentence in zip(map(hub.encode, SENTENCES), hypotheses_of(hub, SENTENCES, **options), strict=True):
         for hypothesis in of_sentence:
             tokens = hypothesis["tokens"]

@@ -11,7 +11,7 @@ from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
 from .meaning import refuse_other_model
-from .models import TransformerRopeModel, return_attention_to_python
+from .models import TransformerRopeModel
 
 
 @register_model("transformer_rope_align")
@@ -31,7 +31,3 @@ class TransformerRopeAlignModel(TransformerAlignModel):
         """Build the model that *args* describes. Raises the errors of TransformerRopeModel."""
         rotary = TransformerRopeModel.build_model(args, task)
         return cls(rotary.encoder, rotary.decoder, args)
-
-    def prepare_for_inference_(self, cfg: Any) -> None:
-        super().prepare_for_inference_(cfg)
-        return_attention_to_python(self, cfg)

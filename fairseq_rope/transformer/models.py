@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..attention import SelfAttention
-from ..checkpoints import option
 from .decoder import Decoder
 from .defaults import as_namespace, set_defaults
 from .encoder import Encoder
@@ -40,19 +39,6 @@ def with_options(args: Namespace) -> Iterator[None]:
         yield
     finally:
         del args.model_options
-
-
-def return_attention_to_python(model: nn.Module, cfg: Any) -> None:
-    """Let the hypotheses of ``from_pretrained`` have attention, as those of fairseq's models do.
-
-    fairseq's programs, whose *cfg* has a ``--path``, turn it on if they need it. A caller from Python can read it after
-    any call of ``generate``. For the fast search, set ``need_attn = False`` in the last layer of the decoder.
-    """
-    if option(cfg.common_eval, "path"):
-        return
-    for module in model.modules():
-        if isinstance(module, Decoder) and len(module.layers) > 0:
-            module.layers[-1].need_attn = True
 
 
 @register_model("transformer_rope")
@@ -93,10 +79,6 @@ class TransformerRopeModel(TransformerModel):
             if isinstance(module, SelfAttention):
                 module.right_padded = right_padded
         return model
-
-    def prepare_for_inference_(self, cfg: Any) -> None:
-        super().prepare_for_inference_(cfg)
-        return_attention_to_python(self, cfg)
 
     @classmethod
     def build_encoder(cls, args: Any, src_dict: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
