@@ -23,14 +23,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
+# How long a test waits for a process or a thread, in seconds. tests/test_limits.py checks that every wait has a limit.
+LIMIT = 300
+
 QUICK_START = str(ROOT / "tests" / "quick_start")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")]))}
 # At each start, fairseq gives hydra the same 300 options. Parsing them takes a quarter of a command's time.
 _parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))
 # A shell's background jobs ignore Ctrl-C. The processes that tests start and interrupt would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# SIGHUP stays ignored here, so that nohup keeps the tests running; default_signals restores it in new processes.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(_number, _handler)
 
 TINY = (
     "--arch transformer_rope_tiny --share-all-embeddings --optimizer adam --lr 0.01 --lr-scheduler inverse_sqrt "
@@ -39,10 +44,19 @@ TINY = (
 )
 
 
-def run_program(*words, check=True, **kwargs):
+def default_signals():
+    """Restore the default action of the signals that tests send. Popen's ``preexec_fn`` runs this in the new process.
+
+    Otherwise, the process would inherit that SIGHUP is ignored (after nohup) or SIGINT (in a shell's background).
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def run_program(*words, check=True, timeout=LIMIT, **kwargs):
     """Run a program of this environment as a user does. Returns the finished process."""
     command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, **kwargs)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=timeout, **kwargs)
     if check and done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from recipes.text import fetch as module
+from tests.commands import LIMIT, default_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = random.Random(5).randbytes(300_000)
@@ -298,15 +299,14 @@ def test_a_stopped_download_is_continued(site, tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-m", "recipes.text.fetch", *words(tmp_path)],
             cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, stderr=subprocess.PIPE,
-            # the tests may run with SIGINT ignored, for example in a shell's background
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=default_signals,
         )  # fmt: skip
         deadline = time.time() + 60
         while not part.exists() or part.stat().st_size < size:
-            assert process.poll() is None and time.time() < deadline, process.communicate()
+            assert process.poll() is None and time.time() < deadline, process.communicate(timeout=LIMIT)
             time.sleep(0.01)
         process.send_signal(number)
-        _, message = process.communicate()
+        _, message = process.communicate(timeout=LIMIT)
         assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number) and "Traceback" not in message
         assert os.listdir(tmp_path / "out") == ["f.tgz.part"]
     fetch(tmp_path)

@@ -30,7 +30,7 @@ from recipes.pipeline.settings import FIELDS, Settings
 from recipes.pipeline.stage06_binarise import Binarise
 from recipes.pipeline.stages import SCORE, STAGES, TRAIN
 from recipes.pipeline.stamps import Stamps, differences
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
 
 MODEL = f"transformer_rope.seed1.{label('demo', SMALL)}"
@@ -58,14 +58,14 @@ def kill_all_of(work, process):
     """Simulate a power cut: kill -9 the runner and every command that names *work*."""
     for pid in running(work):
         os.kill(int(pid), signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=LIMIT)
     with (work / ".lock").open() as lock:  # free when all of them have ended
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def running(work):
     """The process ids of running commands that name *work*."""
-    return subprocess.run(["pgrep", "-f", str(work)], capture_output=True, text=True).stdout.split()
+    return subprocess.run(["pgrep", "-f", str(work)], capture_output=True, text=True, timeout=LIMIT).stdout.split()
 
 
 def wait_for(path, process=None):
@@ -81,7 +81,7 @@ def finished(tmp_path_factory):
     """A work folder in which recipes/demo/run.sh has run all stages, and its output. Tests must not write to it."""
     work = tmp_path_factory.mktemp("demo")
     process = start("bash", "recipes/demo/run.sh", *words(work))
-    printed, errors = process.communicate()
+    printed, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, printed + errors
     return work, printed
 
@@ -148,7 +148,7 @@ def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, co
     (copied / MODEL / "score.json").unlink()
     script = copied / MODEL / "commands" / "stage10_score.sh"
     script.write_text(script.read_text().replace(str(work), str(copied)))
-    subprocess.run(["bash", str(script)], check=True, env=ENVIRONMENT)
+    subprocess.run(["bash", str(script)], check=True, env=ENVIRONMENT, timeout=LIMIT)
     assert (copied / MODEL / "score.json").read_text() == before.replace(str(work), str(copied))
 
 
@@ -274,7 +274,7 @@ def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
         waits = start(sys.executable, "-c", UNCHECKED, "demo", *words(copied, "--stop-stage", "7"))
         line = next(line for line in waits.stdout if "is locked by" in line)
         assert f"is locked by process {os.getpid()}" in line and waits.poll() is None
-    assert "stage 7: train: done before, skipped" in waits.communicate()[0] and waits.returncode == 0
+    assert "stage 7: train: done before, skipped" in waits.communicate(timeout=LIMIT)[0] and waits.returncode == 0
 
 
 # -- precision ---------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copi
     run = [sys.executable, "-c", UNCHECKED, "demo", *words(copied, *flags)]
     limit = (400_000, 400_000)  # maximum size of a file in bytes, less than a checkpoint
     process = start(*run, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     (sentence,) = [line for line in errors.splitlines() if line.startswith("recipes/demo: ")]
     assert "stage 7 (train) failed" in sentence and "checkpoint1.pt: could not be written" in sentence
@@ -361,7 +361,7 @@ for size in (0, 300 << 20, 0):
 def test_the_peak_memory_of_a_command_is_that_of_its_largest_process_alone(tmp_path):
     # In a small process: a command's peak is at least that of the process that starts it.
     done = start(sys.executable, "-c", PEAKS, str(tmp_path / "log"))
-    before, large, after = map(float, done.communicate()[0].split())
+    before, large, after = map(float, done.communicate(timeout=LIMIT)[0].split())
     assert before < 200 and after < 200 and 300 < large < 400
 
 
@@ -383,10 +383,7 @@ run.main(["demo", "--work-dir", sys.argv[1], "--stop-stage", "1"])
 
 
 def waiting(work, wait=True):
-    def interruptible():  # the tests may run with SIGINT ignored, for example in a shell's background
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    process = start(sys.executable, "-c", WAITING, str(work), preexec_fn=interruptible)
+    process = start(sys.executable, "-c", WAITING, str(work), preexec_fn=default_signals)
     if wait:
         wait_for(work / "begun", process)
     return process
@@ -396,7 +393,7 @@ def waiting(work, wait=True):
 def test_a_terminated_run_terminates_its_command(tmp_path, number):
     process = waiting(tmp_path)
     process.send_signal(number)
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 128 + number
     assert errors.splitlines()[-1] == "recipes: stopped; run the same command to continue"
     deadline = time.time() + 20
@@ -410,12 +407,12 @@ def test_a_work_folder_is_locked_by_a_run_and_by_a_surviving_command(tmp_path):
     holders = []
     for _ in range(2):
         other = waiting(tmp_path, wait=False)
-        _, errors = other.communicate()
+        _, errors = other.communicate(timeout=LIMIT)
         assert other.returncode == 1 and errors.count("\n") == 1
         message = rf"another run uses {tmp_path}: (its command, )?process (\d+), since \d{{4}}-\d\d-.*with --jobs N$"
         holders.append(re.search(message, errors, re.M).groups())
         process.kill()  # kills the run; its command continues
-        process.wait()
+        process.wait(LIMIT)
     assert holders[0] == (None, str(process.pid))
     assert holders[1][0] and holders[1][1] in running(tmp_path)
     kill_all_of(tmp_path, process)
@@ -466,7 +463,7 @@ def test_commands_deprioritise_cudnns_attention_unless_the_user_decides(tmp_path
     lines: list[str] = []
     shell = Shell(TRAIN, tmp_path / "train.sh", tmp_path / "train.log")
     shell.command("echo $TORCH_CUDNN_SDPA_DEPRIORITIZED", lines.append)
-    repeated = subprocess.run(["bash", shell.script], capture_output=True, text=True, check=True)
+    repeated = subprocess.run(["bash", shell.script], capture_output=True, text=True, check=True, timeout=LIMIT)
     assert [line.strip() for line in lines] == repeated.stdout.split() == [expected]
 
 
