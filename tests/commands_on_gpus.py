@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.commands import BIN, ENVIRONMENT, ROOT, training
+from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT, training
 
 SIMULATED = str(ROOT / "tests" / "simulated_gpu")
 
@@ -84,11 +84,11 @@ def environment(gpus, out_of_memory=""):
     return {**ENVIRONMENT, **more, "SIMULATED_OUT_OF_MEMORY": out_of_memory, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
-def run_on_gpus(gpus, *words, out_of_memory="", check=True, **kwargs):
+def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, **kwargs):
     """Run a program of this environment on *gpus* GPUs. Returns its output and its log; *check* that it succeeds."""
     command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
-    kwargs = {"timeout": 300, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
-    done = subprocess.run(command, env=environment(gpus, out_of_memory), **kwargs)
+    kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
+    done = subprocess.run(command, env=environment(gpus, out_of_memory), timeout=timeout, **kwargs)
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
 

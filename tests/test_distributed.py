@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.commands import BIN, ENVIRONMENT, run_program, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, LIMIT, run_program, training, valid_losses
 
 
 def free_port():
@@ -25,7 +25,7 @@ def train_in_two_processes(*command):
         words = [BIN / command[0], *command[1:], *several, "--distributed-rank", rank]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         ranks.append(subprocess.Popen([str(word) for word in words], env=ENVIRONMENT, text=True, **output))
-    logs = [process.communicate(timeout=240)[0] for process in ranks]
+    logs = [process.communicate(timeout=LIMIT)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], logs
     return logs[0]
 

@@ -18,7 +18,7 @@ from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer import TransformerRopeModel
 from fairseq_rope.transformer.architectures import ARCHITECTURES, BLOCKS, ENCODINGS_OF, twin_of
 from fairseq_rope.transformer.sides import ONE_SIDED
-from tests.commands import ROOT
+from tests.commands import LIMIT, ROOT
 
 PAGES = sorted(
     page
@@ -144,7 +144,8 @@ def test_pages_have_no_banned_phrase_and_no_number_of_an_issue(page):
 )
 def test_the_search_looks_for_the_words_of_a_pasted_flag(query, searched):
     script = (ROOT / "docs" / "search.js").read_text() + f"; console.log(flagsAsWords({json.dumps(query)}))"
-    assert subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True).stdout == searched + "\n"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=LIMIT)
+    assert done.stdout == searched + "\n"
 
 
 def test_the_readme_is_short_and_the_make_targets_are_listed():

@@ -10,7 +10,7 @@ import torch
 
 import fairseq_rope.__main__
 from fairseq_rope.checkpoints import load_checkpoint
-from tests.commands import BIN, ENVIRONMENT, PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
 
 FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 6]
 
@@ -72,7 +72,7 @@ def test_killed_training_resumes_with_the_same_losses(trained_checkpoints, data_
         assert process.poll() is None and time.time() < deadline, "training ended before it was killed"
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.wait(LIMIT)
     resumed = run_program(*command)
     output = resumed.stdout + resumed.stderr
     assert "Loaded checkpoint" in output

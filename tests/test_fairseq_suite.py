@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ENVIRONMENT, PLUGIN, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, ROOT
 
 # Tests that train, generate or script with a transformer. The others train other models.
 OF_BINARIES = """
@@ -79,7 +79,8 @@ def run(suite: Path, mode: str, *words: str) -> str:
         *("--continue-on-collection-errors", *words),
     ]
     environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True).stdout
+    an_hour = 12 * LIMIT
+    return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, timeout=an_hour).stdout
 
 
 def collected(suite: Path, mode: str, cases: Iterable[str]) -> set[str]:

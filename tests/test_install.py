@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.commands import LIMIT, ROOT
+
 BASH = shutil.which("bash") or "/bin/bash"
 
 # A fake Python that only answers install.sh's questions.
@@ -61,7 +62,7 @@ def refusal(checkout, tools, **settings):
     """Run install.sh, which must fail, and return the one line that it writes to stderr."""
     before = sorted(path.name for path in checkout.iterdir())
     done = subprocess.run(
-        [BASH, "install.sh"], cwd=checkout, env={"PATH": str(tools), **settings}, timeout=30,
+        [BASH, "install.sh"], cwd=checkout, env={"PATH": str(tools), **settings}, timeout=LIMIT,
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -139,7 +140,9 @@ case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torc
     environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1"}
     environment |= {"CXX": os.environ["CXX"]} if "CXX" in os.environ else {}
     calls.write_text("")
-    done = subprocess.run([BASH, "install.sh"], cwd=checkout, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [BASH, "install.sh"], cwd=checkout, env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
     return done, calls.read_text().splitlines()
 
 
@@ -185,7 +188,7 @@ def planned(checkout, *settings):
     """The commands that `make test` would run."""
     names = [name for name in os.environ if name not in ("PYTHON", "TORCH") and not name.startswith("MAKE")]
     command, environment = ["make", "-n", "test", *settings], {name: os.environ[name] for name in names}
-    return subprocess.check_output(command, cwd=checkout, env=environment, text=True, timeout=30)
+    return subprocess.check_output(command, cwd=checkout, env=environment, text=True, timeout=LIMIT)
 
 
 @pytest.fixture
@@ -235,9 +238,9 @@ def test_only_distclean_removes_the_installation_and_trained_models(checkout):
     for name in (*caches, *preserved, data):
         (checkout / name).parent.mkdir(parents=True)
         (checkout / name).touch()
-    subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True)
+    subprocess.run(["make", "clean"], cwd=checkout, check=True, capture_output=True, timeout=LIMIT)
     assert not any((checkout / name).parent.exists() for name in caches)
     assert all((checkout / name).exists() for name in (*preserved, data))
-    subprocess.run(["make", "distclean"], cwd=checkout, check=True, capture_output=True)
+    subprocess.run(["make", "distclean"], cwd=checkout, check=True, capture_output=True, timeout=LIMIT)
     assert not (checkout / ".venv").exists() and not (checkout / "recipes/demo/work").exists()
     assert (checkout / data).exists() and (checkout / "Makefile").exists()

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.commands import call, training
+from tests.commands import LIMIT, call, training
 from tests.commands_on_gpus import ON_TWO_GPUS, SEVERAL_PROCESSES, environment, logged, run_on_gpus, training_on_gpus
 
 STEADY = ("--dropout", 0, "--log-interval", 1, "--update-freq", 2)
@@ -47,7 +47,7 @@ def run_in_shell(command, folder):
         command = command[command.index("fairseq-train") :]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     shells = [subprocess.Popen(["bash", "-c", command], env={**variables, **rank}, **output) for rank in ranks]
-    printed = [shell.communicate(timeout=300)[0] for shell in shells]
+    printed = [shell.communicate(timeout=LIMIT)[0] for shell in shells]
     assert all(shell.returncode == 0 for shell in shells), f"{command}\n{''.join(printed)}"
     return "".join(printed)
 

@@ -23,7 +23,7 @@ from fairseq_rope.patches.ending import sentence_for
 from fairseq_rope.patches.loading import why_weights_do_not_fit
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.transformer import TransformerRopeModel
-from tests.commands import BIN, ENVIRONMENT, PLUGIN, call, run_program, train, training, valid_losses
+from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, call, run_program, train, training, valid_losses
 from tests.patches.test_loading import RunsCode
 
 
@@ -59,7 +59,7 @@ def test_training_killed_ten_times_has_the_losses_and_weights_of_an_uninterrupte
             time.sleep(0.002)
         time.sleep(draw.random() * 0.2)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(LIMIT)
         seen, seen_valid = losses_by_update(log.read_text())
         assert min(seen) == 1 or kill > 0
         reached = max(reached, max(seen))
@@ -439,7 +439,7 @@ def test_a_full_disk_is_reported_and_training_resumes_from_the_good_checkpoints(
     words = shlex.join([str(BIN / command[0]), *map(str, command[1:])])
     script = ON_A_SMALL_DISK.format(disk=disk, copy=copy, log=log, size=size, command=words)
     small = ["unshare", "--mount", "--map-root-user", "bash", "-c", script]
-    done = subprocess.run(small, capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(small, capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     if "status" not in done.stdout:
         pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
     assert done.stdout == "status 1\n"

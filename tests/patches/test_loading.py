@@ -22,6 +22,7 @@ from fairseq.data import Dictionary, FastaDataset
 
 from fairseq_rope.checkpoints import CheckpointError, load_checkpoint
 from fairseq_rope.patches import options
+from tests.commands import LIMIT
 from tests.patches.test_patches import equal, fasta_dataset_alone, translation_task
 
 # -- contents of checkpoints ---------------------------------------------------------------------------
@@ -92,12 +93,12 @@ def test_a_checkpoint_cut_at_any_length_is_refused_by_name(tmp_path, zipped, loa
 def test_models_loaded_in_parallel_threads_keep_their_languages(trained, data_bin):
     """One thread loads for en-de, which fits. The other loads for de-en, which is refused."""
     path, outcomes = str(trained / "checkpoint_last.pt"), {"en": [], "de": []}
-    start = threading.Barrier(2, timeout=60)
+    start = threading.Barrier(2)
 
     def load(source, target):
         task = translation_task(data_bin, source, target)
         for _ in range(5):
-            start.wait()
+            start.wait(LIMIT)
             try:
                 checkpoint_utils.load_model_ensemble([path], task=task)
                 outcomes[source].append("loaded")
@@ -106,7 +107,7 @@ def test_models_loaded_in_parallel_threads_keep_their_languages(trained, data_bi
 
     with ThreadPoolExecutor(2) as pool:
         for loading in [pool.submit(load, *pair) for pair in (("en", "de"), ("de", "en"))]:
-            loading.result()
+            loading.result(LIMIT)
     refused = f"{path} was trained from en to de, and the data are from de to en"
     assert outcomes == {"en": ["loaded"] * 5, "de": [refused] * 5}
 

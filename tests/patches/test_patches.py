@@ -44,7 +44,7 @@ from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
 from fairseq_rope.patches import optimizers, options, saving, table
-from tests.commands import ENVIRONMENT, PLUGIN, QUICK_START, ROOT, call, outputs, train
+from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT, call, outputs, train
 
 
 def without_replacements(path):
@@ -618,7 +618,8 @@ def test_models_of_languages_with_any_name_train_and_translate(data_bin, tmp_pat
 def in_a_process(code, cwd=ROOT):
     """Run Python *code* in a new process, and return its output."""
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([QUICK_START, str(ROOT)])}
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

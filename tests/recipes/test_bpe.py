@@ -9,7 +9,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
 from recipes.text import bpe
-from tests.commands import BIN
+from tests.commands import BIN, LIMIT
 from tests.recipes.test_tokenise import DIRTY, read, tool, write
 from tests.recipes.wmt14_lookalike import write_lookalike
 
@@ -67,7 +67,7 @@ def refused(*words):
 def test_codes_and_subwords_equal_those_of_subword_nmts_commands(corpus, codes, tmp_path):
     def subword_nmt(command, text):
         words = [BIN / "subword-nmt", *map(str, command)]
-        return subprocess.run(words, input=text, capture_output=True, check=True).stdout
+        return subprocess.run(words, input=text, capture_output=True, check=True, timeout=LIMIT).stdout
 
     both = (corpus / "train.en").read_bytes() + (corpus / "train.de").read_bytes()
     assert codes.read_bytes() == subword_nmt(["learn-bpe", "--total-symbols", "--symbols", 600], both)
@@ -117,7 +117,7 @@ def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(co
     assert {"▁the", "▁das"} <= {processor.id_to_piece(number) for number in range(len(processor))}
     words = ["sentencepiece-train", "--vocab-size", 600, "--output", tmp_path / "model"]
     process = tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
-    out, err = process.communicate()
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0 and (tmp_path / "model").read_bytes() == model.read_bytes()
     # It prints only its progress and one line.
     assert out.startswith(f"{tmp_path}/model: 600 pieces in ") and out.count("\n") == 1

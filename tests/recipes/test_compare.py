@@ -37,7 +37,7 @@ from recipes.pipeline.model_folder import Moves
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.stages import TRAIN
 from recipes.text import segments
-from tests.commands import ENVIRONMENT, ROOT, outputs
+from tests.commands import ENVIRONMENT, LIMIT, ROOT, outputs
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
 
 ARCHS = ["transformer", "transformer_rope"]
@@ -76,7 +76,7 @@ def compare(work, *flags):
 def run_program(work, *flags):
     """The same as :func:`compare`, in a process of its own."""
     command = [sys.executable, "-m", "recipes.compare", *words_for(work, *flags)]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -300,7 +300,7 @@ def run_unless_binarising(line):
         with contextlib.redirect_stdout(io.StringIO()):
             segments.main(shlex.split(line)[3:])
     elif "data-bin" not in line:
-        subprocess.run(line, shell=True, check=True)
+        subprocess.run(line, shell=True, check=True, timeout=LIMIT)
 
 
 PROCESS = {
@@ -787,7 +787,8 @@ def test_a_missing_package_is_reported_before_training(package):
         f"import runpy, sys; sys.modules['{package}'] = None; sys.argv[0] = '-m'; "
         "runpy.run_module('recipes.compare', run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code, "demo"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
     assert error == f"recipes.compare: {package} is not installed: pip install -e '.[compare]'"

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from recipes.compare import page, plots, stage23_report
 from recipes.compare.results import KEYS, all_runs, in_order
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import usage_error
 
 EARLY = "bits a token. This is early: longer training can change the order."
@@ -475,7 +475,7 @@ def test_the_page_is_drawn_again_from_its_results(two, tmp_path):
     assert [*expected] == [*page.TEXTS, *page.IMAGES]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "results.json"]
     command = [sys.executable, "-m", "recipes.compare.page", str(tmp_path / "results.json")]
-    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=LIMIT)
     assert (tmp_path / "report.html").read_bytes() == expected["report.html"]
     assert all((tmp_path / name).read_bytes() == expected[name] for name in page.IMAGES), "the same files each time"
 
@@ -605,7 +605,7 @@ def test_a_browser_shows_the_page_its_plots_and_tables_that_scroll(systems, requ
     for width in (1280, 375):  # a window cannot be as narrow as a phone, but a frame can
         path.write_text(f'{PROBE}<iframe width="{width}" height="800" frameborder="0" srcdoc="{source}"></iframe>')
         command = [browser, *flags, "--dump-dom", path.as_uri()]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT).stdout
         title = re.search("<title>(.*?)</title>", shown, re.DOTALL)
         assert title is not None, shown[:1000]
         measured = json.loads(title.group(1))

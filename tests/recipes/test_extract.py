@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from recipes.text import extract as module
+from tests.commands import LIMIT
 from tests.recipes.test_tokenise import tool
 from tests.recipes.wmt14_lookalike import TEST, TRAINING, VALID, tarball, write_lookalike
 
@@ -323,7 +324,7 @@ def test_a_killed_run_leaves_only_temporary_files_which_the_next_run_overwrites(
     process = tool(*words(tmp_path, *["c.{lang}"] * 500), module="extract")
     assert process.stdout.readline().endswith(": 100 pairs\n")
     process.kill()
-    process.communicate()
+    process.communicate(timeout=LIMIT)
     assert sorted(os.listdir(tmp_path / "raw")) == ["train.de.tmp", "train.en.tmp"]
     assert extract(tmp_path, "c.{lang}") == (text, text)
 

@@ -19,7 +19,7 @@ from recipes.pipeline.session import write_down
 from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import SCORE, STAGES
-from tests.commands import ROOT
+from tests.commands import LIMIT, ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, usage_error
 
 DEMO = ROOT / "recipes" / "demo" / "settings.yaml"
@@ -154,14 +154,16 @@ def test_no_setting_can_inject_a_shell_command(tmp_path, capsys, name):
     commands = re.findall(r"^  \$ (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert len(commands) > 20
     for command in commands:
-        subprocess.run([shutil.which("bash"), "-c", command], env={"PATH": str(programs)}, cwd=tmp_path)
+        words = [shutil.which("bash"), "-c", command]
+        subprocess.run(words, env={"PATH": str(programs)}, cwd=tmp_path, timeout=LIMIT)
     assert not (tmp_path / "X").exists()
 
 
 def test_quoted_words_in_flags_stay_one_word():
     experiment = described("fairseq_generate_flags=--nbest 2  --model-overrides \"{'a': 'b c'}\"")
     command = stage09_translate.command(experiment, experiment.data_bin, "test")
-    printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True)
+    words = ["bash", "-c", f"printf '%s\\n' {command}"]
+    printed = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert printed.stdout.splitlines()[-4:] == ["--nbest", "2", "--model-overrides", "{'a': 'b c'}"]
 
 
@@ -242,7 +244,7 @@ def until_raw(recipe, *flags, clone=None, **kwargs):
     command = ["bash", str(recipe / "run.sh"), "--stop-stage", "2", *map(str, flags)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["FAIRSEQ_ROPE"] = str(clone or "")
-    return subprocess.run(command, env=environment, capture_output=True, text=True, **kwargs)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, **kwargs)
 
 
 @pytest.mark.parametrize("work", ["work", "."])

@@ -23,7 +23,7 @@ from recipes.compare.systems import System
 from recipes.pipeline.experiment import StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import SettingsError
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
 
 ROPE = System("rope", "transformer_rope")
@@ -464,10 +464,11 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
                 break
         time.sleep(15)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(LIMIT) == 128 + signal.SIGTERM
         assert "Traceback" not in process.stdout.read()
     for _ in range(100):  # on a busy machine, a killed process needs some time to end
-        remaining = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout
+        pgrep = ["pgrep", "-f", str(tmp_path)]
+        remaining = subprocess.run(pgrep, capture_output=True, text=True, timeout=LIMIT).stdout
         if not remaining:
             break
         time.sleep(0.1)

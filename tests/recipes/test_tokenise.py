@@ -20,7 +20,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.lines import CHUNK_BYTES, count_lines, read_chunks
 from recipes.text import lines
 from recipes.text.tokenise import main
-from tests.commands import BIN, ENVIRONMENT, ROOT
+from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT
 
 CLEAN = {
     "en": [
@@ -87,7 +87,7 @@ def on_full_disk(module, size, *words):
     """The last line on stderr if no file can have more than *size* bytes."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
     process = tool(*words, module=module, preexec_fn=limit)
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1 and "Traceback" not in err
     return err.splitlines()[-1]
 
@@ -95,7 +95,8 @@ def on_full_disk(module, size, *words):
 def sacremoses(lang, lines_, *commands):
     command = [BIN / "sacremoses", "-l", lang, "-q", *commands]
     text = "".join(line + "\n" for line in lines_).encode()
-    return subprocess.run(command, input=text, capture_output=True, check=True).stdout.decode().split("\n")[:-1]
+    done = subprocess.run(command, input=text, capture_output=True, check=True, timeout=LIMIT)
+    return done.stdout.decode().split("\n")[:-1]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -210,14 +211,15 @@ def at_work(tmp_path):
     deadline = time.time() + 60
     children = []
     while len(children) < 2 or not part.exists() or part.stat().st_size == 0:
-        assert process.poll() is None and time.time() < deadline, process.communicate()
+        assert process.poll() is None and time.time() < deadline, process.communicate(timeout=LIMIT)
         time.sleep(0.05)
-        pgrep = subprocess.run(["pgrep", "-f", "-P", str(process.pid), "spawn_main"], capture_output=True)
+        words = ["pgrep", "-f", "-P", str(process.pid), "spawn_main"]
+        pgrep = subprocess.run(words, capture_output=True, timeout=LIMIT)
         children = [int(pid) for pid in pgrep.stdout.split()]
     yield process, children
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=LIMIT)
 
 
 def all_gone(pids):
@@ -225,7 +227,7 @@ def all_gone(pids):
     deadline = time.time() + 20
     while time.time() < deadline:
         ps = ["ps", "-o", "stat=", "-p", ",".join(map(str, pids))]
-        states = subprocess.run(ps, capture_output=True, text=True).stdout.split()
+        states = subprocess.run(ps, capture_output=True, text=True, timeout=LIMIT).stdout.split()
         if all(state.startswith("Z") for state in states):
             return True
         time.sleep(0.05)
@@ -242,7 +244,7 @@ def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed
         process.send_signal(signal.SIGINT)
     else:
         os.kill(process.pid if killed == "the run" else children[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == {"interrupted": 130, "the run": -9, "a worker": 1}[killed] and "Traceback" not in err
     if killed == "a worker":
         assert err.splitlines()[-1].startswith("recipes.text.tokenise: --workers 2: one of the processes was killed")
@@ -255,4 +257,4 @@ def test_text_tools_start_without_torch_and_fairseq():
     room = [f"fairseq_rope.text.{path.stem}" for path in (ROOT / "fairseq_rope/text").glob("[!_]*.py")]
     imports = "; ".join(f"import {name}" for name in tools + room)
     code = f"import sys; {imports}; sys.exit(bool({{'torch', 'fairseq'}} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=LIMIT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recipes.pipeline.__main__ import main
-from tests.commands import ENVIRONMENT, ROOT, call, outputs
+from tests.commands import ENVIRONMENT, LIMIT, ROOT, call, outputs
 from tests.recipes.small_demo import label, run_here
 from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.wmt14_lookalike import write_lookalike
@@ -160,7 +160,9 @@ def test_the_documented_command_for_own_texts_runs_all_stages(tmp_path):
     small = "layers=1 width=32 ffn_width=32 heads=2 max_epochs=1 average_checkpoints=1 vocab_size=60".split()
     command += "".join(f" --set {setting}" for setting in small)
     for more in ("", " --set valid_files= --set holdout_every=20 --stop-stage 4"):
-        done = subprocess.run(command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+        done = subprocess.run(
+            command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         if not more:
             assert re.fullmatch(r"sacreBLEU \d+\.\d\d", done.stdout.splitlines()[-1])

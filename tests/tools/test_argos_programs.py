@@ -26,7 +26,7 @@ import pytest
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
 from fairseq_rope.tools import export
 from fairseq_rope.tools.argos import Package
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, setting_flags, small_corpus
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def demo(tmp_path_factory):
         *corpus,
         *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2"),
     ]
-    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT, capture_output=True)
+    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT, capture_output=True, timeout=LIMIT)
     checkpoint, served = next(work.glob("*/averaged.pt")), work / "served"
     flags = ["--path", checkpoint, "--data", work / "data-bin", "--output", served, "--quantization", "int8", "--force"]
     export.main(list(map(str, flags)))
@@ -77,7 +77,7 @@ def programs(tmp_path_factory):
     venv.create(folder, with_pip=True)
     began = time.monotonic()
     pip = [folder / "bin" / "pip", "install", "--quiet", "--no-compile", *REQUIREMENTS]
-    done = subprocess.run(pip, capture_output=True, text=True)
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=12 * LIMIT)
     if "No matching distribution found for libretranslate" in done.stderr:
         pytest.skip(f"no package index can be reached: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
@@ -107,6 +107,7 @@ def library(installed, programs):
         env=variables,
         capture_output=True,
         text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
@@ -131,7 +132,8 @@ def test_the_library_translates_as_the_check_predicts(installed, library):
 
 def test_libretranslate_answers_with_the_librarys_translations(installed, library, server):
     _, _, lines = installed
-    assert [language["code"] for language in json.load(urllib.request.urlopen(f"{server}/languages"))] == ["en", "de"]
+    languages = json.load(urllib.request.urlopen(f"{server}/languages", timeout=LIMIT))
+    assert [language["code"] for language in languages] == ["en", "de"]
     assert translated(server, lines) == [formatted for *_, formatted in library[:LINES]]
     assert translated(server, SENTENCE) not in ("", SENTENCE)
 
@@ -156,7 +158,7 @@ def test_a_document_comes_back_translated(server, library, tmp_path):
     head = '--x\r\nContent-Disposition: form-data; name="file"; filename="one.odt"\r\n\r\n'
     body = "".join(parts).encode() + head.encode() + document.read_bytes() + b"\r\n--x--\r\n"
     url = post(f"{server}/translate_file", body, "multipart/form-data; boundary=x")["translatedFileUrl"]
-    (tmp_path / "two.odt").write_bytes(urllib.request.urlopen(url).read())
+    (tmp_path / "two.odt").write_bytes(urllib.request.urlopen(url, timeout=LIMIT).read())
     with zipfile.ZipFile(tmp_path / "two.odt") as archive:
         content = html.unescape(archive.read("content.xml").decode())
     assert f"<text:p>{library[LINES][1]}</text:p>" in content
@@ -189,8 +191,9 @@ def test_the_page_translates_a_typed_sentence(server, tmp_path):
                     break
                 time.sleep(0.5)
             assert value_of("textarea2") == translated(server, SENTENCE)
-            picture = b64decode(json.load(urllib.request.urlopen(f"{session}/screenshot"))["value"])
+            answer = urllib.request.urlopen(f"{session}/screenshot", timeout=LIMIT)
+            picture = b64decode(json.load(answer)["value"])
             Path(os.environ.get("SCREENSHOT", tmp_path / "page.png")).write_bytes(picture)
-            urllib.request.urlopen(urllib.request.Request(session, method="DELETE"))
+            urllib.request.urlopen(urllib.request.Request(session, method="DELETE"), timeout=LIMIT)
         finally:
             running.terminate()

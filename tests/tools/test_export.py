@@ -35,7 +35,7 @@ from fairseq_rope.tools.exported_folder import QUANTIZATIONS, TranslateError
 from fairseq_rope.tools.replaced_folder import replacing
 from fairseq_rope.tools.translator import Translator
 from fairseq_rope.transformer import architectures as presets
-from tests.commands import ENVIRONMENT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -315,7 +315,8 @@ def test_int8_weights_of_7_bits_do_not_overflow_on_cpus_without_vnni(build, task
     def scores(quantization, **bits):
         folder = write(model, task, tmp_path / f"{quantization}{bits}", quantization, **bits)
         command = [sys.executable, "-c", SCORES, folder, json.dumps(pairs)]
-        return np.array(json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout))
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=LIMIT)
+        return np.array(json.loads(done.stdout))
 
     exact = scores(None)
     error = {bits: np.abs(scores("int8", int8_bits=bits) - exact).mean() for bits in (7, 8)}
@@ -512,7 +513,7 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
 def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, data_bin):
     code = "import sys; from argparse import Namespace as N; from fairseq_rope.tools.export import load; print(load(N("
     words = [sys.executable, "-c", f"{code}path=sys.argv[1], data=sys.argv[2]))[0])", trained / "checkpoint_last.pt"]
-    run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT)
+    run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
 
 
@@ -649,7 +650,7 @@ def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, can_exch
     """The export is killed before each of its operations on the file system."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "model"), can_exchange], cwd=ROOT, env=ENVIRONMENT,
-        capture_output=True, text=True,
+        capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
     # Without an atomic exchange, the model is missing for a moment; the next export restores the old one.

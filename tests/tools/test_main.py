@@ -13,7 +13,7 @@ from fairseq_rope import __version__
 from fairseq_rope.__main__ import TOOLS, main
 from fairseq_rope.errors import REQUIREMENTS, ending_in_one_sentence
 from fairseq_rope.files import written_whole
-from tests.commands import ROOT
+from tests.commands import LIMIT, ROOT
 
 NEEDED = {
     "average": "--inputs none.pt --output out",
@@ -141,7 +141,7 @@ def test_a_tool_that_nohup_starts_goes_on_after_the_terminal_is_closed(ignored):
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "    print('goes on')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert (ended.returncode, ended.stdout) == ((0, "goes on\n") if ignored else (129, "")), ended.stderr
 
 

@@ -22,7 +22,7 @@ from fairseq_rope.lines import read_lines
 from fairseq_rope.text.moses import moses_tokeniser
 from fairseq_rope.text.plain import looks_tokenised
 from fairseq_rope.tools.score import main
-from tests.commands import ROOT
+from tests.commands import LIMIT, ROOT
 
 # Plain text and its hand-made tokens. The translation of the last line is empty.
 REFERENCE = {
@@ -139,7 +139,7 @@ def sacrebleu(*words):
     """The output of sacrebleu's own command."""
     command = [Path(sys.executable).with_name("sacrebleu"), *words]
     environment = {**os.environ, "PYTHONUTF8": "1"}
-    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8", env=environment)
+    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8", env=environment, timeout=LIMIT)
     return done.stdout
 
 
@@ -661,7 +661,7 @@ def test_warnings_go_to_standard_error_and_scores_to_standard_output(tmp_path, c
 def test_neither_torch_nor_fairseq_is_imported(files):
     words = ["-m", "fairseq_rope", "score", "--target-lang", "de", "--sys", files[1], "--ref", files[0]]
     command = [sys.executable, "-X", "importtime", *words]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0 and "sacreBLEU – detokenised text" in done.stdout
     imported = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "sacrebleu" in imported and not imported & {"torch", "fairseq", "omegaconf", "hydra"}

@@ -38,7 +38,7 @@ from fairseq_rope.tools import translator as translator_module
 from fairseq_rope.tools.ctranslate2_model import to_spec
 from fairseq_rope.tools.exported_folder import TranslateError, write_folder
 from fairseq_rope.tools.translator import Translator
-from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call
+from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
 MOSES = ("--tokenizer", "moses", "--moses-no-dash-splits")
@@ -307,7 +307,7 @@ def test_a_line_is_translated_before_the_next_line_arrives(model, sources):
             begun = time.time()
             assert process.stdout.readline().endswith("\n")
             assert time.time() - begun < 60
-        out, err = process.communicate("\n")
+        out, err = process.communicate("\n", timeout=LIMIT)
         assert (out, process.returncode) == ("\n", 0)
     finally:
         process.kill()
@@ -434,7 +434,7 @@ def test_a_signal_ends_the_command_without_a_traceback_or_an_output(model, sourc
             time.sleep(0.05)
         assert [path.name for path in tmp_path.iterdir()] != ["out"]
         process.send_signal(sent)
-        assert process.wait() == status and process.stderr.read() == ""
+        assert process.wait(LIMIT) == status and process.stderr.read() == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -663,7 +663,7 @@ def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, packages):
     path = os.pathsep.join(["", *([str(tmp_path / "packages")] if alone else []), str(ROOT)])
     done = subprocess.run(
         [sys.executable, *alone, "-c", code, model], cwd=tmp_path / "work", env={**ENVIRONMENT, "PYTHONPATH": path},
-        capture_output=True, text=True,
+        capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert done.stdout == f"{Translator(str(model)).translate('the dog')} set()\n", done.stderr
 
