@@ -1,6 +1,8 @@
-"""Fixtures: a tiny corpus in fairseq's binary form, and models for it."""
+"""Fixtures: a tiny corpus in fairseq's binary form, and models for it; a limit on the time of each test."""
 
 import random
+import signal
+import threading
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
-from tests.commands import call, train
+from tests.commands import LIMIT, call, train
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
@@ -26,6 +28,26 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Fail a test that hangs where no function takes a limit, for example while it reads a process's output."""
+    limit = (36 if item.get_closest_marker("slow") else 4) * LIMIT
+
+    def fail(*_):
+        pytest.fail(f"the test has not ended after {limit} seconds")
+
+    if threading.current_thread() is not threading.main_thread():
+        return (yield)
+    before = signal.signal(signal.SIGALRM, fail)
+    # Repeated, because the end of a "with" block or a fixture's end can hang, too.
+    signal.setitimer(signal.ITIMER_REAL, limit, LIMIT)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)
