@@ -38,7 +38,10 @@ TRAININGS = {
     "memory-efficient bf16": Precision(
         "--memory-efficient-bf16", torch.bfloat16, torch.bfloat16, "MemoryEfficientFP16Optimizer"
     ),
-    "amp": Precision("--amp", torch.float16, torch.float32, "AMPOptimizer"),
+    "fp16, not flat": Precision(
+        "--fp16 --fp16-no-flatten-grads", torch.float16, torch.float16, "FP16Optimizer", has_copies=True
+    ),
+    "amp": Precision("--amp --amp-init-scale 16 --amp-scale-window 3", torch.float16, torch.float32, "AMPOptimizer"),
 }
 # the precisions whose training is resumed, to the last digit
 RESUMED = ("float32", "fp16", "bf16")
