@@ -267,7 +267,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
         runs["search"] = [replace(run, **search, settings=copy(run.settings)) for run in runs[ARCHS[1]]]
         for run in runs["search"]:
             run.settings.fairseq_generate_flags = "--lenpen 2"
-    with mock.patch.object(Shell, "command", lambda _, line, *more: run_unless_binarising(line)):
+    with mock.patch.object(Shell, "command", lambda _, line, *more, **options: run_unless_binarising(line)):
         stage21_join.Join().run(runs[ARCHS[0]][0], Shell(stage21_join.Join()))
     for run in (runs[arch][n] for n in (0, 1) for arch in runs):
         write(run.hypotheses, distorted(lines(run.test_reference)))
@@ -399,7 +399,7 @@ def three(tmp_path, monkeypatch):
         run.hypotheses.write_text("".join(line + "\n" for line in reversed(lines(of.hypotheses))))
     (tmp_path / "words.py").write_text(WORDS_SHARED)
 
-    def score_here(shell, line):
+    def score_here(shell, line, makes=()):
         *words, _, _, _, _, _, path = shlex.split(line)  # … > FILE.tmp && mv FILE.tmp FILE
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             score.main(words[words.index("score") + 1 :])
