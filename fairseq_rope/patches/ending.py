@@ -7,8 +7,10 @@ import traceback
 from types import TracebackType
 
 import fairseq
+from omegaconf.errors import InterpolationKeyError
 
 from ..errors import InputError
+from .criteria import USUAL
 
 _excepthook = sys.excepthook
 
@@ -20,6 +22,9 @@ def sentence_for(error: BaseException, trace: TracebackType | None) -> str | Non
     """
     if isinstance(error, InputError):
         return str(error)
+    task = getattr(error.parent_node, "_name", None) if isinstance(error, InterpolationKeyError) else None
+    if task in USUAL:  # it reads options of its criterion, and this one lacks them
+        return f"--task {task}: its criterion must be {USUAL[task]}, or have the same options"
     place = traceback.extract_tb(trace)[-1] if trace else None
     packages = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(fairseq.__file__))
     raised = place is not None and place.filename.startswith(packages) and (place.line or "").startswith("raise ")
