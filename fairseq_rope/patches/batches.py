@@ -1,18 +1,26 @@
-"""Batches: no sentence is dropped, and resumed training has the batches of uninterrupted training.
+"""Batches: no sentence is dropped, one that is longer than a batch is named or skipped, and resumed training has the
+batches of uninterrupted training.
 
 These functions replace fairseq's; the table in ``patches/table.py`` says why.
 """
 
 import functools
 import inspect
+import logging
 from typing import Any
 
 import numpy as np
 from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
+from ..errors import InputError
+from .saving import InPlaceOf
+
+logger = logging.getLogger(__name__)
+
 _batch_by_size = data_utils.batch_by_size
 _get_batch_iterator = FairseqTask.get_batch_iterator
+_batch_arguments = inspect.signature(_batch_by_size)
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 
 
@@ -22,9 +30,44 @@ def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[Any]:
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
         return []
-    batches = list(_batch_by_size(indices, *args, **kwargs))
+    try:
+        batches = list(_batch_by_size(indices, *args, **kwargs))
+    except AssertionError:
+        _name_the_longest(**_batch_arguments.bind(indices, *args, **kwargs).arguments)
+        raise
     dropped = indices[sum(len(batch) for batch in batches) :]
     return [*batches, np.asarray(dropped, dtype=np.int64)] if len(dropped) else batches
+
+
+def _name_the_longest(indices: Any, num_tokens_fn: Any, max_tokens: Any = None, **_: Any) -> None:
+    """Raise an InputError that names the longest sentence if it has more than *max_tokens* tokens."""
+    length, number = max((num_tokens_fn(index), index) for index in indices)
+    if max_tokens and length > max_tokens:
+        raise InputError(
+            f"sentence {number} has {length} tokens, more than --max-tokens {max_tokens} (in validation, "
+            f"--max-tokens-valid): give {length} or more, or skip such sentences with "
+            "--skip-invalid-size-inputs-valid-test"
+        )
+
+
+class _SkippingLongerThanABatch(InPlaceOf):
+    """A task that skips sentences with more than *max_tokens* tokens, as fairseq skips those beyond the positions."""
+
+    def __init__(self, task: Any, max_tokens: int) -> None:
+        super().__init__(task)
+        self._max_tokens = max_tokens
+
+    def filter_indices_by_size(self, indices: Any, dataset: Any, *args: Any) -> Any:
+        indices = np.asarray(self._replaced.filter_indices_by_size(indices, dataset, *args), dtype=np.int64)
+        try:
+            lengths = dataset.num_tokens_vec(indices)
+        except NotImplementedError:
+            lengths = np.array([dataset.num_tokens(index) for index in indices])
+        skipped = indices[lengths > self._max_tokens]
+        if len(skipped):
+            numbers = f"{len(skipped):,} of {len(indices):,} sentences have more than --max-tokens {self._max_tokens}"
+            logger.warning(f"{numbers} tokens and are skipped: {', '.join(map(str, skipped[:10]))}")
+        return indices[lengths <= self._max_tokens]
 
 
 @functools.wraps(_get_batch_iterator)
@@ -32,10 +75,12 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     bound = _iterator_arguments.bind(*args, **kwargs)
     bound.apply_defaults()
     task, dataset, epoch = (bound.arguments[name] for name in ("self", "dataset", "epoch"))
+    if bound.arguments["ignore_invalid_inputs"] and (bound.arguments["max_tokens"] or 0) > 0:
+        bound.arguments["self"] = _SkippingLongerThanABatch(task, bound.arguments["max_tokens"])
     composed_now = task.can_reuse_epoch_itr(dataset) and dataset not in task.dataset_to_epoch_iter
     every_epoch = bound.arguments.get("disable_iterator_cache") or bound.arguments.get("update_epoch_batch_itr")
     if every_epoch or not composed_now:  # composed for each epoch by its number, or already composed
-        return _get_batch_iterator(*args, **kwargs)
+        return _get_batch_iterator(*bound.args, **bound.kwargs)
     bound.arguments["epoch"] = 1
     iterator = _get_batch_iterator(*bound.args, **bound.kwargs)
     dataset.set_epoch(epoch)

@@ -107,16 +107,19 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So "
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
-        "always those of a start in epoch 1.",
-        "fairseq composes batches from the seed alone",
+        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more tokens "
+        "than --max-tokens; fairseq ends with an AssertionError.",
+        "fairseq composes batches from the seed alone, and skips such sentences",
     ),
     Patch(
         "fairseq.data.data_utils.batch_by_size",
         batches.batch_by_size,
         "wrong results",
         "fairseq drops the last batch if its size is not a multiple of --required-batch-size-multiple (8 by default), "
-        "so up to 7 sentences of a test set are not translated (fairseq #5036, #5094, #5351).",
-        "fairseq keeps the last batch",
+        "so up to 7 sentences of a test set are not translated (fairseq #5036, #5094, #5351). It ends with an "
+        "AssertionError if a sentence has more tokens than --max-tokens. Here the error is one sentence with the flag, "
+        "the number of the sentence and its length.",
+        "fairseq keeps the last batch, and names the sentence",
     ),
     Patch(
         "fairseq.checkpoint_utils.load_checkpoint_to_cpu",

@@ -1,0 +1,78 @@
+"""Sentences with more tokens than --max-tokens: named in one sentence before training, or skipped with a count."""
+
+import re
+
+import pytest
+from fairseq.data import data_utils
+
+from fairseq_rope.errors import InputError
+from tests.commands import PLUGIN, call, outputs, train
+
+SKIP = "--skip-invalid-size-inputs-valid-test"
+LONG = 60  # words in the long sentence, the second of each set; the set of training has two
+
+
+@pytest.fixture(scope="module")
+def long_bin(data_bin, tmp_path_factory):
+    """The corpus with one long pair in the validation and test sets, and two in the training set.
+
+    The set valid1 is the validation set without the long pair.
+    """
+    folder, text = tmp_path_factory.mktemp("long"), data_bin.parent / "text"
+    for name in ("train", "valid", "test"):
+        for language, word in (("en", "dog"), ("de", "DOG")):
+            lines = (text / f"{name}.{language}").read_text().splitlines()
+            lines[1:2] = [" ".join([word] * LONG)] * (2 if name == "train" else 1)
+            (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n")
+            (folder / f"short-{name}.{language}").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    prefixes = [word for name in ("train", "valid", "test") for word in (f"--{name}pref", folder / name)]
+    prefixes[prefixes.index("--validpref") + 1] = f"{folder / 'valid'},{folder / 'short-valid'}"
+    dictionary = ["--joined-dictionary", "--srcdict", data_bin / "dict.en.txt"]
+    call("fairseq-preprocess", "-s", "en", "-t", "de", *prefixes, *dictionary, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+def refusal(limit):
+    return (
+        rf"^sentence 1 has {LONG + 1} tokens, more than --max-tokens {limit} \(in validation, --max-tokens-valid\): "
+        rf"give {LONG + 1} or more, or skip such sentences with {SKIP}$"
+    )
+
+
+@pytest.mark.parametrize("flags", [["--max-tokens", 50], ["--max-tokens", 500, "--max-tokens-valid", 50]])
+def test_a_long_validation_sentence_is_named_before_training(long_bin, tmp_path, flags, caplog):
+    with pytest.raises(InputError, match=refusal(50)):
+        train(long_bin, tmp_path, "--ignore-unused-valid-subsets", *flags)
+    assert "begin training epoch" not in caplog.text and list(tmp_path.iterdir()) == []
+
+
+def test_long_sentences_are_skipped_with_a_count(long_bin, tmp_path):
+    sets = ["--valid-subset", "valid,valid1", "--ignore-unused-valid-subsets"]
+    log = train(long_bin, tmp_path, "--max-tokens", 50, SKIP, *sets)
+    assert "2 samples have invalid sizes and will be skipped" in log  # fairseq's own words, for the training set
+    assert "1 of 20 sentences have more than --max-tokens 50 tokens and are skipped: 1" in log
+    losses = [re.search(rf'"{name}_loss": "([^"]*)"', log)[1] for name in ("valid", "valid1")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("flags", [[], [SKIP]])
+def test_a_long_sentence_is_named_or_skipped_in_translation(long_bin, trained, flags):
+    words = ["--path", trained / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--max-tokens", 50, *flags]
+    text = (long_bin.parent / "test.en").read_text()
+    if not flags:
+        with pytest.raises(InputError, match=refusal(50)):
+            call("fairseq-generate", long_bin, *words, "--max-len-b", 20)
+        with pytest.raises(InputError, match=refusal(50)):
+            call("fairseq-interactive", long_bin, *words, "--max-len-b", 20, "--buffer-size", 20, stdin=text)
+        return
+    others = sorted({*range(20)} - {1})
+    assert sorted(outputs(call("fairseq-generate", long_bin, *words, "--max-len-b", 20))) == others
+    printed = call("fairseq-interactive", long_bin, *words, "--max-len-b", 20, "--buffer-size", 20, stdin=text)
+    assert sorted(outputs(printed)) == others
+
+
+def test_the_lengths_of_other_data_sets_are_checked_too():
+    lengths = {0: 9, 1: 70, 2: 5}
+    with pytest.raises(InputError, match="^sentence 1 has 70 tokens, more than --max-tokens 69 "):
+        data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=69)
+    assert len(data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=70)) == 3
