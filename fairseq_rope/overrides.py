@@ -34,6 +34,13 @@ def is_plain(module: object, cls: type[nn.Module], methods: dict[str, Any]) -> b
     return type(module) is cls and has_methods(module, methods) and not hooked(module)
 
 
+def is_exactly(module: object, cls: type[nn.Module]) -> bool:
+    """Return whether *module* is a *cls* (not a subclass), without hooks and without methods of its own."""
+    if type(module) is not cls or hooked(module):
+        return False
+    return not any(callable(value) and hasattr(cls, name) for name, value in vars(module).items())
+
+
 CALL = ("__call__", "_call_impl", "forward")  # the methods that run when a module is called
 LINEAR = methods_of(nn.Linear, *CALL)
 

@@ -12,7 +12,9 @@ if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 6):
     raise ImportError(f"fairseq-rope needs torch 2.6 or newer, and this is torch {torch.__version__}")
 
 from . import criterion  # noqa: E402, F401  importing it registers the criterion
-from .patches.table import apply  # noqa: E402
+from .patches.table import PATCHES, apply  # noqa: E402
+from .search.ensemble import FAST_SEARCH  # noqa: E402
 from .transformer import architectures  # noqa: E402, F401  importing it registers the models
 
-apply()
+REPLACEMENTS = (*PATCHES, FAST_SEARCH)
+apply(REPLACEMENTS)

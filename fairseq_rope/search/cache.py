@@ -13,7 +13,6 @@ Shapes: N sentences, K hypotheses of each (the beam), N * K rows, H heads, D hea
 S source positions. Keys and values have G heads, which can be fewer than H.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -23,14 +22,13 @@ from torch import Tensor
 from ..masks import PAD_SCORE
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
-from .equal_rows import on_device, rows_of, whole_sentences
-from .rotation import in_own_order, rotation_at
+from .rotation import rotation_at
 
 FIRST_CAPACITY = 32  # steps; doubled when it is full, so that the mean cost of a step is constant
 
 
-class Beams(dict[str, Tensor | None]):
-    """The state of one beam search: an entry of fairseq's incremental state, and therefore an (empty) dictionary.
+class Beams:
+    """The state of one beam search of one model.
 
     Args and attributes:
         sentences: N, as an attribute the number of those that have not ended
@@ -56,7 +54,6 @@ class Beams(dict[str, Tensor | None]):
         packed: Tensor | None,
         states: Tensor,
     ) -> None:
-        super().__init__()
         self.source_length = states.size(0)
         self.sentences, self.beam, self.position = sentences, beam, -1
         self.steps, self.source, self.source_mask, self.packed = steps, source, source_mask, packed
@@ -133,50 +130,25 @@ class Beams(dict[str, Tensor | None]):
         buffer[:, :, :, begin:end] = new
         return buffer[:, :, :, :end].unbind(0)
 
-    def reorder(self, new_order: Tensor) -> bool:
+    def reorder(self, new_order: Tensor) -> None:
         """Let row i continue from row new_order[i] of the last step, both in the caller's order.
 
-        Returns whether this was possible. With K > 1, *new_order* must keep the K rows of a sentence together.
+        Raises a ValueError if *new_order* does not keep the K rows of a sentence together.
         """
-        if self.beam == 1:
-            self._copy(new_order)
-            return True
-        remaining = whole_sentences(new_order, self.beam)
-        if remaining is None:
-            return False
+        rows = new_order.tolist()
+        remaining = [row // self.beam for row in rows[:: self.beam]]
+        repeated = [sentence for sentence in remaining for _ in range(self.beam)]
+        if [row // self.beam for row in rows] != repeated or len(set(remaining)) < len(remaining):
+            raise ValueError(
+                "this search continues a hypothesis of another sentence, which the fast search cannot do: set the "
+                "environment variable FAIRSEQ_ROPE_FAST_SEARCH to 0"
+            )
         origin = new_order if self.rows is None else self.rows[new_order]
         if remaining != list(range(self.sentences)):
             self._keep(remaining)
             rows = [slot * self.beam + hypothesis for slot in self._slots for hypothesis in range(self.beam)]
             self.rows = on_device(rows, new_order.device)
         self._scores = self._scores.index_select(0, self.arranged(origin))
-        return True
-
-    def of_rows(self, attention: Any) -> dict[str, Tensor | None]:
-        """Return the entries of fairseq's incremental state for the self-*attention* of one layer."""
-        rows = torch.arange(self._scores.size(0), device=self._scores.device) if self.rows is None else self.rows
-        steps = self.position + 1
-        scores = self._scores[rows, : steps * self.beam].view(rows.numel(), steps, self.beam)
-        score, ancestor = scores.max(dim=2)  # the score of all others is minus infinity
-        buffer = self._cache[attention][:, :, :, : steps * self.beam].unflatten(3, (steps, self.beam))
-        step = torch.arange(steps, device=rows.device)
-        own = buffer[:, (rows // self.beam).unsqueeze(1), :, step, ancestor]  # (B, n, 2, H, D)
-        keys, values = own.permute(2, 0, 3, 1, 4).unbind(0)
-        is_pad = score != 0
-        return {
-            "prev_key": in_own_order(attention, keys),
-            "prev_value": values,
-            "prev_key_padding_mask": is_pad if bool(is_pad.any()) else None,
-        }
-
-    def __deepcopy__(self, _: Any) -> "Beams":
-        """Return a copy that can continue differently. The layers and their weights are not copied."""
-        other = copy.copy(self)
-        other._scores, other._slots = self._scores.clone(), list(self._slots)
-        other._cache = {layer: buffer.clone() for layer, buffer in self._cache.items()}
-        other.source = {layer: tuple(x.clone() for x in pair) for layer, pair in self.source.items()}
-        other.source_mask = None if self.source_mask is None else self.source_mask.clone()
-        return other
 
     def _keep(self, remaining: list[int]) -> None:
         """Keep the caller's sentences *remaining*, in that order, and drop the others."""
@@ -199,18 +171,7 @@ class Beams(dict[str, Tensor | None]):
             self.source_mask[free] = self.source_mask[moved]
             self.source_mask = self.source_mask[: len(remaining)]
 
-    def _copy(self, rows: Tensor) -> None:
-        """Continue with copies of *rows*, any rows in any order (K = 1)."""
-        if rows_of(rows) == list(range(self.sentences)):
-            return
-        self.sentences = rows.numel()
-        self._scores = self._scores.index_select(0, rows)
-        used = self.position + 1
-        for layer, buffer in self._cache.items():
-            copied = buffer.new_empty((2, rows.numel(), *buffer.shape[2:]))
-            torch.index_select(buffer[:, :, :, :used], 1, rows, out=copied[:, :, :, :used])
-            self._cache[layer] = copied
-        for layer, (keys, values) in self.source.items():
-            self.source[layer] = (keys.index_select(0, rows), values.index_select(0, rows))
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask.index_select(0, rows)
+
+def on_device(numbers: list[int], device: torch.device) -> Tensor:
+    """Return a tensor of *numbers* on *device*; the host does not wait for the copy."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

@@ -42,15 +42,6 @@ def neighbours(attention: SelfAttention, x: Tensor) -> Tensor:
     return torch.cat([pairs, rest], dim=1).flatten(0, 1)
 
 
-def in_own_order(attention: SelfAttention, keys: Tensor) -> Tensor:
-    """Return *keys* (…, D) of :func:`joined_projections` with their dimensions in the order of ``k_proj``."""
-    position = attention.position
-    if not isinstance(position, RotaryEmbedding) or position.interleaved:
-        return keys
-    turning, rest = keys.split([position.dim, attention.head_dim - position.dim], dim=-1)
-    return torch.cat([turning.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rest], dim=-1)
-
-
 def rotation_at(rotary: RotaryEmbedding, position: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the complex numbers (1 or 2, 1, D / 2) that rotate pairs of neighbours at *position*.
 

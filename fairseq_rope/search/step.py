@@ -14,59 +14,41 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..attention import CrossAttention, SelfAttention
-from ..dropout import DROPOUT, Dropout, ResidualInPlace
+from ..dropout import Dropout
 from ..feed_forward import GatedLinear
 from ..norms import RMSNorm, rms_norm
-from ..overrides import CALL, has_methods, hooked, is_plain, is_plain_linear, methods_of
+from ..overrides import hooked, is_exactly, is_plain_linear
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from ..positions.xpos import XPos
+from ..transformer.layers import DecoderLayer
 from .cache import Beams
 from .rotation import joined_projections, norm_weights, turn_in_place
 
 Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
 
-# The methods that a step replaces.
-LAYER = {**methods_of(TransformerDecoderLayerBase, *CALL), **methods_of(ResidualInPlace, "residual_connection")}
-ATTENTION = (
-    *(*CALL, "_attend", "_scaled_by_length", "_mask", "_score_mask", "_bias", "_position_values", "_split_heads"),
-    *("reorder_incremental_state", "_get_input_buffer", "_set_input_buffer", "_append_prev_key_padding_mask"),
-)
-PARTS = {
-    SelfAttention: methods_of(SelfAttention, *ATTENTION, "_projected"),
-    CrossAttention: methods_of(CrossAttention, *ATTENTION),
-    RotaryEmbedding: methods_of(RotaryEmbedding, *CALL, "queries_and_keys"),
-    XPos: methods_of(XPos, *CALL, "queries_and_keys"),
-    nn.LayerNorm: methods_of(nn.LayerNorm, *CALL),
-    RMSNorm: methods_of(RMSNorm, *CALL),
-    GatedLinear: methods_of(GatedLinear, *CALL),
-    Dropout: DROPOUT,
-}
-
-
 def _can_bind(layer: Any) -> bool:
     """Return whether a step computes all that the decoder *layer* does."""
-    if not has_methods(layer, LAYER) or hooked(layer):
-        return False  # a wrapper (FSDP), overridden methods, or a hook
+    if not is_exactly(layer, DecoderLayer):
+        return False  # a wrapper (FSDP), a subclass, or a hook
     self_attn, cross_attn = layer.self_attn, layer.encoder_attn
-    if not (_is_part(self_attn, SelfAttention) and _is_part(cross_attn, CrossAttention)):
+    if not (is_exactly(self_attn, SelfAttention) and is_exactly(cross_attn, CrossAttention)):
         return False
     linear_layers = [*_projections(self_attn), *_projections(cross_attn), layer.fc2]
-    linear_layers += [layer.fc1.gate, layer.fc1.up] if _is_part(layer.fc1, GatedLinear) else [layer.fc1]
+    linear_layers += [layer.fc1.gate, layer.fc1.up] if is_exactly(layer.fc1, GatedLinear) else [layer.fc1]
     norms = (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm)
     head_norms = [norm for norm in (self_attn.q_norm, self_attn.k_norm) if norm is not None]
     return bool(
         all(is_plain_linear(module) for module in linear_layers)
         and len({projection.bias is None for projection in _projections(self_attn)[:3]}) == 1
-        and all(_is_part(norm, nn.LayerNorm) or _is_part(norm, RMSNorm) for norm in norms)
+        and all(is_exactly(norm, nn.LayerNorm) or is_exactly(norm, RMSNorm) for norm in norms)
         and len(head_norms) in (0, 2)
-        and all(_is_part(norm, RMSNorm) for norm in head_norms)
-        and _is_part(layer.dropout_module, Dropout)
-        and _is_part(layer.activation_dropout_module, Dropout)
+        and all(is_exactly(norm, RMSNorm) for norm in head_norms)
+        and is_exactly(layer.dropout_module, Dropout)
+        and is_exactly(layer.activation_dropout_module, Dropout)
         and _can_step(self_attn.position)
         and cross_attn.rotary is None
         and self_attn.average_length == cross_attn.average_length == 0.0
@@ -183,17 +165,13 @@ def bind_all(layers: nn.ModuleList) -> list[Step] | None:
 def _can_step(position: Any) -> bool:
     """Return whether a step can compute *position*."""
     if isinstance(position, RotaryEmbedding):  # the step turns pairs of neighbours, which must lie within a head
-        return any(_is_part(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
+        return any(is_exactly(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
     return isinstance(position, PositionEncoding) and not position.explicit_weights and not hooked(position)
 
 
 def _overrides(position: PositionEncoding, method: str) -> bool:
     own, inherited = getattr(position, method), getattr(PositionEncoding, method)
     return getattr(own, "__func__", own) is not inherited
-
-
-def _is_part(module: Any, cls: type) -> bool:
-    return is_plain(module, cls, PARTS[cls])
 
 
 def _projections(attention: Any) -> list[nn.Module]:

@@ -8,10 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
-from .. import search
-from ..overrides import methods_of
 from ..positions.sharing import CAUSAL_MASK, forward_pass, once_per_forward_pass
-from ..search.projection import PackedProjection
 from .block import fit_norms
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .options import options_of
@@ -43,7 +40,6 @@ class Decoder(TransformerDecoderBase):
         fit_norms(self, self.options.decoder)
         with_dropout(self, "TransformerDecoder")
         self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
-        self.packed_projection = PackedProjection()
         self._own_mask = self._future_mask  # to notice one that a user has put in its place
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
@@ -71,31 +67,6 @@ class Decoder(TransformerDecoderBase):
         positions = tensor.size(0)
         return torch.full([positions, positions], float("-inf"), dtype=tensor.dtype, device=tensor.device).triu(1)
 
-    def forward(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: dict[str, list[Tensor]] | None = None,
-        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        features_only: bool = False,
-        full_context_alignment: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
-        src_lengths: Any | None = None,
-        return_all_hiddens: bool = False,
-    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Return fairseq's output. A fast search projects its features by the packed weight."""
-        x, extra = self.extract_features(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
-        )
-        if features_only:
-            return x, extra
-        if not torch.jit.is_scripting():
-            if incremental_state is not None and search.STATE in incremental_state:
-                projected = search.project(x, search.beams_of(incremental_state))
-                if projected is not None:
-                    return projected, extra
-        return self.output_layer(x), extra
-
     def extract_features(
         self,
         prev_output_tokens: Tensor,
@@ -113,11 +84,6 @@ class Decoder(TransformerDecoderBase):
         if not torch.jit.is_scripting():
             if alignment_layer is None and not self._weights_are_needed():
                 alignment_layer = -1  # no layer has that number
-            if incremental_state is not None and encoder_out is not None and encoder_out["encoder_out"]:
-                if not incremental_state and alignment_layer == -1:
-                    search.begin(self, DECODER, prev_output_tokens, encoder_out, incremental_state)
-                if search.STATE in incremental_state:
-                    return search.step(self, prev_output_tokens, search.beams_of(incremental_state))
             states = encoder_out["encoder_out"] if encoder_out is not None else []
             encoder_out = self._with_target_padding(encoder_out, prev_output_tokens)
             with forward_pass(states[0].size(0) if states else None):
@@ -153,36 +119,7 @@ class Decoder(TransformerDecoderBase):
             return self.alignment_in_training
         return any(getattr(layer, "need_attn", True) for layer in self.layers)
 
-    def reorder_incremental_state(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
-    ) -> None:
-        """Reorder the fast search, if one has begun. fairseq calls this for each module in turn."""
-        if not torch.jit.is_scripting():
-            if search.STATE in incremental_state:
-                search.reorder(self.layers, incremental_state, new_order)
-
-    def reorder_incremental_state_scripting(
-        self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
-    ) -> None:
-        """Let row i of the next step continue from row new_order[i] of the last one."""
-        if not torch.jit.is_scripting():
-            self.reorder_incremental_state(incremental_state, new_order)
-            if search.STATE in incremental_state:
-                return
-        for module in self.modules():  # as fairseq/models/fairseq_incremental_decoder.py
-            if hasattr(module, "reorder_incremental_state"):
-                result = module.reorder_incremental_state(incremental_state, new_order)
-                if result is not None:
-                    incremental_state = result
-
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         fit_positions(self, self.positions, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
 
-
-# The methods that a fast search replaces or relies on.
-DECODER = methods_of(
-    Decoder,
-    *("forward", "extract_features", "extract_features_scriptable", "output_layer"),
-    *("reorder_incremental_state", "reorder_incremental_state_scripting"),
-)

@@ -7,7 +7,6 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 
-from .. import search
 from ..positions.sharing import forward_pass
 from .block import fit_norms
 from .layers import EncoderLayer, with_dropout, wrap_layer
@@ -47,20 +46,6 @@ class Encoder(TransformerEncoderBase):
             with forward_pass(src_tokens.size(1)):
                 return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-
-    @torch.jit.export
-    def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
-        """Return *encoder_out* with row new_order[i] in the place of row i, as fairseq's encoder does."""
-        if not torch.jit.is_scripting():
-            return search.reorder_encoder_out(super().reorder_encoder_out, encoder_out, new_order)
-        return {
-            "encoder_out": [x.index_select(1, new_order) for x in encoder_out["encoder_out"]],
-            "encoder_padding_mask": [x.index_select(0, new_order) for x in encoder_out["encoder_padding_mask"]],
-            "encoder_embedding": [x.index_select(0, new_order) for x in encoder_out["encoder_embedding"]],
-            "encoder_states": [x.index_select(1, new_order) for x in encoder_out["encoder_states"]],
-            "src_tokens": [x.index_select(0, new_order) for x in encoder_out["src_tokens"]],
-            "src_lengths": [x.index_select(0, new_order) for x in encoder_out["src_lengths"]],
-        }
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         fit_positions(self, self.positions, state_dict, name)

@@ -3,26 +3,19 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import PositionalEmbedding
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.search import BeamSearch, DiverseBeamSearch, Sampling
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
-from fairseq_rope import search as fast_search
-from fairseq_rope.attention import CrossAttention, SelfAttention
-from fairseq_rope.dropout import Dropout, ResidualInPlace
-from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.search import STATE, interface
-from fairseq_rope.search.equal_rows import LARGEST
+from fairseq_rope.search import ensemble
+from fairseq_rope.search.cache import Beams
+from fairseq_rope.search.ensemble import LARGEST, FastEnsemble
 from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
 
-FAIRSEQS_REORDER = TransformerEncoderBase.reorder_encoder_out
 PAD, EOS = 1, 2
 
 
@@ -70,19 +63,19 @@ def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_
     words = model.decoder.dictionary
     options = {"beam_size": beam_size, "max_len_b": max_len_b, "search_strategy": strategy(words), **options}
     begun = []
-    real = fast_search.begin
+    real = ensemble.begin
 
-    def begin(decoder, methods, previous, encoder_out, state):
-        real(decoder, methods, previous, encoder_out, state)
-        begun.append(STATE in state)
+    def begin(*args):
+        begun.append(real(*args))
+        return begun[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_search, "begin", begin)
+        patch.setattr(ensemble, "begin", begin)
         if plain:
             patch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
         generator = SequenceGenerator([model], words, **options)
         hypotheses = generator.generate([model], sample, prefix_tokens=prefix_tokens)
-    return hypotheses, all(begun) and bool(begun)
+    return hypotheses, bool(begun) and None not in begun
 
 
 def assert_same(actual, expected):
@@ -113,9 +106,9 @@ def test_the_switch_turns_the_search_off_and_on(model, sample, monkeypatch):
     with pytest.raises(ValueError, match="FAIRSEQ_ROPE_FAST_SEARCH is 'yes': must be 0"):
         search(model, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "1")
-    assert interface.is_on(torch.device("cuda"))
+    assert ensemble.is_on(torch.device("cuda"))
     monkeypatch.delenv("FAIRSEQ_ROPE_FAST_SEARCH")  # by default, on for devices on which it is faster
-    assert interface.is_on(torch.device("cpu")) and not interface.is_on(torch.device("cuda"))
+    assert ensemble.is_on(torch.device("cpu")) and not ensemble.is_on(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +179,6 @@ OF_INSTANCES = [
     *((path, "forward") for path in ("layers.1.final_layer_norm", "layers.0.dropout_module")),
     *((path, "forward") for path in ("dropout_module", "output_projection")),
 ]
-OF_CLASSES = [
-    *((TransformerDecoderBase, "extract_features_scriptable"), (TransformerDecoderBase, "output_layer")),
-    *((ResidualInPlace, "residual_connection"), (SelfAttention, "_attend")),
-    *((cls, "forward") for cls in (TransformerDecoderLayerBase, Dropout, CrossAttention, RotaryEmbedding)),
-    *((cls, "forward") for cls in (torch.nn.LayerNorm, torch.nn.Linear, torch.nn.Embedding)),
-]
 HOOKED = ("dropout_module", "embed_tokens", "layer_norm", "output_projection", "layers.0.fc1")
 
 
@@ -211,7 +198,6 @@ OVERRIDES = {
         )
         for path, name in OF_INSTANCES
     },
-    **{f"{c.__name__}.{name}": lambda _, patch, c=c, name=name: replace(c, name, patch) for c, name in OF_CLASSES},
     **{
         f"hook of {path}": lambda d, _, path=path: d.get_submodule(path).register_forward_hook(lambda *x: 2 * x[-1])
         for path in HOOKED
@@ -301,11 +287,9 @@ def test_unbound_decoders_find_the_same(build, model, sample):
     assert_same(search_both_ways(model, sample, bound=False), expected)
 
 
-def test_large_beams_do_not_share_encoder_rows(model, sample):
-    for beam, shares in ((LARGEST, True), (LARGEST + 1, False)):
-        with mock.patch.object(interface, "Beams", wraps=interface.Beams) as beams:
-            search_both_ways(model, sample, beam_size=beam, max_len_b=3)
-        assert beams.call_args.args[:2] == ((5, beam) if shares else (5 * beam, 1))
+def test_large_beams_use_the_plain_search(model, sample):
+    for beam, is_fast in ((LARGEST, True), (LARGEST + 1, False)):
+        search_both_ways(model, sample, bound=is_fast, beam_size=beam, max_len_b=3)
 
 
 def test_attention_weights_are_returned_until_they_are_turned_off(build, sample):
@@ -383,148 +367,90 @@ ORDERS = {
     "other hypotheses": [2, 0, 0, 3, 5, 4, 8, 8, 8],
     "fewer sentences": [7, 6, 6, 2, 0, 1],
     "sentences swapped": [3, 4, 5, 0, 0, 2, 6, 8, 7],
+}
+REFUSED = {
     "fewer hypotheses": [0, 1, 3, 5, 6, 6],
     "one row gone": [0, 1, 2, 3, 4, 5, 6, 7],
     "across sentences": [0, 3, 6, 1, 1, 8, 2, 4, 5],
     "a sentence twice": [0, 1, 2, 2, 1, 0, 6, 7, 8],
-    "one hypothesis each": [3, 3, 0, 4, 8],
+}
+ENCODINGS = {
+    "rope": {},
+    "half": {"rope_layout": "half", "rope_fraction": 0.5},
+    "t5": {"position_encoding": "t5"},
+    "transformer-xl": {"position_encoding": "transformer-xl"},
+    "xpos": {"rope_fraction": 0.5, "decoder_position_encoding": "xpos", "xpos_scale_base": 4.0},
 }
 
 
-HALF = {"rope_layout": "half", "rope_fraction": 0.5}
-REORDERED = {
-    "half": (HALF, "decoder"),
-    "interleaved": ({"rope_fraction": 0.5}, "modules"),
-    "copy": (HALF, "copy"),
-    "t5": ({"position_encoding": "t5"}, "copy"),
-    "transformer-xl": ({"position_encoding": "transformer-xl"}, "modules"),
-    "xpos": ({**HALF, "decoder_position_encoding": "xpos", "xpos_scale_base": 4.0}, "decoder"),
-}
+def begun(model, beam=3):
+    """The ensemble of *model*, and its search for three sentences after their rows were repeated."""
+    fast_ensemble = FastEnsemble([model])
+    encoded = fast_ensemble.forward_encoder(batch((9, 3, 6))["net_input"])
+    outs = fast_ensemble.reorder_encoder_out(encoded, torch.arange(3).repeat_interleave(beam))
+    assert isinstance(outs[0], Beams)
+    return fast_ensemble, outs
 
 
-@pytest.mark.parametrize("options, by", list(REORDERED.values()), ids=list(REORDERED))
+@pytest.mark.parametrize("options", list(ENCODINGS.values()), ids=list(ENCODINGS))
 @pytest.mark.parametrize("name", list(ORDERS))
-def test_a_custom_search_may_reorder_rows_in_any_way(build, name, options, by):
+@torch.no_grad()
+def test_rows_may_be_reordered_within_sentences(build, name, options):
     """The reference is the decoder without an incremental state, on all tokens so far, in fairseq's rows."""
     model = fast(build(**options))
-    encoder, decoder = model.encoder, model.decoder
-    beam = 1 if name == "one hypothesis each" else 3
-    sentences = batch((9, 3, 6) * (3 // beam))["net_input"]
-    rows = torch.arange(9 // beam).repeat_interleave(beam)
-    with torch.no_grad():
-        encoded = encoder(**sentences)
-        of_rows = FAIRSEQS_REORDER(encoder, encoded, rows)
-        shared = encoder.reorder_encoder_out(encoded, rows)
-        state: dict = {}
-        tokens = torch.full((9, 1), EOS)
-        orders = [[1, 1, 0, 3, 5, 5, 8, 7, 7], ORDERS[name], list(range(len(ORDERS[name])))]
-        for order in map(torch.tensor, orders):
-            decoder(tokens, encoder_out=shared, incremental_state=state)
-            assert STATE in state or tokens.size(1) > 2
-            assert all(isinstance(entry, dict) for entry in state.values()), "as fairseq declares it"
-            if by == "copy":
-                before = copy.deepcopy(state)
-                decoder(tokens, encoder_out=shared, incremental_state=state)  # a step that is undone
-                state = before
-            if by == "modules":
-                for module in decoder.modules():
-                    if hasattr(module, "reorder_incremental_state"):
-                        module.reorder_incremental_state(state, order)
-            else:
-                decoder.reorder_incremental_state_scripting(state, order)
-            shared = encoder.reorder_encoder_out(shared, order)
-            of_rows = FAIRSEQS_REORDER(encoder, of_rows, order)
-            new = torch.randint(4, 44, (len(order), 1))
-            new[0] = PAD
-            tokens = torch.cat([tokens[order], new], dim=1)
-        actual, extra = decoder(tokens, encoder_out=shared, incremental_state=state)
-        expected, true_extra = decoder(tokens, encoder_out=of_rows)
-    not_pad = slice(1, None)  # nothing reads the output at padding
-    torch.testing.assert_close(actual[not_pad, 0], expected[not_pad, -1], rtol=0, atol=2e-5)
-    for one, other in zip(extra["inner_states"], true_extra["inner_states"], strict=True):
-        torch.testing.assert_close(one[0, not_pad], other[-1, not_pad], rtol=0, atol=2e-5)
+    torch.manual_seed(3)
+    fast_ensemble, outs = begun(model)
+    torch.manual_seed(3)
+    plain = EnsembleModel([model])
+    rows = plain.reorder_encoder_out(
+        plain.forward_encoder(batch((9, 3, 6))["net_input"]), torch.arange(3).repeat_interleave(3)
+    )
+    tokens = torch.full((9, 1), EOS)
+    orders = [[1, 1, 0, 3, 5, 5, 8, 7, 7], ORDERS[name], list(range(len(ORDERS[name])))]
+    for order in map(lambda each: torch.tensor(each, dtype=torch.int64), orders):
+        fast_ensemble.forward_decoder(tokens, outs, [{}])
+        fast_ensemble.reorder_incremental_state([{}], order)
+        outs = fast_ensemble.reorder_encoder_out(outs, order)
+        rows = plain.reorder_encoder_out(rows, order)
+        new = torch.randint(4, 44, (len(order), 1))
+        new[:1] = PAD
+        tokens = torch.cat([tokens[order], new], dim=1)
+    actual, _ = fast_ensemble.forward_decoder(tokens, outs, [{}])
+    expected = model.get_normalized_probs(model.decoder(tokens, encoder_out=rows[0]), log_probs=True)[:, -1]
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=0, atol=2e-5)  # nothing reads the one at padding
 
 
-def assert_same_rows(actual, expected):
-    """Two outputs of an encoder must have the same rows in each of fairseq's entries."""
-    for name, tensors in expected.items():
-        assert len(actual[name]) == len(tensors), name
-        assert all(torch.equal(one, other) for one, other in zip(actual[name], tensors, strict=True)), name
-    assert all(len(actual[name]) == 0 for name in actual.keys() - expected.keys())
+@pytest.mark.parametrize("name", list(REFUSED))
+@torch.no_grad()
+def test_a_search_across_sentences_is_refused(model, name):
+    fast_ensemble, outs = begun(model)
+    fast_ensemble.forward_decoder(torch.full((9, 1), EOS), outs, [{}])
+    with pytest.raises(ValueError, match="of another sentence.*FAIRSEQ_ROPE_FAST_SEARCH to 0"):
+        fast_ensemble.reorder_encoder_out(outs, torch.tensor(REFUSED[name]))
 
 
-OTHER_ORDERS = {
-    "sentences gone": [6, 7, 7, 0, 0, 2],
-    "sentences swapped": [3, 4, 5, 0, 1, 2, 6, 7, 8],
-    "across sentences": [0, 3, 6, 1, 4, 7, 2, 5, 8],
-    "more hypotheses": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8],
-    "fewer hypotheses": [0, 3, 6],
-    "none": [],
-}
+class OwnSearch(SequenceGenerator):
+    """A user's generator, whose search may read the output of the encoder."""
+
+    def _generate(self, sample, *args, **kwargs):
+        assert isinstance(self.model.forward_encoder(sample["net_input"])[0], dict)
+        return super()._generate(sample, *args, **kwargs)
 
 
-@pytest.mark.parametrize("name", list(OTHER_ORDERS))
-def test_reordering_gives_one_row_for_each_hypothesis(model, name):
-    sample = batch((9, 3, 6))
-    search(model, sample, beam_size=3, max_len_b=3)  # fairseq's search sets the model's beam
-    rows, order = torch.arange(3).repeat_interleave(3), torch.tensor(OTHER_ORDERS[name]).long()
-    with torch.no_grad():
-        encoded = model.encoder(**sample["net_input"])
-        actual = model.encoder.reorder_encoder_out(encoded, rows)
-        expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
-        assert actual["encoder_out"][0].size(1) == 9
-        assert_same_rows(actual, expected)
-        for new_order in (order, torch.arange(len(order))):
-            actual = model.encoder.reorder_encoder_out(actual, new_order)
-            expected = FAIRSEQS_REORDER(model.encoder, expected, new_order)
-            assert_same_rows(actual, expected)
+class OwnEnsemble(EnsembleModel):
+    pass
 
 
-def test_reordering_within_sentences_copies_no_rows(model, sample):
-    rows = torch.arange(5).repeat_interleave(4)
-    with torch.no_grad():
-        encoded = model.encoder.reorder_encoder_out(model.encoder(**sample["net_input"]), rows)
-        reordered = model.encoder.reorder_encoder_out(encoded, torch.tensor([1, 0, 0, 3, *range(4, 20)]))
-    assert reordered["encoder_out"][0] is encoded["encoder_out"][0]
-
-
-CHANGES = {
-    "replaced": lambda out, x: out.update(encoder_out=[x * 1.5]),
-    "in its list": lambda out, x: out["encoder_out"].__setitem__(0, x * 1.5),
-    "in place": lambda out, x: x[:, 1].mul_(1.5),
-    "in .data": lambda out, x: x.data[:, 1].mul_(1.5),
-    "in .data of the padding": lambda out, x: out["encoder_padding_mask"][0].data[4].fill_(False),
-    "padding": lambda out, x: out["encoder_padding_mask"][0][2].fill_(False),
-}
-
-
-@pytest.mark.parametrize("name", list(CHANGES))
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_decoder_reads_changed_encoder_rows(build, name, mode):
-    """The reference is the decoder without an incremental state, on rows in fairseq's own dictionary."""
-    model, sample = without_attention_weights(build()), batch((9, 3, 6))
-    search(model, sample, beam_size=3, max_len_b=3)
-    rows, order = torch.arange(3).repeat_interleave(3), torch.tensor([1, 1, 0, 3, 5, 5, 8, 7, 7])
-    first, second = torch.full((9, 1), EOS), torch.randint(4, 44, (9, 1))
-    with mode():
-        encoded = model.encoder(**sample["net_input"])
-        actual = model.encoder.reorder_encoder_out(encoded, rows)
-        expected = FAIRSEQS_REORDER(model.encoder, encoded, rows)
-        for out in (actual, expected):
-            CHANGES[name](out, out["encoder_out"][0])
-        state: dict = {}
-        step = model.decoder(first, encoder_out=actual, incremental_state=state)[0]
-        true = model.decoder(first, encoder_out=expected)[0]
-        assert STATE in state
-        torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
-        actual = model.encoder.reorder_encoder_out(actual, order)
-        expected = FAIRSEQS_REORDER(model.encoder, expected, order)
-        assert_same_rows(actual, expected)
-        model.decoder.reorder_incremental_state_scripting(state, order)
-        tokens = torch.cat([first, second], dim=1)
-        step = model.decoder(tokens, encoder_out=actual, incremental_state=state)[0]
-        true = model.decoder(tokens, encoder_out=expected)[0][:, -1:]
-        torch.testing.assert_close(step, true, rtol=0, atol=1e-5)
+def test_only_fairseqs_search_of_our_models_gets_the_fast_ensemble(build):
+    model, stock = fast(build()), fast(build("transformer_tiny"))
+    words = model.decoder.dictionary
+    assert type(SequenceGenerator([model], words).model) is FastEnsemble
+    assert type(SequenceGenerator(EnsembleModel([stock, model]), words).model) is FastEnsemble
+    assert type(SequenceGenerator([stock], words).model) is EnsembleModel
+    assert type(SequenceGenerator(OwnEnsemble([model]), words).model) is OwnEnsemble
+    generator = OwnSearch([model], words, beam_size=4, max_len_b=6)
+    assert type(generator.model) is EnsembleModel
+    generator.generate([model], batch())
 
 
 def test_threads_that_share_a_model_find_the_same(model, sample):
@@ -553,15 +479,6 @@ def test_fairseqs_beam_of_cross_attention_changes_nothing(build, sample, beam_in
     model.decoder.set_beam_size(beam_in_attention)
     expected, _ = search(stock, sample)
     assert_same(search_both_ways(model, sample), expected)
-
-
-def test_decoding_without_incremental_state_gives_the_same(model, sample):
-    rows, tokens = torch.arange(5).repeat_interleave(4), torch.randint(4, 44, (20, 3))
-    with torch.no_grad():
-        encoder_out = model.encoder(**sample["net_input"])
-        actual = model.decoder(tokens, encoder_out=model.encoder.reorder_encoder_out(encoder_out, rows))[0]
-        expected = model.decoder(tokens, encoder_out=FAIRSEQS_REORDER(model.encoder, encoder_out, rows))[0]
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN packs nothing")
