@@ -29,7 +29,7 @@ from benchmarks.every_model import FUSED, MODELS, PLAIN, TOLERANCE, batch, build
 from benchmarks.generate import SENTENCES, Translating
 from benchmarks.train import Candidate, Training
 from fairseq_rope.files import write_whole
-from fairseq_rope.search.interface import SWITCH
+from fairseq_rope.search.ensemble import SWITCH
 
 Row = dict[str, object]
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}

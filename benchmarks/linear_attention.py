@@ -14,8 +14,8 @@ import torch
 from benchmarks.alternating import build_parser, report, seconds_of
 from benchmarks.processes import available_memory, measure
 from benchmarks.subjects import DEVICE, SIZES
-from fairseq_rope.attention import SelfAttention
-from fairseq_rope.linear_attention import Elu1, Favor, LinearSelfAttention
+from fairseq_rope.modules.attention import SelfAttention
+from fairseq_rope.modules.linear_attention import Elu1, Favor, LinearSelfAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
 
 KINDS = ("softmax", "linear, elu1", "linear, favor")

@@ -18,10 +18,10 @@ prevents, and when the row can go. The replacements apply to every model in the 
 
 def page() -> str:
     """Return the page as Markdown."""
-    from fairseq_rope.patches import PATCHES
+    from fairseq_rope.plugin import REPLACEMENTS
 
     parts = [HEAD]
-    for patch in PATCHES:
+    for patch in REPLACEMENTS:
         text = f"Prevents {patch.prevents}. {patch.reason} This row can go when {patch.until}."
         parts.append(f"## `{patch.target}`\n\n{textwrap.fill(text, 108, break_on_hyphens=False)}\n")
     return "\n".join(parts)

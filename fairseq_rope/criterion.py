@@ -17,7 +17,7 @@ Shapes: N tokens, C the decoder's width, V words.
 
 from typing import Any
 
-from . import plugin  # noqa: F401  isort: skip
+from . import patches  # noqa: F401  isort: skip
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import label_smoothed_cross_entropy as fairseq_criterion
@@ -26,7 +26,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
 from torch import Tensor, nn
 
-from .overrides import has_methods, hooked, is_plain_linear, methods_of
+from .modules.overrides import has_methods, hooked, is_plain_linear, methods_of
 from .transformer.decoder import Decoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB

@@ -52,7 +52,7 @@ def with_heads_that_can_rotate(architecture: Callable[[Namespace], None]) -> Cal
 
 
 if MODE == "transformer_rope":
-    from fairseq_rope.attention import SelfAttention
+    from fairseq_rope.modules.attention import SelfAttention
     from fairseq_rope.positions.rotary import RotaryEmbedding
     from fairseq_rope.transformer import TransformerRopeModel
     from fairseq_rope.transformer.architectures import ARCHITECTURES, twin_of

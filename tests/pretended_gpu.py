@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from fairseq_rope import overrides
+from fairseq_rope.modules import overrides
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

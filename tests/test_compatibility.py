@@ -18,11 +18,11 @@ from fairseq.token_generation_constraints import pack_constraints
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from fairseq_rope.attention import SelfAttention
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
-from fairseq_rope.feed_forward import GatedLinear
-from fairseq_rope.norms import RMSNorm
+from fairseq_rope.modules.attention import SelfAttention
+from fairseq_rope.modules.feed_forward import GatedLinear
+from fairseq_rope.modules.norms import RMSNorm
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train, training, valid_losses
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .sharing import once_per_forward_pass
+from .sharing import current_pass
 
 
 def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     Layers that turn by the same *cos* and *sin* in a forward pass share what is computed from these.
     """
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    turning, back = once_per_forward_pass((turnings, interleaved, cos, sin), turnings, cos, sin, interleaved)
+    turning, back = current_pass().shared("turning", (interleaved, cos, sin), lambda: turnings(cos, sin, interleaved))
     if x.requires_grad and torch.is_grad_enabled():
         turned = _Rotation.apply(wide, turning, back, interleaved)
     else:

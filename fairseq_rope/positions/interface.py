@@ -40,16 +40,17 @@ class PositionEncoding(nn.Module):
         options: the flags of the encoding, by the name of the option
         absolute: "sinusoidal" or "learned" if fairseq's embeddings of absolute positions are added to the tokens'
         sides: where the encoding can be used
-        shared: whether one object serves all layers of a side, and its bias does not depend on the queries; the
-            bias is then computed once per forward pass
+        shared: whether one object serves all layers of a side, and its bias does not depend on queries and keys;
+            the bias is then computed once per forward pass
+        bias_reads_keys: whether the bias depends on the keys; models then use fairseq's search, not the fast one
         explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
     """
 
-    __constants__ = ["explicit_weights"]  # for TorchScript
     options: dict[str, Option] = {}
     absolute = ""
     sides: tuple[str, ...] = SIDES
     shared = True
+    bias_reads_keys = False
     explicit_weights = False
 
     @classmethod
@@ -88,12 +89,13 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
-    def bias(self, q: Tensor, keys: int) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Return what is added to the scores after their division by sqrt(D), in the type of *q*, or None.
 
         Args:
             q: queries (B, H, T, D), as projected
-            keys: S
+            k: keys (B, G, S, D), as ``queries_and_keys`` returns them, with those of earlier steps of a search; if
+                not ``bias_reads_keys``, only their shape is valid
 
         Returns:
             a tensor of four dimensions that broadcasts to (B, H, T, S)
@@ -129,8 +131,8 @@ class DistanceBias(PositionEncoding):
         """Return the bias of each head at *distance* = j - i (L), integers: (H, L)."""
         raise NotImplementedError
 
-    def bias(self, q: Tensor, keys: int) -> Tensor | None:
-        numbers = self.by_distance(distances(q.size(2), keys, q.device))  # (H, S + T - 1)
+    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+        numbers = self.by_distance(distances(q.size(2), k.size(2), q.device))  # (H, S + T - 1)
         # The gradient of a number is a sum over pairs, which 16 bits cannot hold. torch needs the last stride 1.
         wide = numbers if numbers.dtype == torch.float64 else numbers.float()
         return by_distance(wide.contiguous(), q.size(2)).unsqueeze(0).to(q.dtype)  # (1, H, T, S)

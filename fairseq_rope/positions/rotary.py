@@ -28,7 +28,7 @@ from . import fast_rotation
 from .interface import PositionEncoding
 from .rope_options import BASE, FRACTION, LAYOUTS, OPTIONS, refuse_values, rotary_dim
 from .scaling import RopeScaling
-from .sharing import once_per_forward_pass
+from .sharing import current_pass
 
 __all__ = ["BASE", "LAYOUTS", "RotaryEmbedding", "frequencies", "rotary_dim", "rotary_tables", "rotate"]
 
@@ -131,17 +131,13 @@ class RotaryEmbedding(PositionEncoding):
         With a scaling, they are multiplied by its attention factor.
         """
         if self.depends_on_length:
-            if torch.jit.is_scripting() or torch.jit.is_tracing():
-                raise RuntimeError("--rope-scaling: TorchScript does not support dynamic and longrope")
+            if torch.jit.is_tracing():
+                raise RuntimeError("--rope-scaling: torch.jit.trace does not support dynamic and longrope")
             return self._tables_of_length(offset, length, device)
         cos, sin = self._tables
-        # TorchScript compares devices with ==, but not with !=.
-        if cos.size(0) < offset + length or not cos.device == device:
-            if torch.jit.is_scripting():
+        if cos.size(0) < offset + length or cos.device != device:
+            with torch.inference_mode(False):  # else a later training step could not use them
                 cos, sin = self._longer_tables(offset + length, device)
-            else:
-                with torch.inference_mode(False):  # else a later training step could not use them
-                    cos, sin = self._longer_tables(offset + length, device)
             self._tables = (cos, sin)
         return cos[offset : offset + length], sin[offset : offset + length]
 
@@ -151,24 +147,23 @@ class RotaryEmbedding(PositionEncoding):
             size *= 2  # doubled, so that step-by-step decoding computes tables rarely
         return rotary_tables(size, self.theta, device, factor=self.attention_factor)
 
-    @torch.jit.unused
     def _tables_of_length(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         assert self.scaling is not None
         if self.theta.device != device:  # copied once, because the host waits for the copy
             self.theta = self.theta.to(device)
         theta = self.scaling.frequencies_of_pass(self.theta, self.base, offset + length)
-        arguments = (length, theta, device, offset, self.attention_factor)
-        return once_per_forward_pass((self, offset, length, device), rotary_tables, *arguments)
+        return current_pass().shared(
+            "tables",
+            (self, offset, length, device),
+            lambda: rotary_tables(length, theta, device, offset, self.attention_factor),
+        )
 
     def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return *x* (..., T, D) with its first d_r dimensions rotated by *cos* and *sin* (T, d_r / 2)."""
         turning = x if self.dim == self.head_dim else x[..., : self.dim]
-        if torch.jit.is_scripting():
-            turned = rotate(turning, cos, sin, self.interleaved)
-        else:
-            # Tracers do not support the gradient of fast_rotation; compilers fuse rotate.
-            is_plain = torch.jit.is_tracing() or torch.compiler.is_compiling()
-            turned = (rotate if is_plain else fast_rotation.turn)(turning, cos, sin, self.interleaved)
+        # Tracers do not support the gradient of fast_rotation; compilers fuse rotate.
+        is_plain = torch.jit.is_tracing() or torch.compiler.is_compiling()
+        turned = (rotate if is_plain else fast_rotation.turn)(turning, cos, sin, self.interleaved)
         return turned if self.dim == self.head_dim else torch.cat([turned, x[..., self.dim :]], dim=-1)
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
@@ -177,11 +172,10 @@ class RotaryEmbedding(PositionEncoding):
         In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
         the shape and type of *x*.
         """
-        if torch.jit.is_scripting():
-            cos, sin = self.tables(offset, x.size(-2), x.device)
-        else:  # layers share the slices, and what the rotation computes from them
-            key = (self.tables, offset, x.size(-2), x.device)
-            cos, sin = once_per_forward_pass(key, self.tables, offset, x.size(-2), x.device)
+        length, device = x.size(-2), x.device
+        cos, sin = current_pass().shared(  # layers share the slices, and what the rotation computes from them
+            "slices", (self, offset, length, device), lambda: self.tables(offset, length, device)
+        )
         return self.rotated(x, cos, sin)
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:

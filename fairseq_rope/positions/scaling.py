@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .sharing import source_length
+from .sharing import current_pass
 
 REQUIRED = object()
 LARGEST = 1e9  # of any number, so that none overflows
@@ -233,7 +233,7 @@ class RopeScaling:
         Raises:
             ValueError: activation checkpointing computes a layer again during the backward pass, without the source
         """
-        length = source_length()
+        length = current_pass().source_length
         if length is None and torch._C._current_graph_task_id() != -1:
             self._refuse("depends on the length of the source, and does not work with activation checkpointing")
         return self.frequencies(theta, base, positions if length is None else length)

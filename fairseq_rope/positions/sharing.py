@@ -1,6 +1,6 @@
-"""Results that the layers of one side share in a forward pass.
+"""What the layers of one side share in a forward pass: masks, biases, tables, and the length of the source.
 
-A context variable holds them, because no argument can: fairseq's ``forward_scriptable`` and
+A context variable holds it, because no argument can: fairseq's ``forward_scriptable`` and
 ``extract_features_scriptable`` call the layers, and fairseq's layers call their attention, each with fixed arguments.
 Each thread has its own value of a context variable.
 """
@@ -8,74 +8,77 @@ Each thread has its own value of a context variable.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Result = TypeVar("Result")
 
-class _Pass(NamedTuple):
-    """A forward pass of one side: the results that its layers share, by their inputs, and the source's length."""
-
-    results: dict[Any, Any]
-    source_length: int | None
+FUTURE_MASK = "future mask"  # the name under which a decoder shares fairseq's mask of later positions
 
 
-CAUSAL_MASK = "causal mask"  # the first part of the key of a decoder's mask of later positions
+class ForwardPass:
+    """The results that the layers of one side share, by name and by what they were made from.
 
-_forward_pass: ContextVar[_Pass | None] = ContextVar("fairseq_rope_forward_pass", default=None)
+    Objects are compared by identity, and tensors also by the number of writes to them: a hook of a layer can write
+    into its mask. torch does not count writes through ``.data`` or NumPy.
+
+    Args:
+        source_length: number of positions of the longest source of the batch; None if there is no source
+    """
+
+    def __init__(self, source_length: int | None = None) -> None:
+        self.source_length = source_length
+        self._results: dict[tuple[Any, ...], Any] = {}
+
+    def shared(self, name: str, made_from: tuple[Any, ...], compute: Callable[[], Result]) -> Result:
+        """Return ``compute()``, or what it returned earlier under the same *name* if it was *made_from* the same.
+
+        Tensors that were made in inference mode count no writes, so nothing that is made from them is shared. Nothing
+        is shared while torch compiles. When activation checkpointing computes a layer again, it takes no result with a
+        gradient from another layer.
+        """
+        tensors = [part for part in made_from if isinstance(part, Tensor)]
+        if torch.compiler.is_compiling() or any(tensor.is_inference() for tensor in tensors):
+            return compute()
+        key = (name, *made_from, *(tensor._version for tensor in tensors), torch.is_grad_enabled())
+        if key not in self._results:
+            self._results[key] = compute()
+            return self._results[key]
+        result = self._results[key]
+        if isinstance(result, Tensor) and result.requires_grad and saved_tensors_are_hooked():
+            return compute()
+        return result
+
+    def has(self, name: str, made_from: tuple[Any, ...], result: Tensor) -> bool:
+        """Return whether *result* is what is shared for *name* and *made_from*, without writes to it."""
+        if result.is_inference() or result._version != 0:
+            return False
+        return self._results.get((name, *made_from, torch.is_grad_enabled())) is result
+
+
+_current: ContextVar[ForwardPass | None] = ContextVar("fairseq_rope_forward_pass", default=None)
 
 
 @contextmanager
 def forward_pass(source_length: int | None = None) -> Iterator[None]:
-    """Let the layers that are called in this context share the results of :func:`once_per_forward_pass`.
-
-    *source_length* is the number of positions of the longest source of the batch.
-    """
-    token = _forward_pass.set(_Pass({}, source_length))
+    """Let the layers that are called in this context share a :class:`ForwardPass`."""
+    token = _current.set(ForwardPass(source_length))
     try:
         yield
     finally:
-        _forward_pass.reset(token)
+        _current.reset(token)
 
 
-def source_length() -> int | None:
-    """Return the length that :func:`forward_pass` was given; None if there is no source."""
-    current = _forward_pass.get()
-    return None if current is None else current.source_length
+def current_pass() -> ForwardPass:
+    """Return the forward pass that is being computed.
 
-
-def once_per_forward_pass(key: tuple[Any, ...], compute: Callable[..., Any], *args: Any) -> Any:
-    """Return ``compute(*args)``, or what it returned earlier in this forward pass for the same *key*.
-
-    Modules in *key* are compared by identity, and tensors by identity and by the number of writes to them: a hook of a
-    layer can write into its mask. torch does not count writes through ``.data`` or NumPy. Tensors that were made in
-    inference mode count no writes, so for them nothing is shared. Outside :func:`forward_pass`, for example when
-    activation checkpointing computes a layer again, nothing is shared either; therefore, a layer that is checkpointed
-    takes no result with a gradient from another layer.
+    It is a new one, which shares nothing, outside :func:`forward_pass`, for example when activation checkpointing
+    computes a layer again.
     """
-    current = _forward_pass.get()
-    if current is None or torch.compiler.is_compiling():
-        return compute(*args)
-    tensors = [part for part in key if isinstance(part, Tensor)]
-    if any(tensor.is_inference() for tensor in tensors):
-        return compute(*args)
-    key = (*key, *(tensor._version for tensor in tensors), torch.is_grad_enabled())
-    if key not in current.results:
-        current.results[key] = compute(*args)
-        return current.results[key]
-    result = current.results[key]
-    if isinstance(result, Tensor) and result.requires_grad and saved_tensors_are_hooked():
-        return compute(*args)
-    return result
-
-
-def is_unchanged(result: Tensor, key: tuple[Any, ...]) -> bool:
-    """Return whether *result* is what this forward pass shares for *key*, and nothing has been written to it."""
-    current = _forward_pass.get()
-    if current is None or result.is_inference() or result._version != 0:
-        return False
-    return current.results.get((*key, torch.is_grad_enabled())) is result
+    current = _current.get()
+    return ForwardPass() if current is None else current
 
 
 def saved_tensors_are_hooked() -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .interface import PositionEncoding, distances
-from .sharing import once_per_forward_pass
+from .sharing import current_pass
 
 
 def sinusoids(distance: Tensor, dim: int) -> Tensor:
@@ -64,13 +64,11 @@ class TransformerXL(PositionEncoding):
     def _sinusoids(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Return the sinusoid of each i - j, from S - 1 down to 1 - T: (S + T - 1, C). Layers share them."""
         dim, distance = self.heads * self.head_dim, -distances(queries, keys, device)
-        if not torch.jit.is_scripting():
-            key = ("transformer-xl", queries, keys, dim, device)
-            return once_per_forward_pass(key, sinusoids, distance, dim).to(self.linear_pos.weight.dtype)
-        return sinusoids(distance, dim).to(self.linear_pos.weight.dtype)
+        numbers = current_pass().shared("sinusoids", (queries, keys, dim, device), lambda: sinusoids(distance, dim))
+        return numbers.to(self.linear_pos.weight.dtype)
 
-    def bias(self, q: Tensor, keys: int) -> Tensor | None:
-        queries = q.size(2)
+    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+        queries, keys = q.size(2), k.size(2)
         projected = self.linear_pos(self._sinusoids(queries, keys, q.device))  # (S + T - 1, C)
         projected = projected.view(-1, self.heads, self.head_dim).permute(1, 2, 0)  # (H, D, S + T - 1)
         with_v = (q + self.pos_bias_v.unsqueeze(1).to(q.dtype)) * self.scaling

@@ -8,8 +8,7 @@ decoders.
 
 A scaled rotation is a rotation whose cos and sin are scaled, so :class:`~fairseq_rope.positions.rotary.RotaryEmbedding`
 does the rest. The factor of a key grows with its position, so each type has a largest position: with the default base
-about 34,000 in float32, and 2,800 in float16. Longer input is refused; models in TorchScript
-give NaN there.
+about 34,000 in float32, and 2,800 in float16. Longer input is refused.
 """
 
 import math
@@ -20,7 +19,7 @@ from torch import Tensor
 from .interface import Option
 from .rope_options import BASE, FRACTION, LAYOUTS
 from .rotary import RotaryEmbedding
-from .sharing import once_per_forward_pass
+from .sharing import current_pass
 
 SCALE_BASE = 512.0
 HEADROOM = 2.0**6  # so that keys, which are multiplied by the factor, fit too
@@ -64,12 +63,10 @@ class XPos(RotaryEmbedding):
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         length = q.size(2)
-        if not torch.jit.is_scripting():
-            self.refuse_too_far(offset + length, q.dtype)
-            key = (self, offset, length, q.device)
-            tables = once_per_forward_pass(key, self.scaled_tables, offset, length, q.device)
-            return self.rotated(q, tables[0], tables[1]), self.rotated(k, tables[2], tables[3])
-        q_cos, q_sin, k_cos, k_sin = self.scaled_tables(offset, length, q.device)
+        self.refuse_too_far(offset + length, q.dtype)
+        q_cos, q_sin, k_cos, k_sin = current_pass().shared(
+            "tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)
+        )
         return self.rotated(q, q_cos, q_sin), self.rotated(k, k_cos, k_sin)
 
     def refuse_too_far(self, positions: int, dtype: torch.dtype) -> None:

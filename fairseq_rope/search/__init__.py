@@ -5,4 +5,4 @@ calls its models through :class:`.ensemble.FastEnsemble`. The environment variab
 search off (0) or on (1). By default it is on for CPUs, where ``benchmarks/generate.py`` has shown it to be faster.
 """
 
-from .. import plugin  # noqa: F401  isort: skip
+from .. import patches  # noqa: F401  isort: skip

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..masks import PAD_SCORE
+from ..modules.masks import PAD_SCORE
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from .rotation import rotation_at
@@ -91,7 +91,9 @@ class Beams:
         """Return ``mask`` plus the bias of *position*, if any, for queries *q* (N, H, K, D): (N, H, K, n * K)."""
         if position in self._of_step:
             return self._of_step[position]
-        bias = position.bias(self.rows_of(q), self.position + 1)  # (1 or N * K, H, 1, n)
+        q = self.rows_of(q)
+        of_keys = q.new_full((), float("nan")).expand(q.size(0), q.size(1), self.position + 1, q.size(3))  # a shape
+        bias = position.bias(q, of_keys)  # (1 or N * K, H, 1, n)
         mask = self.mask
         if bias is not None:
             by_hypothesis = bias.unflatten(0, (-1, self.beam if bias.size(0) > 1 else 1)).transpose(1, 2).squeeze(3)

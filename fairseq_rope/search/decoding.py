@@ -9,10 +9,10 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
-from ..masks import pad_scores
-from ..overrides import is_exactly
+from ..modules.masks import pad_scores
+from ..modules.overrides import is_exactly
+from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions.sharing import forward_pass
-from ..shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..transformer.decoder import Decoder
 from .cache import Beams
 from .projection import PackedProjection, project_packed
@@ -22,9 +22,7 @@ from .step import bind_all
 EMBEDDINGS = (type(None), SinusoidalPositionalEmbedding, ShiftedSinusoidalEmbedding, LearnedPositionalEmbedding)
 
 
-def begin(
-    decoder: Any, encoder_out: dict[str, list[Tensor]], beam: int, projection: PackedProjection
-) -> Beams | None:
+def begin(decoder: Any, encoder_out: dict[str, list[Tensor]], beam: int, projection: PackedProjection) -> Beams | None:
     """Return the state of a search with *beam* hypotheses a sentence; None if fairseq must call *decoder*.
 
     *encoder_out* has a row for each sentence. *projection* packs the weight of the projection onto the vocabulary.

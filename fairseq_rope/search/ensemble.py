@@ -131,7 +131,7 @@ FAST_SEARCH = Patch(
     "fairseq.sequence_generator.SequenceGenerator.__init__",
     init_generator,
     "lost time",
-    "fairseq's search copies all keys and values in each step, and calls each module for one word. Here a search of this "
-    "plugin's models finds the same in less time.",
+    "fairseq's search copies all keys and values in each step, and calls each module for one word. Here a search of "
+    "this plugin's models finds the same in less time.",
     "fairseq's search does not copy what it caches",
 )

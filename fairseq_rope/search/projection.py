@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..overrides import is_plain_linear
+from ..modules.overrides import is_plain_linear
 
 
 class PackedProjection:

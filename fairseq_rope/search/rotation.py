@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention import SelfAttention
+from ..modules.attention import SelfAttention
 from ..positions.rotary import RotaryEmbedding
 from ..positions.xpos import XPos
 

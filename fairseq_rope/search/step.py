@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import CrossAttention, SelfAttention
-from ..dropout import Dropout
-from ..feed_forward import GatedLinear
-from ..norms import RMSNorm, rms_norm
-from ..overrides import hooked, is_exactly, is_plain_linear
+from ..modules.attention import CrossAttention, SelfAttention
+from ..modules.dropout import Dropout
+from ..modules.feed_forward import GatedLinear
+from ..modules.norms import RMSNorm, rms_norm
+from ..modules.overrides import hooked, is_exactly, is_plain_linear
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from ..positions.xpos import XPos
@@ -29,6 +29,7 @@ from .cache import Beams
 from .rotation import joined_projections, norm_weights, turn_in_place
 
 Step = Callable[[Tensor, Beams], Tensor]  # (B, C) -> (B, C)
+
 
 def _can_bind(layer: Any) -> bool:
     """Return whether a step computes all that the decoder *layer* does."""
@@ -166,7 +167,9 @@ def _can_step(position: Any) -> bool:
     """Return whether a step can compute *position*."""
     if isinstance(position, RotaryEmbedding):  # the step turns pairs of neighbours, which must lie within a head
         return any(is_exactly(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
-    return isinstance(position, PositionEncoding) and not position.explicit_weights and not hooked(position)
+    if not isinstance(position, PositionEncoding) or hooked(position):
+        return False
+    return not (position.explicit_weights or position.bias_reads_keys)
 
 
 def _overrides(position: PositionEncoding, method: str) -> bool:

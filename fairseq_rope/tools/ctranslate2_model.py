@@ -79,7 +79,7 @@ def _arguments(side: Any, cfg: Any, activation: str) -> dict[str, Any]:
     """Return the arguments of CTranslate2's specification of *side*, an encoder or decoder; *cfg* is its part."""
     from ctranslate2.specs import common_spec
 
-    from ..norms import RMSNorm
+    from ..modules.norms import RMSNorm
 
     layer = side.layers[0]
     arguments = {

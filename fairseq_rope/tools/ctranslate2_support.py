@@ -66,7 +66,7 @@ def name_of(position: Any) -> str:
 
 def linear_of(fc1: Any) -> list[Any]:
     """Return the linear layers of the first part of a feed-forward layer: two of a gated one, else *fc1* itself."""
-    from ..feed_forward import GatedLinear
+    from ..modules.feed_forward import GatedLinear
 
     return [fc1.gate, fc1.up] if isinstance(fc1, GatedLinear) else [fc1]
 
@@ -123,7 +123,7 @@ def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) ->
     """Return what CTranslate2 does not support of *layer*, or None; *encoding* is the position encoding of the side."""
     from torch import nn
 
-    from ..linear_attention import LinearSelfAttention
+    from ..modules.linear_attention import LinearSelfAttention
     from ..positions import ENCODINGS
 
     attentions, position = attentions_of(layer), position_of(layer)

@@ -9,8 +9,8 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 from torch.nn import functional as F
 
-from ..feed_forward import GatedLinear, identity
-from ..norms import RMSNorm
+from ..modules.feed_forward import GatedLinear, identity
+from ..modules.norms import RMSNorm
 from .options import SideOptions
 from .positions import own_random_numbers
 

@@ -1,14 +1,13 @@
 """The decoder. Source: ``fairseq/models/transformer/transformer_decoder.py``."""
 
 import copy
-from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
-from ..positions.sharing import CAUSAL_MASK, forward_pass, once_per_forward_pass
+from ..positions.sharing import FUTURE_MASK, current_pass, forward_pass
 from .block import fit_norms
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .options import options_of
@@ -56,16 +55,14 @@ class Decoder(TransformerDecoderBase):
         """
         if self.is_linear:
             return torch.empty([0], dtype=tensor.dtype, device=tensor.device)
-        if not torch.jit.is_scripting():
-            is_custom = self._future_mask.numel() > 0 and self._future_mask is not self._own_mask
-            is_causal = not is_custom and TransformerDecoderBase.buffered_future_mask is BUFFERED_FUTURE_MASK
-            key = (CAUSAL_MASK if is_causal else self, tensor.size(0))
-            mask = once_per_forward_pass(key, super().buffered_future_mask, tensor)
-            if not is_custom:
-                self._own_mask = self._future_mask
-            return mask
-        positions = tensor.size(0)
-        return torch.full([positions, positions], float("-inf"), dtype=tensor.dtype, device=tensor.device).triu(1)
+        is_custom = self._future_mask.numel() > 0 and self._future_mask is not self._own_mask
+        is_causal = not is_custom and TransformerDecoderBase.buffered_future_mask is BUFFERED_FUTURE_MASK
+        fairseqs = super().buffered_future_mask
+        name = FUTURE_MASK if is_causal else "mask of another kind"
+        mask: Tensor = current_pass().shared(name, (tensor.size(0),), lambda: fairseqs(tensor))
+        if not is_custom:
+            self._own_mask = self._future_mask
+        return mask
 
     def extract_features(
         self,
@@ -81,20 +78,15 @@ class Decoder(TransformerDecoderBase):
         They are needed if *alignment_layer* is given, and in evaluation until ``make_generation_fast_`` is
         called. In training they are needed for ``--load-alignments`` only.
         """
-        if not torch.jit.is_scripting():
-            if alignment_layer is None and not self._weights_are_needed():
-                alignment_layer = -1  # no layer has that number
-            states = encoder_out["encoder_out"] if encoder_out is not None else []
-            encoder_out = self._with_target_padding(encoder_out, prev_output_tokens)
-            with forward_pass(states[0].size(0) if states else None):
-                return self.extract_features_scriptable(
-                    *(prev_output_tokens, encoder_out, incremental_state),
-                    *(full_context_alignment, alignment_layer, alignment_heads),
-                )
+        if alignment_layer is None and not self._weights_are_needed():
+            alignment_layer = -1  # no layer has that number
+        states = encoder_out["encoder_out"] if encoder_out is not None else []
         encoder_out = self._with_target_padding(encoder_out, prev_output_tokens)
-        return self.extract_features_scriptable(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
-        )
+        with forward_pass(states[0].size(0) if states else None):
+            return self.extract_features_scriptable(
+                *(prev_output_tokens, encoder_out, incremental_state),
+                *(full_context_alignment, alignment_layer, alignment_heads),
+            )
 
     def _with_target_padding(
         self, encoder_out: dict[str, list[Tensor]] | None, prev_output_tokens: Tensor
@@ -108,11 +100,7 @@ class Decoder(TransformerDecoderBase):
         states, masks = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"]
         of_source = masks[0] if len(masks) > 0 else torch.zeros([states.size(1), states.size(0)], device=states.device)
         of_target = prev_output_tokens.eq(self.padding_idx)
-        passed: dict[str, list[Tensor]] = {}
-        for name, tensors in encoder_out.items():
-            passed[name] = tensors
-        passed["encoder_padding_mask"] = [torch.cat([of_source.to(torch.bool), of_target], dim=1)]
-        return passed
+        return {**encoder_out, "encoder_padding_mask": [torch.cat([of_source.to(torch.bool), of_target], dim=1)]}
 
     def _weights_are_needed(self) -> bool:
         if self.training:
@@ -122,4 +110,3 @@ class Decoder(TransformerDecoderBase):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         fit_positions(self, self.positions, state_dict, name)
         return super().upgrade_state_dict_named(state_dict, name)
-

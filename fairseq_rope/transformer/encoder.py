@@ -2,7 +2,6 @@
 
 import copy
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
@@ -42,10 +41,8 @@ class Encoder(TransformerEncoderBase):
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Tensor]]:
         """Return fairseq's output. The layers share the masks and biases of the scores."""
-        if not torch.jit.is_scripting():
-            with forward_pass(src_tokens.size(1)):
-                return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        with forward_pass(src_tokens.size(1)):
+            return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         fit_positions(self, self.positions, state_dict, name)

@@ -11,8 +11,9 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
-from ..attention import CrossAttention, SelfAttention
-from ..dropout import Dropout, ResidualInPlace
+from ..modules.attention import CrossAttention, SelfAttention
+from ..modules.dropout import Dropout, ResidualInPlace
+from ..modules.linear_attention import Elu1, Favor, LinearSelfAttention
 from .block import fit_attention, fit_layer, with_inner_width
 from .options import ModelOptions
 from .positions import SidePositions
@@ -24,9 +25,6 @@ def build_self_attention(cfg: TransformerConfig, options: ModelOptions, position
     side, position = positions.options, positions.of_layer()
     attention: SelfAttention
     if side.is_linear:
-        # Imported here, because linear_attention imports attention, which ends with an import of the plugin.
-        from ..linear_attention import Elu1, Favor, LinearSelfAttention
-
         feature_map = Favor(side.head_dim, side.features, side.favor_seed) if side.uses_favor else Elu1()
         attention = LinearSelfAttention(side.embed_dim, side.heads, feature_map, position, **noise)
     else:
@@ -98,7 +96,7 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
 
 
 def with_dropout(module: nn.Module, fairseq_name: str) -> nn.Module:
-    """Return *module* with its dropout replaced by :class:`~fairseq_rope.dropout.Dropout`.
+    """Return *module* with its dropout replaced by :class:`~fairseq_rope.modules.dropout.Dropout`.
 
     *fairseq_name* is the name of fairseq's class, by which ``--retain-dropout-modules`` selects modules.
     """

@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import DictConfig
 from torch import nn
 
-from ..attention import SelfAttention
+from ..modules.attention import SelfAttention
 from .decoder import Decoder
 from .defaults import as_namespace, set_defaults
 from .encoder import Encoder

@@ -12,10 +12,10 @@ from fairseq.modules import PositionalEmbedding
 from torch import Tensor, nn
 
 from ..checkpoints import current_reading, is_resumed
+from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions import PositionEncoding
 from ..positions.absolute import NoPositions
 from ..positions.rotary import RotaryEmbedding
-from ..shifted_sinusoids import ShiftedSinusoidalEmbedding
 from .options import ModelOptions, SideOptions
 from .refusals import refuse_position
 

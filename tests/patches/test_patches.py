@@ -40,10 +40,13 @@ from fairseq.modules import AdaptiveSoftmax
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
 from fairseq_rope.patches import optimizers, options, saving, table
+from fairseq_rope.plugin import REPLACEMENTS
+from fairseq_rope.search.ensemble import FastEnsemble
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT, call, outputs, train
 
 
@@ -320,6 +323,23 @@ def outputs_without_unknown_words_are_the_same(request, folder):
         assert ours == theirs and len(ours) == 20
 
 
+def generators_find_the_same(request, folder):
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(request.getfixturevalue("trained") / "checkpoint_last.pt")]
+    )
+    model.make_generation_fast_(need_attn=False)
+    tokens = torch.randint(4, len(task.source_dictionary), (3, 7))
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.full((3,), 7)}}
+    ours, fairseqs = (SequenceGenerator([model], task.target_dictionary, max_len_b=9) for _ in range(2))
+    SequenceGenerator.__init__.__wrapped__(fairseqs, [model], task.target_dictionary, max_len_b=9)
+    assert (type(ours.model), type(fairseqs.model)) == (FastEnsemble, EnsembleModel)
+    for each, other in zip(
+        *(sum(generator.generate([model], sample), []) for generator in (ours, fairseqs)), strict=True
+    ):
+        assert each["tokens"].tolist() == other["tokens"].tolist()
+        torch.testing.assert_close(each["positional_scores"], other["positional_scores"], rtol=0, atol=1e-5)
+
+
 def lexicons_are_the_same(request, folder):
     (folder / "lexicon").write_text("dog HUND\nhouse HAUS 0.7\n")
     for flag in (None, "", str(folder / "lexicon")):
@@ -573,20 +593,21 @@ SAME = {
     "fairseq.checkpoint_utils.load_checkpoint_to_cpu": upgrading_gives_the_same_state,
     "fairseq.checkpoint_utils.load_checkpoint": resuming_reads_the_same,
     "fairseq.checkpoint_utils.load_model_ensemble_and_task": an_ensemble_has_the_same_weights,
+    "fairseq.sequence_generator.SequenceGenerator.__init__": generators_find_the_same,
     "fairseq.data.token_block_dataset.np": token_blocks_are_the_same,
 }
 
 
-@pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.target)
+@pytest.mark.parametrize("patch", REPLACEMENTS, ids=lambda patch: patch.target)
 def test_the_patch_keeps_the_behaviour_of_fairseq_alone(patch, request, tmp_path):
     SAME[patch.target](request, tmp_path)
 
 
 def test_each_patch_is_applied_once_and_has_a_reason():
-    targets = [patch.target for patch in patches.PATCHES]
+    targets = [patch.target for patch in REPLACEMENTS]
     assert len(set(targets)) == len(targets)
-    patches.apply()  # a second time
-    for patch in patches.PATCHES:
+    patches.apply(REPLACEMENTS)  # a second time
+    for patch in REPLACEMENTS:
         assert patch.prevents in ("code execution", "lost data", "wrong results", "an unreadable error", "lost time")
         assert patch.reason.endswith((".", ")")) and patch.until
         places = patches.owners(patch.target)
@@ -647,13 +668,9 @@ IMPORTS = {
         "fairseq_rope.__file__", repr(str(PLUGIN / "__init__.py"))
     ),
     "plugin, user-dir": "import fairseq_rope" + USER_DIR,
-    "attention": "import fairseq_rope.attention",
-    "linear attention": "from fairseq_rope.linear_attention import LinearSelfAttention",
-    "dropout": "from fairseq_rope.dropout import Dropout",
     "search": "from fairseq_rope.search.step import bind_all",
     "criterion": "from fairseq_rope.criterion import output_weight",
     "a name of transformer": "from fairseq_rope.transformer import TransformerRopeModel",
-    "a module of patches": "from fairseq_rope.patches.options import literal",
     "reload": "import fairseq_rope, importlib; importlib.reload(fairseq_rope); import fairseq; "
     "importlib.reload(fairseq_rope); importlib.reload(fairseq_rope)",
     "again": "import fairseq_rope, sys; del sys.modules['fairseq_rope']; import fairseq, fairseq_rope; "
@@ -733,14 +750,14 @@ def test_python_2_can_read_the_file_that_refuses_it():
 
 @pytest.mark.slow
 def test_each_module_can_be_imported_first():
-    loaded = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.plugin' in sys.modules)"
-    cases = {module: f"import {module}\n{loaded}" for module in MODULES}
-    assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and register no plugin"
+    patched = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.patches.table' in sys.modules)"
+    cases = {module: f"import {module}\n{patched}" for module in MODULES}
+    assert in_a_process(EACH.format(cases=cases)) == "", "these fail, or load fairseq and apply no patches"
 
 
 def test_modules_that_do_not_need_fairseq_import_without_it():
     tools = (path.stem for path in (PLUGIN / "tools").glob("[a-z]*.py"))
-    modules = ["errors", "overrides", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]
+    modules = ["errors", "__main__", "positions.rotary", *(f"tools.{tool}" for tool in tools)]
     imports = "; ".join(f"import fairseq_rope.{module}" for module in modules)
     code = f"import sys; sys.modules['fairseq'] = None; {imports}; print('done')"
     assert in_a_process(code) == "done"

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from fairseq_rope.attention import CrossAttention
+from fairseq_rope.modules.attention import CrossAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools.convert_layout import convert_layout
 from tests.positions.test_models import MODELS, assert_scores_of_the_full_pass

@@ -9,7 +9,7 @@ import torch
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from torch.func import functional_call, grad, vmap
 
-from fairseq_rope.attention import SelfAttention
+from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.alibi import slopes
 from fairseq_rope.positions.kerple import Kerple

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_rope.attention import SelfAttention
 from fairseq_rope.errors import InputError
+from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
 from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.transformer import TransformerRopeModel

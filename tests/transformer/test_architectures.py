@@ -7,8 +7,8 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, build_model
 from omegaconf import OmegaConf
 
-from fairseq_rope.feed_forward import GatedLinear
-from fairseq_rope.norms import RMSNorm
+from fairseq_rope.modules.feed_forward import GatedLinear
+from fairseq_rope.modules.norms import RMSNorm
 from fairseq_rope.transformer.options import OF_BLOCK, read
 from fairseq_rope.transformer.refusals import refuse_what_cannot_work
 

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from fairseq import checkpoint_utils
 
-from fairseq_rope import attention as attention_module
-from fairseq_rope.attention import CrossAttention, SelfAttention
 from fairseq_rope.errors import InputError
-from fairseq_rope.feed_forward import GatedLinear
-from fairseq_rope.norms import RMSNorm, rms_norm
+from fairseq_rope.modules import attention as attention_module
+from fairseq_rope.modules.attention import CrossAttention, SelfAttention
+from fairseq_rope.modules.feed_forward import GatedLinear
+from fairseq_rope.modules.norms import RMSNorm, rms_norm
 from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.search import STATE
+from fairseq_rope.search.cache import Beams
+from fairseq_rope.search.ensemble import FastEnsemble
 from fairseq_rope.tools.average import AverageError, average_checkpoints
 from fairseq_rope.transformer.options import inner_width, read
 from tests.commands import train
@@ -307,14 +308,16 @@ def test_other_parameters_start_as_without_the_parts(build):
 def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
     model, tokens = different(build(**MODELS["all"])).to(dtype), torch.randint(4, 44, (5, 8))
     model.make_generation_fast_(need_attn=False)
-    state = {}
+    ensemble = FastEnsemble([model])
     with torch.no_grad():
         encoder_out = model.encoder(**sentences()["net_input"])
-        expected = model.decoder(tokens, encoder_out=encoder_out)[0].float()
+        output = model.decoder(tokens, encoder_out=encoder_out)
+        expected = model.get_normalized_probs(output, log_probs=True).float()
+        outs = ensemble.reorder_encoder_out(ensemble.forward_encoder(sentences()["net_input"]), torch.arange(5))
+        assert isinstance(outs[0], Beams)
         for length in range(1, 9):
-            actual = model.decoder(tokens[:, :length], encoder_out=encoder_out, incremental_state=state)[0]
-            assert STATE in state and actual.dtype == dtype
-            differences = (actual[:, 0].float() - expected[:, length - 1]).norm() / expected[:, length - 1].norm()
+            actual, _ = ensemble.forward_decoder(tokens[:, :length], outs, [{}])
+            differences = (actual.float() - expected[:, length - 1]).norm() / expected[:, length - 1].norm()
             assert float(differences) < 20 * torch.finfo(dtype).eps
 
 
@@ -326,13 +329,14 @@ def test_with_a_quarter_of_the_heads_keys_and_values_need_a_quarter_of_the_memor
         """Numbers in the keys and values of self-attention and of cross-attention, after four steps."""
         model, state = build(**eight, **options), {}
         model.make_generation_fast_(need_attn=not is_fast)
+        ensemble = FastEnsemble([model])
         with torch.no_grad():
-            encoder_out = model.encoder(**sentences()["net_input"])
+            (out,) = ensemble.reorder_encoder_out(ensemble.forward_encoder(sentences()["net_input"]), torch.arange(5))
             for length in range(1, 5):
-                model.decoder(torch.full((5, length), 5), encoder_out=encoder_out, incremental_state=state)
-        assert (STATE in state) is is_fast
+                ensemble.forward_decoder(torch.full((5, length), 5), [out], [state])
+        assert isinstance(out, Beams) is is_fast
         if is_fast:
-            beams = state[STATE]
+            beams = out
             tensors = [beams._cache.values(), [x for pair in beams.source.values() for x in pair]]
         else:
             entries = [

@@ -23,9 +23,9 @@ from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
+from tests.modules.test_linear_attention import FAVOR, LINEAR
 from tests.positions.test_encodings import CASES, C, H, by_the_paper
 from tests.positions.test_models import is_own
-from tests.test_linear_attention import FAVOR, LINEAR
 from tests.transformer.test_block import different
 from tests.transformer.test_transformer import EOS, PAD, batch
 

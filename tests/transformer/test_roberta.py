@@ -16,8 +16,8 @@ from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import call, valid_losses
+from tests.modules.test_linear_attention import FAVOR, LINEAR
 from tests.positions.test_encodings import CASES, C, H
-from tests.test_linear_attention import FAVOR, LINEAR
 from tests.transformer.test_block import different
 from tests.transformer.test_language_model import (
     assert_resumes,

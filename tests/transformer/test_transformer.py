@@ -13,9 +13,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 
-from fairseq_rope.attention import CrossAttention, SelfAttention
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
+from fairseq_rope.modules.attention import CrossAttention, SelfAttention
 
 PAD, EOS = 1, 2
 

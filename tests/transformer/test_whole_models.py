@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fairseq_rope.search.cache import FIRST_CAPACITY
+from tests.modules.test_linear_attention import FAVOR
+from tests.modules.test_linear_attention import MODELS as LINEAR
 from tests.positions.test_models import MODELS as ENCODINGS
 from tests.positions.test_models import assert_scores_of_the_full_pass, checkpointed, is_own
 from tests.search.test_search import batch as sentences
 from tests.search.test_search import fast, search_both_ways
-from tests.test_linear_attention import FAVOR
-from tests.test_linear_attention import MODELS as LINEAR
 from tests.transformer.test_block import MODELS as BLOCKS
 from tests.transformer.test_block import different
 from tests.transformer.test_transformer import batch, teacher_forced

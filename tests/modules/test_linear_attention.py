@@ -10,8 +10,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
-from fairseq_rope.linear_attention import Elu1, Favor, LinearSelfAttention, causal_products
-from fairseq_rope.norms import RMSNorm
+from fairseq_rope.modules.linear_attention import Elu1, Favor, LinearSelfAttention, causal_products
+from fairseq_rope.modules.norms import RMSNorm
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools.average import average_checkpoints
 from fairseq_rope.tools.convert_layout import convert_layout

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..positions.interface import PositionEncoding
 from .attention import SelfAttention, for_each_head, matmul_by_group
-from .positions.interface import PositionEncoding
 
 
 class Elu1(nn.Module):
@@ -125,11 +125,8 @@ class LinearSelfAttention(SelfAttention):
         state: dict[str, Tensor | None] = {}
         if incremental_state is not None:
             state = self._get_input_buffer(incremental_state)
-        if torch.jit.is_scripting():
+        with torch.autocast(query.device.type, enabled=False):  # a sum of many products does not fit into float16
             attn = self._attend_linearly(q, k, v, key_padding_mask, attn_mask is not None, state)
-        else:
-            with torch.autocast(query.device.type, enabled=False):  # a sum of many products does not fit into float16
-                attn = self._attend_linearly(q, k, v, key_padding_mask, attn_mask is not None, state)
         if incremental_state is not None:
             self._set_input_buffer(incremental_state, state)
         attn = attn.to(query.dtype).permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), q.size(1) * v.size(3))
@@ -182,11 +179,7 @@ def causal_products(q: Tensor, k: Tensor, v: Tensor, chunk: int = 64) -> Tensor:
     """
     length = q.size(2)
     rest = (chunk - length % chunk) % chunk
-    chunks: list[Tensor] = []
-    for x in (q, k, v):
-        padded = F.pad(x, [0, 0, 0, rest])
-        chunks.append(padded.view(x.size(0), x.size(1), (length + rest) // chunk, chunk, x.size(3)))
-    q, k, v = chunks[0], chunks[1], chunks[2]
+    q, k, v = (F.pad(x, [0, 0, 0, rest]).unflatten(2, (-1, chunk)) for x in (q, k, v))  # (B, H, chunks, chunk, …)
     sums = torch.matmul(k.transpose(3, 4), v).cumsum(dim=2)  # (B, H, chunks, M, D)
     earlier = F.pad(sums[:, :, :-1], [0, 0, 0, 0, 1, 0])
     products = torch.matmul(q, earlier) + torch.matmul(torch.matmul(q, k.transpose(3, 4)).tril(), v)

@@ -6,18 +6,18 @@ arXiv:2305.13245; for G = 1, Shazeer 2019, arXiv:1911.02150).
 """
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from ..positions.cross_attention import query_positions
+from ..positions.interface import PositionEncoding
+from ..positions.rotary import RotaryEmbedding
+from ..positions.sharing import current_pass
 from .masks import aligned, is_causal, pad_scores
-from .positions.cross_attention import query_positions
-from .positions.interface import PositionEncoding
-from .positions.rotary import RotaryEmbedding
-from .positions.sharing import once_per_forward_pass
 
 
 def for_each_head(x: Tensor, heads: int) -> Tensor:
@@ -59,13 +59,111 @@ class FusedAttention(MultiheadAttention):
             of keys that a query attends to, without padding (Su 2021, https://kexue.fm/archives/8823)
     """
 
-    __constants__ = ["average_length"]  # for TorchScript
     average_length = 0.0
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        result: str = "output",
+        explicit: bool = False,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, G, S, D).
+
+        Args:
+            mask: added to the scores; broadcasts to (B, H, T, S)
+            result: one of those of :func:`result_of`
+            explicit: whether weights are computed even if the result is only the output
+            is_causal: see :func:`fused_attention`
+        """
+        weights: Tensor | None = None
+        # A search has a new shape at each step, for which cuDNN's attention would be planned anew.
+        if result == "output" and not explicit and (q.size(2) > 1 or q.device.type == "cpu"):
+            attn = fused_attention(q, k, v, mask, self._dropout(), is_causal)  # (B, H, T, D)
+        else:
+            scores = matmul_by_group(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
+            if mask is not None:
+                scores = scores + mask
+            if result == "scores":
+                return scores.flatten(0, 1), for_each_head(v, self.num_heads).flatten(0, 1)
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+            weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
+            dropped = self.dropout_module(weights.to(q.dtype))
+            attn = matmul_by_group(dropped, v)  # (B, H, T, D)
+            of_positions = self._position_values(dropped)
+            if of_positions is not None:
+                attn = attn + of_positions
+
+        # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
+        attn = self.out_proj(attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim))
+        if result == "output" or weights is None:
+            return attn, None
+        weights = weights.transpose(0, 1)  # (H, B, T, S)
+        return attn, weights if result == "head weights" else weights.mean(dim=0)
+
+    def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+        """Return what the masks (T, S) and (B, S) and positions add to scores: None, or broadcasting to (B, H, T, S).
+
+        The result has the type of *q* (B, H, T, D), queries as projected; *k* is (B, G, S, D). Layers with the same
+        masks and the same encoding share the result, unless its bias depends on queries or keys.
+        """
+
+        def compute() -> Tensor | None:
+            terms = []
+            if attn_mask is not None:
+                is_boolean = attn_mask.dtype == torch.bool
+                zeros = torch.zeros_like(attn_mask, dtype=q.dtype) if is_boolean else None
+                terms.append(attn_mask.to(q.dtype) if zeros is None else zeros.masked_fill(attn_mask, -math.inf))
+            if key_padding_mask is not None:
+                terms.append(pad_scores(key_padding_mask, q))
+            bias = self._bias(q, k)
+            if bias is not None:
+                terms.append(bias)
+            mask = sum(terms[1:], terms[0]) if terms else None
+            return mask if mask is None or q.device.type == "cpu" or q.size(2) == 1 else aligned(mask)
+
+        position = getattr(self, "position", None)
+        if position is not None and not position.shared:
+            return compute()
+        made_from = (position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), k.size(2))
+        return current_pass().shared("mask", made_from, compute)
+
+    def _scaled_by_length(
+        self, q: Tensor, keys: int, attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        """Return *q* (B, H, T, D), each query multiplied by the factor for its number of keys, S = *keys*."""
+        if self.average_length == 0.0:
+            return q
+
+        def compute() -> Tensor:  # the factor of each query: (B or 1, 1, T, 1)
+            attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
+            if attn_mask is not None:
+                # fairseq's encoder layer writes -1e4 or -1e8 where attention is forbidden
+                attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else attn_mask > -1e3)
+            if key_padding_mask is not None:
+                attended = attended & ~key_padding_mask.to(torch.bool).unsqueeze(1)
+            count = attended.sum(dim=2).clamp(min=1).to(torch.float64)  # (B or 1, T)
+            factor = count.log().clamp(min=0.1) / math.log(self.average_length)
+            return factor.to(q.dtype).unsqueeze(1).unsqueeze(3)
+
+        made_from = (attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), keys)
+        return q * current_pass().shared("length factors", made_from, compute)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
-        heads = x.size(2) // self.head_dim
-        return x.view(x.size(0), x.size(1), heads, self.head_dim).permute(1, 2, 0, 3)
+        return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
+
+    def _dropout(self) -> float:
+        return float(self.dropout_module.p) if self.training or self.dropout_module.apply_during_inference else 0.0
+
+    def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+        return None
+
+    def _position_values(self, weights: Tensor) -> Tensor | None:
+        return None
 
     def keep_key_value_heads(self, heads: int) -> None:
         """Keep the first *heads* heads of keys and values, with their initial numbers; heads of queries share them."""
@@ -83,111 +181,18 @@ class FusedAttention(MultiheadAttention):
             raise ValueError("heads that share keys and values, and projections without biases, cannot be pruned")
         return super()._get_reserve_head_index(num_heads_to_keep)
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        need_weights: bool,
-        before_softmax: bool,
-        need_head_weights: bool,
-        explicit: bool,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, G, S, D).
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which calls this method of each module first."""
+        raise TypeError(
+            "torch.jit.script does not support fairseq-rope's models; use fairseq-rope export to serve them"
+        )
 
-        *mask* is added to the scores, and broadcasts to (B, H, T, S). With *explicit*, weights are always computed.
-        *is_causal* is for :func:`fused_attention`.
-        """
-        weights: Tensor | None = None
-        # A search has a new shape at each step, for which cuDNN's attention would be planned anew.
-        explicit = explicit or (q.size(2) == 1 and q.device.type != "cpu")
-        if need_weights or need_head_weights or before_softmax or explicit:
-            scores = matmul_by_group(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
-            if mask is not None:
-                scores = scores + mask
-            if before_softmax:
-                return scores.flatten(0, 1), for_each_head(v, self.num_heads).flatten(0, 1)
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            weights = torch.softmax(scores, dim=-1, dtype=wide)
-            dropped = self.dropout_module(weights.to(q.dtype))
-            attn = matmul_by_group(dropped, v)
-            of_positions = self._position_values(dropped)
-            if of_positions is not None:
-                attn = attn + of_positions
-        else:
-            attn = fused_attention(q, k, v, mask, self._dropout(), is_causal)
 
-        # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
-        attn = self.out_proj(attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim))
-        if weights is not None and (need_weights or need_head_weights):
-            weights = weights.transpose(0, 1)  # (H, B, T, S)
-            return attn, weights if need_head_weights else weights.mean(dim=0)
-        return attn, None
-
-    def _dropout(self) -> float:
-        return float(self.dropout_module.p) if self.training or self.dropout_module.apply_during_inference else 0.0
-
-    def _bias(self, q: Tensor, keys: int) -> Tensor | None:
-        return None
-
-    def _position_values(self, weights: Tensor) -> Tensor | None:
-        return None
-
-    def _scaled_by_length(
-        self, q: Tensor, keys: int, attn_mask: Tensor | None, key_padding_mask: Tensor | None
-    ) -> Tensor:
-        """Return *q* (B, H, T, D), each query multiplied by the factor for its number of keys, S = *keys*."""
-        if self.average_length == 0.0:
-            return q
-        if not torch.jit.is_scripting():
-            key = ("length", attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), keys)
-            return q * once_per_forward_pass(key, self._length_factors, q, keys, attn_mask, key_padding_mask)
-        return q * self._length_factors(q, keys, attn_mask, key_padding_mask)
-
-    def _length_factors(
-        self, q: Tensor, keys: int, attn_mask: Tensor | None, key_padding_mask: Tensor | None
-    ) -> Tensor:
-        """Return the factor of each query: (B or 1, 1, T, 1) in the type of *q*."""
-        attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
-        if attn_mask is not None:
-            # fairseq's encoder layer writes -1e4 or -1e8 where attention is forbidden
-            attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else attn_mask > -1e3)
-        if key_padding_mask is not None:
-            attended = attended & ~key_padding_mask.to(torch.bool).unsqueeze(1)
-        count = attended.sum(dim=2).clamp(min=1).to(torch.float64)  # (B or 1, T)
-        factor = count.log().clamp(min=0.1) / math.log(self.average_length)
-        return factor.to(q.dtype).unsqueeze(1).unsqueeze(3)
-
-    def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, keys: int) -> Tensor | None:
-        """Return what the masks (T, S) and (B, S) and positions add to scores: None, or broadcasting to (B, H, T, S).
-
-        The result has the type of *q*, queries as projected. *keys* is S. Layers with the same masks and the same
-        encoding share the result, unless its bias depends on the queries.
-        """
-        if not torch.jit.is_scripting():
-            position = getattr(self, "position", None)
-            if position is None or position.shared:
-                key = (position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), keys)
-                return once_per_forward_pass(key, self._score_mask, attn_mask, key_padding_mask, q, keys)
-        return self._score_mask(attn_mask, key_padding_mask, q, keys)
-
-    def _score_mask(
-        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, keys: int
-    ) -> Tensor | None:
-        mask: Tensor | None = None
-        if attn_mask is not None:
-            mask = attn_mask.to(q.dtype)
-            if attn_mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask).masked_fill(attn_mask, float("-inf"))
-        if key_padding_mask is not None:
-            pad_score = pad_scores(key_padding_mask, q)
-            mask = pad_score if mask is None else mask + pad_score
-        bias = self._bias(q, keys)
-        if bias is not None:
-            mask = bias if mask is None else mask + bias
-        return mask if mask is None or q.device.type == "cpu" or q.size(2) == 1 else aligned(mask)
+def result_of(need_weights: bool, need_head_weights: bool, before_softmax: bool) -> str:
+    """Return what ``forward`` has to return: "scores", or "output" and "weights" or "head weights"."""
+    if before_softmax:
+        return "scores"
+    return "head weights" if need_head_weights else "weights" if need_weights else "output"
 
 
 class SelfAttention(FusedAttention):
@@ -262,42 +267,31 @@ class SelfAttention(FusedAttention):
             float32 (float64 if *query* is).
         """
         assert not static_kv, "self-attention has no static keys"
-        q, k, v = self._projected(query)
-
-        saved_state: dict[str, Tensor | None] = {}
+        q, k, v = self._projected(query)  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
+        cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
+        earlier = cache.get("prev_key")  # (B, G, S - T, D)
+        offset = 0 if earlier is None else earlier.size(2)
+        keys = offset + k.size(2)  # S
         if incremental_state is not None:
-            saved_state = self._get_input_buffer(incremental_state)
-        prev_key = saved_state["prev_key"] if "prev_key" in saved_state else None
-        offset = 0 if prev_key is None else prev_key.size(2)
-        keys = offset + k.size(2)
-        if incremental_state is not None:
-            prev_mask = saved_state["prev_key_padding_mask"] if "prev_key_padding_mask" in saved_state else None
             key_padding_mask = self._append_prev_key_padding_mask(
-                key_padding_mask, prev_mask, batch_size=query.size(1), src_len=keys, static_kv=False
+                key_padding_mask, cache.get("prev_key_padding_mask"), query.size(1), src_len=keys, static_kv=False
             )
         q = self._scaled_by_length(q, keys, attn_mask, key_padding_mask)
-        projected = q
-        q, k = self.position.queries_and_keys(q, k, offset)
+        turned, k = self.position.queries_and_keys(q, k, offset)
 
         if incremental_state is not None:
-            if prev_key is not None:
-                prev_value = saved_state["prev_value"]
-                assert prev_value is not None
-                k = torch.cat([prev_key, k], dim=2)  # (B, G, S, D)
-                v = torch.cat([prev_value, v], dim=2)
-            saved_state["prev_key"] = k
-            saved_state["prev_value"] = v
-            saved_state["prev_key_padding_mask"] = key_padding_mask
-            self._set_input_buffer(incremental_state, saved_state)
+            if earlier is not None:
+                k, v = torch.cat([earlier, k], dim=2), torch.cat([cache["prev_value"], v], dim=2)  # (B, G, S, D)
+            cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
+            self._set_input_buffer(incremental_state, cache)
 
-        explicit = self.position.explicit_weights
-        needs_scores = need_weights or need_head_weights or before_softmax or explicit
-        if not torch.jit.is_scripting() and self.training and not needs_scores and incremental_state is None:
+        result, explicit = result_of(need_weights, need_head_weights, before_softmax), self.position.explicit_weights
+        if self.training and incremental_state is None and result == "output" and not explicit:
             has_bias = getattr(self.position.bias, "__func__", None) is not PositionEncoding.bias
             if not has_bias and is_causal(attn_mask, key_padding_mask, self._dropout(), self.right_padded):
-                return self._attend(q, k, v, None, False, False, False, False, is_causal=True)
-        mask = self._mask(attn_mask, key_padding_mask, projected, keys)
-        return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, explicit)
+                return self._attend(turned, k, v, None, is_causal=True)
+        mask = self._mask(attn_mask, key_padding_mask, q, k)
+        return self._attend(turned, k, v, mask, result, explicit)
 
     def _projected(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of *query* (T, B, C), without positions."""
@@ -306,8 +300,8 @@ class SelfAttention(FusedAttention):
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, self._split_heads(self.v_proj(query))
 
-    def _bias(self, q: Tensor, keys: int) -> Tensor | None:
-        return self.position.bias(q, keys)
+    def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+        return self.position.bias(q, k)
 
     def _position_values(self, weights: Tensor) -> Tensor | None:
         return self.position.values(weights)
@@ -347,54 +341,40 @@ class CrossAttention(FusedAttention):
             others, and the result: as in :class:`SelfAttention`
         """
         q, padding = self._split_heads(self.q_proj(query)), key_padding_mask  # q: (B, H, T, D)
-        saved_state: dict[str, Tensor | None] = {}
-        if incremental_state is not None:
-            saved_state = self._get_input_buffer(incremental_state)
-        k: Tensor | None = None
-        v: Tensor | None = None
-        if static_kv and "prev_key" in saved_state:
-            k, v = saved_state["prev_key"], saved_state["prev_value"]
-            if "prev_key_padding_mask" in saved_state:
-                key_padding_mask = saved_state["prev_key_padding_mask"]
+        cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
+        k, v = cache.get("prev_key"), cache.get("prev_value")  # (B, G, S, D)
+        if static_kv and k is not None and v is not None:
+            key_padding_mask = cache.get("prev_key_padding_mask", key_padding_mask)
         else:
-            assert key is not None and value is not None
             k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
             if self.rotary is not None:
                 k = self.rotary(k)
-                if key_padding_mask is not None:
-                    key_padding_mask = key_padding_mask[:, : k.size(2)]
+                key_padding_mask = None if padding is None else padding[:, : k.size(2)]
             if incremental_state is not None:
-                saved_state["prev_key"] = k
-                saved_state["prev_value"] = v
-                saved_state["prev_key_padding_mask"] = key_padding_mask
-                self._set_input_buffer(incremental_state, saved_state)
-        assert k is not None and v is not None
+                cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
+                self._set_input_buffer(incremental_state, cache)
         if self.rotary is not None:
             if incremental_state is not None and (padding is None or padding.size(1) <= k.size(2)):
                 raise ValueError("a step of RoPE in cross-attention needs the target's padding: call extract_features")
-            q = self._rotated_queries(q, padding, k.size(2))
+            cos, sin = self._query_tables(self.rotary, padding, q.size(2), k.size(2), q.device)
+            q = self.rotary.rotated(q, cos, sin)
         q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
-        mask = self._mask(attn_mask, key_padding_mask, q, k.size(2))
-        return self._attend(q, k, v, mask, need_weights, before_softmax, need_head_weights, False)
+        mask = self._mask(attn_mask, key_padding_mask, q, k)
+        return self._attend(q, k, v, mask, result_of(need_weights, need_head_weights, before_softmax))
 
-    def _rotated_queries(self, q: Tensor, padding: Tensor | None, keys: int) -> Tensor:
-        """Return *q* (B, H, T, D) rotated by the :func:`query_positions` of *padding*; layers share their tables."""
-        assert self.rotary is not None
-        if torch.jit.is_scripting():
-            cos, sin = self._query_tables(padding, q.size(2), keys, q.device)
-        else:
-            key = ("cross-attention", self.rotary, padding, q.size(2), keys, q.device)
-            cos, sin = once_per_forward_pass(key, self._query_tables, padding, q.size(2), keys, q.device)
-        return self.rotary.rotated(q, cos, sin)
-
+    @staticmethod
     def _query_tables(
-        self, padding: Tensor | None, queries: int, keys: int, device: torch.device
+        rotary: RotaryEmbedding, padding: Tensor | None, queries: int, keys: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        assert self.rotary is not None
-        position = query_positions(padding, queries, keys, device)  # (B or 1, T)
-        tokens = queries if padding is None else max(padding.size(1) - keys, queries)
-        cos, sin = self.rotary.tables(0, keys + tokens, device)
-        return cos[position].unsqueeze(1), sin[position].unsqueeze(1)
+        """Return cos and sin of the :func:`query_positions` of *padding*: each (B or 1, 1, T, d_r / 2).
 
+        *queries* is T, and *keys* S. Layers share the result.
+        """
 
-from . import plugin  # noqa: E402, F401  the plugin imports names from here, so this line is last
+        def compute() -> tuple[Tensor, Tensor]:
+            position = query_positions(padding, queries, keys, device)  # (B or 1, T)
+            tokens = queries if padding is None else max(padding.size(1) - keys, queries)
+            cos, sin = rotary.tables(0, keys + tokens, device)
+            return cos[position].unsqueeze(1), sin[position].unsqueeze(1)
+
+        return current_pass().shared("query tables", (rotary, padding, queries, keys, device), compute)

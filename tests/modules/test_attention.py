@@ -9,7 +9,7 @@ from fairseq.modules import MultiheadAttention
 from hypothesis import strategies
 from torch import Tensor
 
-from fairseq_rope.attention import SelfAttention
+from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
 
 T, B, H, D = 7, 3, 2, 16

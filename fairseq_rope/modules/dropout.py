@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor
 
-from .overrides import CALL, is_plain, methods_of
+from .overrides import is_exactly
 
 _STEPS = 1 << 16  # values of the 16 bits that decide about an element
 MOST = 1 - 1 / _STEPS  # 16 bits cannot represent this probability and larger ones
@@ -54,15 +54,11 @@ class Dropout(FairseqDropout):
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         if self.p > 0 and (self.training or self.apply_during_inference):
-            if not torch.jit.is_scripting():
-                plain = x.device.type != "cpu" or not x.is_contiguous() or self.p >= MOST
-                if not (plain or torch.jit.is_tracing() or torch.compiler.is_compiling()):
-                    return _Dropout.apply(x, keep_mask(x.shape, self.p), self.p)
+            plain = x.device.type != "cpu" or not x.is_contiguous() or self.p >= MOST
+            if not (plain or torch.jit.is_tracing() or torch.compiler.is_compiling()):
+                return cast(Tensor, _Dropout.apply(x, keep_mask(x.shape, self.p), self.p))
             return F.dropout(x, p=self.p, training=True, inplace=inplace)
         return x
-
-
-DROPOUT = methods_of(Dropout, *CALL)
 
 
 class ResidualInPlace:
@@ -70,12 +66,6 @@ class ResidualInPlace:
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return *x*, the output of dropout, plus *residual*, which has the same shape."""
-        if not torch.jit.is_scripting():
-            dropout = cast(Any, self).dropout_module
-            is_new = is_plain(dropout, Dropout, DROPOUT) and dropout.training and dropout.p > 0
-            if is_new and x.dtype == residual.dtype:
-                return x.add_(residual)
-        return residual + x
-
-
-from . import plugin  # noqa: E402, F401  the plugin imports names from here, so this line is last
+        dropout = cast(Any, self).dropout_module
+        is_new = is_exactly(dropout, Dropout) and dropout.training and dropout.p > 0
+        return x.add_(residual) if is_new and x.dtype == residual.dtype else residual + x

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.modules import FairseqDropout
 
-from fairseq_rope.dropout import Dropout, keep_mask
+from fairseq_rope.modules.dropout import Dropout, keep_mask
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.99])

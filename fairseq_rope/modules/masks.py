@@ -7,20 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .positions.sharing import CAUSAL_MASK, is_unchanged, once_per_forward_pass, saved_tensors_are_hooked
+from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
 
 # What is added to the score of a padded key. It is not minus infinity, so that a row with only padding (the first rows
 # of a left-padded target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
 
 
-def pad_scores(key_padding_mask: Tensor, like: Tensor, score: float = PAD_SCORE) -> Tensor:
+def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:
     """Return the number that is added to the scores of each key: (B, 1, 1, S) in the type of *like*.
 
-    For a padded key it is *score*, so its weight is 0. TorchScript reads no constant of a module, so it is an argument.
+    For a padded key it is ``PAD_SCORE``, so its weight is 0.
     """
     is_pad = key_padding_mask.to(torch.bool).unsqueeze(1).unsqueeze(2)
-    return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, score)
+    return torch.zeros_like(is_pad, dtype=like.dtype).masked_fill(is_pad, PAD_SCORE)
 
 
 def aligned(mask: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def is_causal(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dropout
     """
     if attn_mask is None or not torch.is_grad_enabled() or torch.jit.is_tracing():
         return False
-    if not is_unchanged(attn_mask, (CAUSAL_MASK, attn_mask.size(0))):
+    if not current_pass().has(FUTURE_MASK, (attn_mask.size(0),), attn_mask):
         return False
     on_cpu = attn_mask.device.type == "cpu"
     if on_cpu and dropout > 0:  # the CPU has no kernel for it, and would make the mask in each layer
@@ -53,9 +53,9 @@ def is_causal(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dropout
     if key_padding_mask is None:
         return True
     if on_cpu:
-        return once_per_forward_pass(("is right-padded", key_padding_mask), is_right_padded, key_padding_mask)
+        return current_pass().shared("is right-padded", (key_padding_mask,), lambda: is_right_padded(key_padding_mask))
     if right_padded:
-        once_per_forward_pass(("assert", key_padding_mask), assert_right_padded, key_padding_mask)
+        current_pass().shared("is asserted", (key_padding_mask,), lambda: assert_right_padded(key_padding_mask))
     return right_padded
 
 

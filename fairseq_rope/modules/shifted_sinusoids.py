@@ -48,6 +48,3 @@ class ShiftedSinusoidalEmbedding(SinusoidalPositionalEmbedding):
             shift = torch.randint(0, self.max_shift + 1, [batch, 1], device=input.device)
             rows = rows + shift * input.ne(self.padding_idx)
         return self.weights.index_select(0, rows.view(-1)).view(batch, length, -1).detach()
-
-
-from . import plugin  # noqa: E402, F401  the plugin imports names from here, so this line is last
