@@ -53,7 +53,7 @@ def log_probabilities(model: Any, tokens: Tensor, beams: Beams, temperature: flo
 
     Logits are divided by *temperature* first.
     """
-    features = _features(model.decoder, tokens, beams)
+    features = last_features(model.decoder, tokens, beams)
     if beams.packed is None or features.dtype != torch.float32:
         logits = model.decoder.output_layer(features)
     else:
@@ -63,7 +63,7 @@ def log_probabilities(model: Any, tokens: Tensor, beams: Beams, temperature: flo
     return scores[:, -1]
 
 
-def _features(decoder: Any, tokens: Tensor, beams: Beams) -> Tensor:
+def last_features(decoder: Any, tokens: Tensor, beams: Beams) -> Tensor:
     """Return what fairseq's ``extract_features_scriptable`` returns for the last of *tokens* (B, n): (B, 1, C).
 
     All modules except the layers are called as there.

@@ -7,7 +7,6 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 from hypothesis import strategies
-from torch import Tensor
 
 from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
@@ -112,35 +111,6 @@ def test_dropout_is_active_only_in_training_or_when_retained():
     retained = {"retain_dropout": True, "retain_dropout_modules": ["MultiheadAttention"]}
     m.dropout_module.make_generation_fast_("attention", **retained)
     assert varies() == [True, True]
-
-
-class StepByStep(torch.nn.Module):
-    """Decodes inside TorchScript, because a scripted module gets a copy of a dict from Python."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x: Tensor) -> Tensor:
-        state: dict[str, dict[str, Tensor | None]] = {}
-        steps: list[Tensor] = []
-        for t in range(x.size(0)):
-            one = x[t : t + 1]
-            steps.append(self.attention(one, one, one, incremental_state=state)[0])
-            self.attention.reorder_incremental_state(state, torch.tensor([1, 0, 2]))
-        return torch.cat(steps)
-
-
-def test_scripted_attention_gives_the_same_numbers():
-    m, x = make(), torch.randn(300, B, C)
-    scripted = torch.jit.script(m)
-    pad = torch.zeros(B, 300).bool()
-    pad[1, :9] = True
-    for weights in (False, True):
-        got = scripted(x, x, x, key_padding_mask=pad, need_weights=weights)
-        expected = m(x, x, x, key_padding_mask=pad, need_weights=weights)
-        torch.testing.assert_close(got[0], expected[0])
-    torch.testing.assert_close(torch.jit.script(StepByStep(m))(x), StepByStep(m)(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -359,7 +359,7 @@ def test_kerple_holds_its_numbers_at_001_and_lets_them_rise_again():
     with torch.no_grad():
         position.r1.copy_(torch.tensor([-1.0, 0.5]))
         position.r2.copy_(torch.tensor([2.0, -3.0]))
-    bias = position.bias(torch.zeros(1, 2, T, D), T)
+    bias = position.bias(torch.zeros(1, 2, T, D), torch.zeros(1, 2, T, D))
     for (h, r1, r2), i, j in product([(0, 0.01, 2.0), (1, 0.5, 0.01)], range(T), range(T)):
         assert bias[0, h, i, j].item() == pytest.approx(-r1 * math.log(1 + r2 * abs(i - j)), abs=1e-6)
     bias.sum().backward()

@@ -410,9 +410,9 @@ class Nearness(PositionEncoding):
         position = torch.arange(offset, offset + k.size(2), dtype=k.dtype)
         return q, k * (1.0 - 0.5 * (position % 2)).unsqueeze(1)
 
-    def bias(self, q, keys):
-        key = torch.arange(keys, dtype=q.dtype)
-        distance = (key[keys - q.size(2) :].unsqueeze(1) - key).abs() ** self.power
+    def bias(self, q, k):
+        key = torch.arange(k.size(2), dtype=q.dtype)
+        distance = (key[k.size(2) - q.size(2) :].unsqueeze(1) - key).abs() ** self.power
         return (-self.weight[:, None, None] * distance).unsqueeze(0).to(q.dtype)
 
 

@@ -134,13 +134,6 @@ def test_invalid_fraction_base_and_layout_are_refused():
         RotaryEmbedding(8, layout="neox")
 
 
-def test_scripted_rotation_gives_the_same_numbers():
-    scripted = torch.jit.script(RotaryEmbedding(16, fraction=0.5, layout="half"))
-    x = torch.randn(2, 300, 16)
-    eager = RotaryEmbedding(16, fraction=0.5, layout="half")(x, 40)
-    torch.testing.assert_close(scripted(x, 40), eager, rtol=0, atol=1e-6)
-
-
 def test_rotation_at_position_100000_is_exact_to_float32():
     x = torch.randn(1, 64)
     for layout in LAYOUTS:

@@ -15,6 +15,7 @@ from fairseq_rope.modules.feed_forward import GatedLinear
 from fairseq_rope.modules.norms import RMSNorm, rms_norm
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.search.cache import Beams
+from fairseq_rope.search.decoding import last_features
 from fairseq_rope.search.ensemble import FastEnsemble
 from fairseq_rope.tools.average import AverageError, average_checkpoints
 from fairseq_rope.transformer.options import inner_width, read
@@ -311,13 +312,12 @@ def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
     ensemble = FastEnsemble([model])
     with torch.no_grad():
         encoder_out = model.encoder(**sentences()["net_input"])
-        output = model.decoder(tokens, encoder_out=encoder_out)
-        expected = model.get_normalized_probs(output, log_probs=True).float()
-        outs = ensemble.reorder_encoder_out(ensemble.forward_encoder(sentences()["net_input"]), torch.arange(5))
-        assert isinstance(outs[0], Beams)
+        expected = model.decoder(tokens, encoder_out=encoder_out)[0].float()
+        (beams,) = ensemble.reorder_encoder_out(ensemble.forward_encoder(sentences()["net_input"]), torch.arange(5))
         for length in range(1, 9):
-            actual, _ = ensemble.forward_decoder(tokens[:, :length], outs, [{}])
-            differences = (actual.float() - expected[:, length - 1]).norm() / expected[:, length - 1].norm()
+            actual = model.decoder.output_layer(last_features(model.decoder, tokens[:, :length], beams))
+            assert actual.dtype == dtype
+            differences = (actual[:, 0].float() - expected[:, length - 1]).norm() / expected[:, length - 1].norm()
             assert float(differences) < 20 * torch.finfo(dtype).eps
 
 

@@ -201,11 +201,6 @@ def test_a_search_has_the_scores_of_all_words_at_once(language_model, name):
             torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_decoder_scripts_as_fairseqs(language_model):
-    model, (tokens, _) = language_model(), batch([7, 4], left_pad=False)
-    torch.testing.assert_close(torch.jit.script(model.decoder)(tokens)[0], model(tokens)[0])
-
-
 # -- options ---------------------------------------------------------------------------------------
 
 REFUSED = [

@@ -125,13 +125,6 @@ def test_padding_changes_nothing_and_every_word_reads_all(roberta, name):
         assert float((model(changed)[0] - expected).abs().amax(dim=2).min()) > 1e-6
 
 
-def test_the_encoder_scripts_as_fairseqs(roberta):
-    model, (tokens, _) = roberta(), batch([7, 4], left_pad=False)
-    expected = model.encoder.sentence_encoder(tokens)["encoder_out"][0]
-    scripted = torch.jit.script(model.encoder.sentence_encoder)
-    torch.testing.assert_close(scripted(tokens)["encoder_out"][0], expected)
-
-
 REFUSED = [
     ({"position_encoding": "xpos"}, "--position-encoding xpos: is for the decoder only, which this model lacks"),
     (

@@ -73,14 +73,6 @@ def test_a_search_of_long_outputs_has_the_scores_of_the_full_pass(build, name):
     assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, bound=is_bound(name), **longer))
 
 
-@pytest.mark.parametrize("name", of("half", "all", "decoder only", *FAST, "t5", "shaw", *OF_LINEAR[1:3]))
-def test_models_script_and_give_the_same_numbers(build, name):
-    model = different(build(**MODELS[name]))
-    scripted, expected = torch.jit.script(model), teacher_forcing_of(model)
-    for _ in range(2):
-        torch.testing.assert_close(teacher_forcing_of(scripted), expected)
-
-
 OTHERS = {"all, favor": {**BLOCKS["all"], **FAVOR}}
 
 
