@@ -309,11 +309,11 @@ def test_other_parameters_start_as_without_the_parts(build):
 def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
     model, tokens = different(build(**MODELS["all"])).to(dtype), torch.randint(4, 44, (5, 8))
     model.make_generation_fast_(need_attn=False)
-    ensemble = FastEnsemble([model])
+    ensemble, source = FastEnsemble([model]), sentences()["net_input"]
     with torch.no_grad():
-        encoder_out = model.encoder(**sentences()["net_input"])
+        encoder_out = model.encoder(**source)
         expected = model.decoder(tokens, encoder_out=encoder_out)[0].float()
-        (beams,) = ensemble.reorder_encoder_out(ensemble.forward_encoder(sentences()["net_input"]), torch.arange(5))
+        (beams,) = ensemble.reorder_encoder_out(ensemble.forward_encoder(source), torch.arange(5))
         for length in range(1, 9):
             actual = model.decoder.output_layer(last_features(model.decoder, tokens[:, :length], beams))
             assert actual.dtype == dtype
