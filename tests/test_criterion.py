@@ -4,10 +4,12 @@ import fairseq
 import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models.transformer import TransformerDecoderBase
 
 from fairseq_rope import criterion
 from fairseq_rope.criterion import output_weight
+from tests.commands import call, training
 from tests.transformer.test_block import MODELS as BLOCKS
 
 FUSED, FAIRSEQS = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"
@@ -301,3 +303,27 @@ def test_16_bit_gradients_are_within_rounding_of_the_exact_ones(dtype):
         assert actual.grad.dtype == dtype
         largest_error = (actual.grad.double() - true.grad).abs().max()
         assert largest_error < 8 * torch.finfo(dtype).eps * true.grad.abs().max()
+
+
+class WithAttention(CrossEntropyCriterion):
+    """A user's criterion that reads the attention."""
+
+    needs_attention = True
+    read = []
+
+    def forward(self, model, sample, reduce=True):
+        _, extra = model(**sample["net_input"])
+        self.read.append((model.training, extra["attn"][0]))
+        return super().forward(model, sample, reduce)
+
+
+def test_a_criterion_can_say_that_it_needs_attention(data_bin, tmp_path, monkeypatch):
+    for needs, is_read in ((True, True), (False, False)):
+        monkeypatch.setattr(WithAttention, "needs_attention", needs)
+        monkeypatch.setattr(WithAttention, "read", [])
+        monkeypatch.setitem(CRITERION_REGISTRY, "cross_entropy", WithAttention)
+        train(
+            data_bin, tmp_path / str(needs), "--criterion", "cross_entropy", "--label-smoothing", 0.0, "--max-update", 2
+        )
+        in_training = [attention for training, attention in WithAttention.read if training]
+        assert in_training and all((attention is not None) is is_read for attention in in_training)

@@ -38,7 +38,7 @@ class Decoder(TransformerDecoderBase):
         self.embed_positions = self.positions.embedding(self.max_target_positions, dim, self.padding_idx)
         fit_norms(self, self.options.decoder)
         with_dropout(self, "TransformerDecoder")
-        self.alignment_in_training = False  # whether a criterion reads the weights of cross-attention
+        self.attention_in_training = False  # whether a criterion reads the weights of cross-attention
         self._own_mask = self._future_mask  # to notice one that a user has put in its place
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
@@ -76,7 +76,8 @@ class Decoder(TransformerDecoderBase):
         """Return fairseq's features, without the weights of cross-attention if they are not needed.
 
         They are needed if *alignment_layer* is given, and in evaluation until ``make_generation_fast_`` is
-        called. In training they are needed for ``--load-alignments`` only.
+        called. In training they are needed with ``--load-alignments``, and by criteria whose class has
+        ``needs_attention = True``.
         """
         if alignment_layer is None and not self._weights_are_needed():
             alignment_layer = -1  # no layer has that number
@@ -104,7 +105,7 @@ class Decoder(TransformerDecoderBase):
 
     def _weights_are_needed(self) -> bool:
         if self.training:
-            return self.alignment_in_training
+            return self.attention_in_training
         return any(getattr(layer, "need_attn", True) for layer in self.layers)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> dict[str, Tensor]:

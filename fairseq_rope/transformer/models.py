@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
@@ -73,7 +74,9 @@ class TransformerRopeModel(TransformerModel):
         with with_options(args):
             model = super().build_model(args, task)
         cfg = getattr(task, "cfg", None)
-        model.decoder.alignment_in_training = bool(getattr(cfg, "load_alignments", False))
+        criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None))
+        needs_attention = bool(getattr(criterion, "needs_attention", False))
+        model.decoder.attention_in_training = needs_attention or bool(getattr(cfg, "load_alignments", False))
         right_padded = str(getattr(cfg, "left_pad_target", None)) == "False"
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention):
