@@ -322,8 +322,7 @@ def test_a_criterion_can_say_that_it_needs_attention(data_bin, tmp_path, monkeyp
         monkeypatch.setattr(WithAttention, "needs_attention", needs)
         monkeypatch.setattr(WithAttention, "read", [])
         monkeypatch.setitem(CRITERION_REGISTRY, "cross_entropy", WithAttention)
-        train(
-            data_bin, tmp_path / str(needs), "--criterion", "cross_entropy", "--label-smoothing", 0.0, "--max-update", 2
-        )
-        in_training = [attention for training, attention in WithAttention.read if training]
+        more = ("--criterion", "cross_entropy", "--max-update", 2)
+        call(*training(data_bin, tmp_path / str(needs), *more, without=("--label-smoothing 0.1",)))
+        in_training = [attention for is_training, attention in WithAttention.read if is_training]
         assert in_training and all((attention is not None) is is_read for attention in in_training)
