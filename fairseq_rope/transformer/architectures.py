@@ -14,10 +14,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, regist
 from omegaconf import DictConfig
 
 from ..checkpoints import current_reading
-from ..positions.interface import SIDES
 from . import align, language_model, multilingual, roberta  # noqa: F401  they register their models
 from .defaults import option_dict, refuse_unknown_options, set_defaults
-from .options import OF_BLOCK, of_side, values_of
+from .flags import OF_BLOCK
+from .options import value_of
 from .sides import ONE_SIDED, model_name
 
 # our model -> the architectures of fairseq that give it their sizes
@@ -79,7 +79,7 @@ def _register(
             setattr(filled, learned_pos, getattr(filled, learned_pos, False))
         for option, value in block.items():
             if option == "scale_glu_width":  # it is for gated layers, and the user may have chosen others
-                value = any(of_side(values_of(filled, OF_BLOCK), "ffn_type", side) == "glu" for side in SIDES)
+                value = value_of(filled, "ffn_type", OF_BLOCK["ffn_type"]) == "glu"
             setattr(filled, option, getattr(filled, option, value))
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from ..modules.feed_forward import GatedLinear, identity
 from ..modules.norms import RMSNorm
+from .encodings import own_random_numbers
 from .options import SideOptions
-from .positions import own_random_numbers
 
 LAYER_NORMS: Any = (nn.LayerNorm, type(LayerNorm(1)))  # with apex, fairseq's norm has another class
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..positions.sharing import FUTURE_MASK, current_pass, forward_pass
 from .block import fit_norms
+from .encodings import SidePositions, fit_positions
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .options import options_of
-from .positions import SidePositions, fit_positions
 
 BUFFERED_FUTURE_MASK = TransformerDecoderBase.buffered_future_mask
 

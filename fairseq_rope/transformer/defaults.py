@@ -14,7 +14,8 @@ from ..checkpoints import flags_of_model
 from ..checkpoints import option as option_of
 from ..positions import ENCODINGS
 from ..positions.interface import SIDES
-from .options import OF_BLOCK, OF_POSITIONS, ModelOptions, encodings_of, read, used_options
+from .flags import OF_BLOCK, OF_POSITIONS
+from .options import ModelOptions, encodings_of, read, used_options
 from .refusals import refuse_encodings, refuse_unknown_names
 from .sides import of_sides, sides_of
 

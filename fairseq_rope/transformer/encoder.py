@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from ..positions.sharing import forward_pass
 from .block import fit_norms
+from .encodings import SidePositions, fit_positions
 from .layers import EncoderLayer, with_dropout, wrap_layer
 from .options import options_of
-from .positions import SidePositions, fit_positions
 
 
 class Encoder(TransformerEncoderBase):

@@ -1,7 +1,13 @@
-"""The flags of our models."""
+"""The flags of our models: one table, and the configuration class that fairseq makes its parser of.
 
-from collections.abc import Sequence
+A flag of one side, such as ``--encoder-attention-type``, replaces the flag of both sides; a switch of one side adds to
+it (:func:`.options.of_side`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
+from functools import partial
 from typing import Any, Optional
 
 from fairseq import utils
@@ -10,8 +16,117 @@ from fairseq.models.transformer import TransformerConfig
 
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option
-from .options import OF_BLOCK, OF_POSITIONS, of_encodings
+from .layer_numbers import WITHOUT_POSITIONS
 from .sides import of_sides
+
+
+def length_scaling(value: Any, flag: str) -> float:
+    """Return *value*, an average length; raise a ValueError if it is neither 0 nor above 1."""
+    if type(value) not in (int, float) or not (value == 0 or 1 < value < math.inf):
+        raise ValueError(f"{flag} {value}: must be a number above 1, or 0")
+    return float(value)
+
+
+def one_of(*choices: str) -> Any:
+    """Return a function for ``Option.read`` that allows only *choices*."""
+
+    def read(value: Any, flag: str) -> str:
+        if value not in choices:
+            raise ValueError(f"{flag} {value}: must be one of {', '.join(choices)}")
+        return str(value)
+
+    return read
+
+
+def natural_number(value: Any, flag: str, largest: int = 2**31 - 1, step: int = 1) -> int:
+    """Return *value*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
+    if type(value) is not int or not 0 <= value <= largest or value % step:
+        kind = "an integer" if step == 1 else "an even integer"
+        raise ValueError(f"{flag} {value}: must be {kind} from 0 to {largest}")
+    return value
+
+
+LENGTH_SCALING = Option(
+    0.0,
+    "average number of tokens of a training sentence: queries of self- and cross-attention are multiplied by "
+    "ln(number of keys) / ln(this number); 0: they are not",
+    length_scaling,
+)
+# options of the block that both sides have
+OF_BOTH_BLOCKS = {
+    "norm_type": Option("layer", "layer norm (layer), or RMSNorm without mean and bias (rms)", one_of("layer", "rms")),
+    "ffn_type": Option(
+        "mlp", "feed-forward layers: fc2(act(fc1(x))) (mlp), or fc2(act(gate(x)) * up(x)) (glu)", one_of("mlp", "glu")
+    ),
+    "scale_glu_width": Option(False, "gated layers have 2/3 of the inner width, which keeps the number of parameters"),
+    "attention_type": Option(
+        "softmax", "self-attention: softmax, or linear in the length", one_of("softmax", "linear")
+    ),
+    "qk_norm": Option(False, "RMSNorm of each head's queries and keys of self-attention"),
+    "no_projection_bias": Option(False, "no biases in attention's projections and in feed-forward layers"),
+}
+CROSS_ATTENTION = {
+    "cross_attention_positions": Option(
+        "none",
+        "in cross-attention: none, or rope, where positions of the target continue those of the source",
+        one_of("none", "rope"),
+    )
+}
+KV_HEADS = {
+    f"{name}_kv_heads": Option(
+        0,
+        f"number of heads of keys and values in {where}; 0: as many as heads of queries, 1: multi-query attention",
+        natural_number,
+    )
+    for name, where in (*((side, f"self-attention of the {side}") for side in SIDES), ("cross", "cross-attention"))
+}
+OF_FEATURES = {
+    "feature_map": Option(
+        "elu1", "of linear attention: elu(x) + 1, or favor, random features for softmax", one_of("elu1", "favor")
+    ),
+    "favor_features": Option(
+        0, "number of favor's features of a head of D, even; 0: D ln D", partial(natural_number, largest=2**16, step=2)
+    ),
+    "favor_seed": Option(0, "seed of favor's random vectors", natural_number),
+}
+# options that also have a flag for each side
+WITH_SIDES = ("position_encoding", "rope_scaling", "attention_type")
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the option *name*."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Return *options*, with those of each side that replace them: "encoder_attention_type", …."""
+    of_each = {
+        f"{side}_{name}": Option(
+            None if option.default else option.default, f"that of the {side}; default: {flag_of(name)}", option.read
+        )
+        for name, option in options.items()
+        if name in WITH_SIDES
+        for side in SIDES
+    }
+    return {**options, **of_each}
+
+
+OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
+# options of attention and of the block around it, with any encoding
+OF_BLOCK = {"attention_length_scaling": LENGTH_SCALING, **_with_sides(OF_BOTH_BLOCKS), **KV_HEADS, **OF_FEATURES}
+OF_BLOCK.update({**WITHOUT_POSITIONS, **CROSS_ATTENTION})
+
+
+def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
+    """Return the options of all encodings on these *sides*, also of those that a user dir has added."""
+    used = ((encoding, side) for encoding in ENCODINGS.values() for side in sides if side in encoding.sides)
+    return _with_sides({name: option for encoding, side in used for name, option in encoding.options_of(side).items()})
+
+
+def users_of(name: str) -> list[str]:
+    """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's."""
+    names = (name, name.partition("_")[2])
+    return [user for user, encoding in ENCODINGS.items() if any(each in encoding.options for each in names)]
 
 
 def all_flags(sides: Sequence[str] = SIDES) -> dict[str, Option]:

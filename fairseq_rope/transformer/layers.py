@@ -15,8 +15,8 @@ from ..modules.attention import CrossAttention, SelfAttention
 from ..modules.dropout import Dropout, ResidualInPlace
 from ..modules.linear_attention import Elu1, Favor, LinearSelfAttention
 from .block import fit_attention, fit_layer, with_inner_width
+from .encodings import SidePositions
 from .options import ModelOptions
-from .positions import SidePositions
 
 
 def build_self_attention(cfg: TransformerConfig, options: ModelOptions, positions: SidePositions) -> SelfAttention:

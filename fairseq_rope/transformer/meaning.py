@@ -1,7 +1,7 @@
 """What makes two checkpoints the same model: everything that decides what the same weights compute.
 
 Weights of other shapes do not load, so only the options that change the function are compared: those of our models
-(:meth:`.ModelOptions.meaning`), and the fields of fairseq's ``TransformerConfig`` below, by the names of their flags.
+(:func:`meaning_of`), and the fields of fairseq's ``TransformerConfig`` below, by the names of their flags.
 """
 
 import logging
@@ -14,7 +14,8 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import CheckpointError
 from ..checkpoints import option as option_of
 from .defaults import complete
-from .options import flag_of, is_ours, read
+from .flags import OF_BOTH_BLOCKS, WITH_SIDES, flag_of
+from .options import ModelOptions, is_ours, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
@@ -51,6 +52,49 @@ class Difference(NamedTuple):
     second: Any
 
 
+def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+    """Return what decides what the same weights compute, by the names of the options.
+
+    *layers* are the layers of each side that are used, with the numbers that they have in training; by default all
+    that the model has.
+    """
+    values: dict[str, Any] = {f"{each.side}_position_encoding": each.encoding for each in options.sides}
+    given = [(name, each.encoding_class.options[name]) for each in options.sides for name in each.position]
+    for name in dict.fromkeys(name for name, option in given if not option.in_training_only):
+        by_side = {each.side: each.position[name] for each in options.sides if name in each.position}
+        values[name] = one_value({side: getattr(value, "text", value) for side, value in by_side.items()})
+    values["cross_attention_positions"] = "none" if options.cross_position is None else "rope"
+    values.update(options.cross_position or {})
+    for each in options.sides:
+        used = (layers or {}).get(each.side, each.kept_layers)
+        numbers = [number for number in each.without_positions if number in used]
+        values[f"{each.side}_layers_without_positions"] = ",".join(map(str, numbers))
+    values["attention_length_scaling"] = options.attention_length_scaling
+    for name in OF_BOTH_BLOCKS:
+        if name in WITH_SIDES:
+            values.update({f"{each.side}_{name}": getattr(each, name) for each in options.sides})
+        else:
+            values[name] = getattr(options.sides[0], name)
+    heads = {f"{each.side}_kv_heads": (each.kv_heads, each.heads) for each in options.sides}
+    if options.has_both_sides:
+        heads["cross_kv_heads"] = (options.cross_kv_heads, options.decoder.heads)
+    values.update({name: 0 if number == all_heads else number for name, (number, all_heads) in heads.items()})
+    if any(each.is_linear for each in options.sides):
+        values["feature_map"] = options.sides[0].feature_map
+    with_favor = [each for each in options.sides if each.uses_favor]
+    if with_favor:
+        values["favor_features"] = one_value({each.side: each.features for each in with_favor})
+        values["favor_seed"] = with_favor[0].favor_seed
+    return values
+
+
+def one_value(by_side: Mapping[str, Any]) -> Any:
+    """Return the value that all sides have in common, or a text with the value of each."""
+    if len(set(by_side.values())) == 1:
+        return next(iter(by_side.values()))
+    return ", ".join(f"{value} ({side})" for side, value in by_side.items())
+
+
 def _completed(given: Any) -> Any:
     """Return the options *given* with the defaults of our models."""
     options = complete(given)
@@ -64,7 +108,7 @@ def meaning(given: Any, layers: Mapping[str, Sequence[int]] | None = None) -> di
     If only some layers of a side are used, *layers* has their numbers. Raises the InputError of :func:`.options.read`.
     """
     options = _completed(given)
-    values = read(options).meaning(layers)
+    values = meaning_of(read(options), layers)
     if not is_ours(options):  # the encodings alone: our block and scalings are not there
         values = {name: value for name, value in values.items() if name.endswith("position_encoding")}
     for name in (*FUNCTION, *OF_OTHER_MODELS):

@@ -1,14 +1,12 @@
-"""The options of our models, and one reading of them.
+"""The options of our models: one reading of them.
 
 :func:`read` reads the command line, a configuration of hydra or the options of a checkpoint. All other modules use the
-attributes of the objects that it returns. A flag of one side, such as ``--encoder-attention-type``, replaces the flag
-of both sides; a switch of one side adds to it (:func:`of_side`).
+attributes of the objects that it returns. ``flags.py`` has the table of the flags.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
@@ -18,119 +16,9 @@ from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
-from .layer_numbers import WITHOUT_POSITIONS, numbers_of
+from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, flag_of, of_encodings
+from .layer_numbers import numbers_of
 from .sides import of_sides, sides_of
-
-
-def length_scaling(value: Any, flag: str) -> float:
-    """Return *value*, an average length; raise a ValueError if it is neither 0 nor above 1."""
-    if type(value) not in (int, float) or not (value == 0 or 1 < value < math.inf):
-        raise ValueError(f"{flag} {value}: must be a number above 1, or 0")
-    return float(value)
-
-
-def one_of(*choices: str) -> Any:
-    """Return a function for ``Option.read`` that allows only *choices*."""
-
-    def read(value: Any, flag: str) -> str:
-        if value not in choices:
-            raise ValueError(f"{flag} {value}: must be one of {', '.join(choices)}")
-        return str(value)
-
-    return read
-
-
-def natural_number(value: Any, flag: str, largest: int = 2**31 - 1, step: int = 1) -> int:
-    """Return *value*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
-    if type(value) is not int or not 0 <= value <= largest or value % step:
-        kind = "an integer" if step == 1 else "an even integer"
-        raise ValueError(f"{flag} {value}: must be {kind} from 0 to {largest}")
-    return value
-
-
-LENGTH_SCALING = Option(
-    0.0,
-    "average number of tokens of a training sentence: queries of self- and cross-attention are multiplied by "
-    "ln(number of keys) / ln(this number); 0: they are not",
-    length_scaling,
-)
-# options of the block that both sides have
-OF_BOTH_BLOCKS = {
-    "norm_type": Option("layer", "layer norm (layer), or RMSNorm without mean and bias (rms)", one_of("layer", "rms")),
-    "ffn_type": Option(
-        "mlp", "feed-forward layers: fc2(act(fc1(x))) (mlp), or fc2(act(gate(x)) * up(x)) (glu)", one_of("mlp", "glu")
-    ),
-    "scale_glu_width": Option(False, "gated layers have 2/3 of the inner width, which keeps the number of parameters"),
-    "attention_type": Option(
-        "softmax", "self-attention: softmax, or linear in the length", one_of("softmax", "linear")
-    ),
-    "qk_norm": Option(False, "RMSNorm of each head's queries and keys of self-attention"),
-    "no_projection_bias": Option(False, "no biases in attention's projections and in feed-forward layers"),
-}
-CROSS_ATTENTION = {
-    "cross_attention_positions": Option(
-        "none",
-        "in cross-attention: none, or rope, where positions of the target continue those of the source",
-        one_of("none", "rope"),
-    )
-}
-KV_HEADS = {
-    f"{name}_kv_heads": Option(
-        0,
-        f"number of heads of keys and values in {where}; 0: as many as heads of queries, 1: multi-query attention",
-        natural_number,
-    )
-    for name, where in (*((side, f"self-attention of the {side}") for side in SIDES), ("cross", "cross-attention"))
-}
-OF_FEATURES = {
-    "feature_map": Option(
-        "elu1", "of linear attention: elu(x) + 1, or favor, random features for softmax", one_of("elu1", "favor")
-    ),
-    "favor_features": Option(
-        0, "number of favor's features of a head of D, even; 0: D ln D", partial(natural_number, largest=2**16, step=2)
-    ),
-    "favor_seed": Option(0, "seed of favor's random vectors", natural_number),
-}
-# Options that also have a flag for each side. Checkpoints of version 0.1.0 can contain the other options of
-# OF_BOTH_BLOCKS for each side: these are read, and have no flags.
-WITH_SIDES = ("position_encoding", "rope_scaling", "attention_type")
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of the option *name*."""
-    return f"--{name.replace('_', '-')}"
-
-
-def of_each_side(options: Mapping[str, Option]) -> dict[str, Option]:
-    """Return the options of each side that replace *options*: "encoder_attention_type", …."""
-    return {
-        f"{side}_{name}": Option(None if default else default, f"that of the {side}; default: {flag_of(name)}", read)
-        for name, (default, _, read, _) in options.items()
-        for side in SIDES
-    }
-
-
-def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
-    return {**options, **of_each_side({name: option for name, option in options.items() if name in WITH_SIDES})}
-
-
-OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
-# options of attention and of the block around it, with any encoding
-OF_BLOCK = {"attention_length_scaling": LENGTH_SCALING, **_with_sides(OF_BOTH_BLOCKS), **KV_HEADS, **OF_FEATURES}
-OF_BLOCK.update({**WITHOUT_POSITIONS, **CROSS_ATTENTION})
-
-
-def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
-    """Return the options of all encodings on these *sides*, also of those that a user dir has added."""
-    used = ((encoding, side) for encoding in ENCODINGS.values() for side in sides if side in encoding.sides)
-    return _with_sides({name: option for encoding, side in used for name, option in encoding.options_of(side).items()})
-
-
-def users_of(name: str) -> list[str]:
-    """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's."""
-    names = (name, name.partition("_")[2])
-    return [user for user, encoding in ENCODINGS.items() if any(each in encoding.options for each in names)]
-
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
@@ -153,10 +41,8 @@ def value_of(args: Any, name: str, option: Option) -> Any:
 
 
 def values_of(args: Any, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of *options* in *args*, with those of each side's block that *args* has."""
-    flags = {name: option for name, option in of_each_side(OF_BOTH_BLOCKS).items() if name not in options}
-    given = {name: option for name, option in flags.items() if option_of(args, name) is not None}
-    return {name: value_of(args, name, option) for name, option in {**options, **given}.items()}
+    """Return the values of *options* in *args*."""
+    return {name: value_of(args, name, option) for name, option in options.items()}
 
 
 def of_side(values: Mapping[str, Any], name: str, side: str) -> Any:
@@ -261,48 +147,6 @@ class ModelOptions:
     @property
     def has_both_sides(self) -> bool:
         return len(self.sides) == len(SIDES)
-
-    def meaning(self, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
-        """Return what decides what the same weights compute, by the names of the options.
-
-        *layers* are the layers of each side that are used, with the numbers that they have in training; by default all
-        that the model has.
-        """
-        values: dict[str, Any] = {f"{each.side}_position_encoding": each.encoding for each in self.sides}
-        given = [(name, each.encoding_class.options[name]) for each in self.sides for name in each.position]
-        for name in dict.fromkeys(name for name, option in given if not option.in_training_only):
-            by_side = {each.side: each.position[name] for each in self.sides if name in each.position}
-            values[name] = one_value({side: getattr(value, "text", value) for side, value in by_side.items()})
-        values["cross_attention_positions"] = "none" if self.cross_position is None else "rope"
-        values.update(self.cross_position or {})
-        for each in self.sides:
-            used = (layers or {}).get(each.side, each.kept_layers)
-            numbers = [number for number in each.without_positions if number in used]
-            values[f"{each.side}_layers_without_positions"] = ",".join(map(str, numbers))
-        values["attention_length_scaling"] = self.attention_length_scaling
-        for name in OF_BOTH_BLOCKS:
-            if name in WITH_SIDES:
-                values.update({f"{each.side}_{name}": getattr(each, name) for each in self.sides})
-            else:
-                values[name] = one_value({each.side: getattr(each, name) for each in self.sides})
-        heads = {f"{each.side}_kv_heads": (each.kv_heads, each.heads) for each in self.sides}
-        if self.has_both_sides:
-            heads["cross_kv_heads"] = (self.cross_kv_heads, self.decoder.heads)
-        values.update({name: 0 if number == all_heads else number for name, (number, all_heads) in heads.items()})
-        if any(each.is_linear for each in self.sides):
-            values["feature_map"] = self.sides[0].feature_map
-        with_favor = [each for each in self.sides if each.uses_favor]
-        if with_favor:
-            values["favor_features"] = one_value({each.side: each.features for each in with_favor})
-            values["favor_seed"] = with_favor[0].favor_seed
-        return values
-
-
-def one_value(by_side: Mapping[str, Any]) -> Any:
-    """Return the value that all sides have in common, or a text with the value of each."""
-    if len(set(by_side.values())) == 1:
-        return next(iter(by_side.values()))
-    return ", ".join(f"{value} ({side})" for side, value in by_side.items())
 
 
 def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:

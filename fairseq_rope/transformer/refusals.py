@@ -8,7 +8,8 @@ from typing import Any
 from ..checkpoints import option as option_of
 from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
-from .options import OF_FEATURES, ModelOptions, SideOptions, flag_of, flag_of_side, of_encodings, used_options, users_of
+from .flags import OF_FEATURES, flag_of, of_encodings, users_of
+from .options import ModelOptions, SideOptions, flag_of_side, used_options
 
 
 def refuse_encodings(args: Any, names: Mapping[str, str]) -> None:

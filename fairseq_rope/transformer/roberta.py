@@ -22,10 +22,10 @@ from ..positions import DistanceBias
 from ..positions.transformer_xl import TransformerXL
 from .defaults import as_namespace
 from .encoder import Encoder
-from .flags import config_class
+from .flags import config_class, flag_of
 from .meaning import refuse_other_model
 from .models import with_options
-from .options import SideOptions, flag_of
+from .options import SideOptions
 
 
 class RobertaRopeEncoder(RobertaEncoder):

@@ -116,18 +116,16 @@ FEW_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SMALL_VARIANCE = {"layernorm_embedding": True, "no_scale_embedding": True}  # so that a wrong epsilon matters
 EXPORTED.update({
     "RMSNorm": {"norm_type": "rms", **SMALL_VARIANCE},
-    "RMSNorm in the encoder": {"encoder_norm_type": "rms", **SMALL_VARIANCE},
-    "RMSNorm in the decoder, pre-norm": {"decoder_norm_type": "rms", **PRE_NORM, **SMALL_VARIANCE},
+    "RMSNorm, pre-norm": {"norm_type": "rms", **PRE_NORM, **SMALL_VARIANCE},
     "SwiGLU": {"ffn_type": "glu", "activation_fn": "swish"},
-    "ReGLU in the decoder": {"decoder_ffn_type": "glu", "encoder_ffn_embed_dim": 40},
+    "ReGLU": {"ffn_type": "glu", "encoder_ffn_embed_dim": 40},
     "no biases": {"no_projection_bias": True},
-    "no biases in the encoder": {"encoder_no_projection_bias": True},
     "multi-query": {**FEW_HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
     "two heads of keys in the encoder": {**FEW_HEADS, "encoder_kv_heads": 2},
     "two heads of keys in the decoder": {**FEW_HEADS, "decoder_kv_heads": 2},
     "two heads of keys in cross-attention": {**FEW_HEADS, "cross_kv_heads": 2},
     "normalised queries and keys": {"qk_norm": True},
-    "normalised queries and keys in the decoder": {"decoder_qk_norm": True, "rope_layout": "half"},
+    "normalised queries and keys, half layout": {"qk_norm": True, "rope_layout": "half"},
     "the block of LLaMA": LLAMA,
     "all parts": {
         **LLAMA, **FEW_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "cross_kv_heads": 2, "qk_norm": True,

@@ -39,7 +39,6 @@ MODELS = {
     "multi-query": {**HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
     "qk norm": {"qk_norm": True, "rope_layout": "half", "rope_fraction": 0.5},
     "llama": LLAMA,
-    "decoder only": {"decoder_norm_type": "rms", "decoder_ffn_type": "glu", "decoder_qk_norm": True},
     "all": {**LLAMA, **HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2, "cross_kv_heads": 1, "qk_norm": True},
 }
 
@@ -257,16 +256,15 @@ def test_each_part_is_where_its_flag_puts_it(build):
     layer_norm, rms = {torch.nn.LayerNorm}, {RMSNorm}
     every = {"layernorm_embedding": True, **LLAMA, "scale_attn": True, "scale_fc": True}
     assert norms(build(**every)) == {"encoder": rms, "decoder": rms}
-    assert norms(build(**{**every, "encoder_norm_type": "layer"})) == {"encoder": layer_norm, "decoder": rms}
-    assert norms(build(decoder_norm_type="rms")) == {"encoder": layer_norm, "decoder": rms}
     assert norms(build()) == {"encoder": layer_norm, "decoder": layer_norm}
     widths = {"scale_glu_width": True, "encoder_ffn_embed_dim": 100, "decoder_ffn_embed_dim": 64}
-    model = build(encoder_ffn_type="glu", **widths, decoder_no_projection_bias=True)
-    of_encoder, of_decoder = model.encoder.layers[0], model.decoder.layers[0]
+    gated, plain = build(ffn_type="glu", **widths), build(no_projection_bias=True)
+    of_encoder = gated.encoder.layers[0]
     assert type(of_encoder.fc1) is GatedLinear and of_encoder.fc2.in_features == of_encoder.fc1.up.out_features == 72
-    assert type(of_decoder.fc1) is torch.nn.Linear and of_decoder.fc2.in_features == 64
-    biases = {name for name, _ in of_decoder.named_parameters() if name.endswith("bias") and "norm" not in name}
-    assert biases == set() and of_encoder.fc1.up.bias is not None and of_encoder.self_attn.q_proj.bias is not None
+    assert of_encoder.fc1.up.bias is not None and of_encoder.self_attn.q_proj.bias is not None
+    for layer in (plain.encoder.layers[0], plain.decoder.layers[0]):
+        assert type(layer.fc1) is torch.nn.Linear
+        assert not {name for name, _ in layer.named_parameters() if name.endswith("bias") and "norm" not in name}
     model = build(qk_norm=True, **HEADS, cross_kv_heads=1)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         assert layer.self_attn.q_norm.weight.shape == layer.self_attn.k_norm.weight.shape == (16,)
@@ -384,17 +382,13 @@ def test_with_queries_of_another_length_the_norm_keeps_the_scores(build):
 # -- options -----------------------------------------------------------------------------------------
 
 
-# What checkpoints of version 0.1.0 can contain for one side, and what encoder and decoder then have.
+# options, and what encoder and decoder then have
 OF_SIDES = [
-    ({"norm_type": "rms", "decoder_norm_type": "layer"}, "norm_type", ("rms", "layer")),
-    ({"norm_type": "rms", "encoder_norm_type": None}, "norm_type", ("rms", "rms")),
-    ({"decoder_ffn_type": "glu"}, "ffn_type", ("mlp", "glu")),
-    ({"qk_norm": True, "encoder_qk_norm": False}, "qk_norm", (True, True)),
-    ({"encoder_no_projection_bias": True}, "no_projection_bias", (True, False)),
+    ({"norm_type": "rms"}, "norm_type", ("rms", "rms")),
     ({"encoder_attention_type": "linear"}, "attention_type", ("linear", "softmax")),
     ({"cross_kv_heads": 1}, "kv_heads", (8, 8)),
     ({"encoder_kv_heads": 4}, "kv_heads", (4, 8)),
-    ({"scale_glu_width": True, "encoder_ffn_type": "glu", "encoder_ffn_embed_dim": 100}, "ffn_width", (72, 2048)),
+    ({"scale_glu_width": True, "ffn_type": "glu", "encoder_ffn_embed_dim": 100}, "ffn_width", (72, 1368)),
 ]
 
 

@@ -96,8 +96,7 @@ PAIRS = [
     ({"adaptive_softmax_cutoff": "8, 16"}, {"adaptive_softmax_cutoff": [8, 16]}, ""),
     ({"adaptive_softmax_cutoff": "8"}, {}, "with --adaptive-softmax-cutoff 8, not without --adaptive-softmax-cutoff"),
     ({"qk_norm": True}, {}, "with --qk-norm, not without --qk-norm"),
-    ({"encoder_qk_norm": True, "decoder_qk_norm": True}, {"qk_norm": True}, ""),
-    ({"encoder_norm_type": "rms"}, {"norm_type": "rms"}, "with --norm-type rms (encoder), layer (decoder), not rms"),
+    ({"norm_type": "rms"}, {}, "with --norm-type rms, not layer"),
     ({"rope_scaling": SCALING}, {"rope_scaling": json.dumps({**SCALING, "factor": 2.0})}, ""),
     ({"rope_scaling": SCALING}, {"encoder_rope_scaling": SCALING, "decoder_rope_scaling": SCALING}, ""),
     (
