@@ -91,7 +91,7 @@ def test_sides_can_have_different_encodings(data_bin, tmp_path):
 
 
 def test_resuming_with_another_encoding_is_refused_unless_the_optimiser_is_new(data_bin, trained, tmp_path):
-    alibi = ["--arch", "transformer_alibi_tiny"]
+    alibi = ["--position-encoding", "alibi"]
     train(data_bin, tmp_path / "alibi", *alibi, "--max-update", 1)
     resumed = training(data_bin, tmp_path / "alibi", "--max-update", 2)
     assert "position-encoding alibi, not rope; use the same value" in refusal(*resumed)

@@ -1,8 +1,8 @@
 """The named architectures: for each of fairseq's transformers, a twin with another position encoding.
 
 Sizes are not repeated here: each twin calls fairseq's own architecture function. The name of a twin is
-fairseq's, in which ``transformer_rope``, ``transformer_alibi``, … replaces ``transformer``. ``transformer_rope_llama``
-also has another block. Only ``roberta_rope_small`` has sizes of its own.
+fairseq's, in which ``transformer_rope`` replaces ``transformer``. ``transformer_rope_llama`` also has another block.
+The other encodings have one name each, such as ``transformer_alibi``. Only ``roberta_rope_small`` has sizes of its own.
 """
 
 from argparse import Namespace
@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "transformer_lm_rope": tuple(ARCH_MODEL_INV_REGISTRY["transformer_lm"]),
     "roberta_rope": ("roberta", "roberta_prenorm", "roberta_base", "roberta_large"),
 }
-# the first part of a twin's name -> its position encodings; all of these are architectures of transformer_rope
+# an architecture of transformer_rope with the sizes of fairseq's transformer -> its position encodings
 ENCODINGS_OF = {
     "transformer_nope": {"position_encoding": "none"},
     "transformer_shape": {"position_encoding": "shape"},
@@ -100,8 +100,7 @@ for _model, _fairseq_archs in ARCHITECTURES.items():
     for _fairseq_arch in _fairseq_archs:
         _register(twin_of(_fairseq_arch), _model, _fairseq_arch)
 _register("roberta_rope_small", "roberta_rope", "roberta", block=SMALL)
-for _prefix, _encodings in ENCODINGS_OF.items():
-    for _fairseq_arch in ARCHITECTURES["transformer_rope"]:
-        _register(_fairseq_arch.replace("transformer", _prefix), "transformer_rope", _fairseq_arch, _encodings)
+for _arch, _encodings in ENCODINGS_OF.items():
+    _register(_arch, "transformer_rope", "transformer", _encodings)
 for _arch, _fairseq_arch in BLOCKS.items():
     _register(_arch, "transformer_rope", _fairseq_arch, block=LLAMA)

@@ -383,14 +383,17 @@ def test_a_mix_of_encodings_uses_the_options_of_both_and_refuses_the_others(buil
 
 
 def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task):
-    t5 = build_model(OmegaConf.create({"_name": "transformer_t5_tiny", "relative_attention_num_buckets": 8}), task)
+    sizes = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 2}  # those of transformer_tiny
+    tiny = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    t5 = OmegaConf.create({"_name": "transformer_t5", **tiny, "relative_attention_num_buckets": 8})
+    t5 = build_model(t5, task)
     flags = {"position_encoding": "t5", "relative_attention_num_buckets": 8}
     for model in (t5, build_model(OmegaConf.create({"_name": "transformer_rope_tiny", **flags}), task)):
         assert model.state_dict().keys() == build(**flags).state_dict().keys()
         for layer in (*model.encoder.layers, *model.decoder.layers):
             assert layer.self_attn.position.relative_attention_bias.shape == (8, 2)
     with pytest.raises(ValueError, match="--rope-base 500.0: is not used"):
-        build_model(OmegaConf.create({"_name": "transformer_t5_tiny", "rope_base": 500.0}), task)
+        build_model(OmegaConf.create({"_name": "transformer_t5", "rope_base": 500.0}), task)
 
 
 class Nearness(PositionEncoding):
@@ -435,7 +438,7 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
 
 def test_the_common_flag_replaces_the_encodings_of_an_architecture(build):
     for side in ("encoder", "decoder"):
-        position = getattr(build("transformer_xpos_tiny", position_encoding="alibi"), side).layers[0].self_attn.position
+        position = getattr(build("transformer_xpos", position_encoding="alibi"), side).layers[0].self_attn.position
         assert type(position) is ENCODINGS["alibi"]
 
 

@@ -15,7 +15,7 @@ from fairseq_rope.transformer.refusals import refuse_what_cannot_work
 
 SIZES = ["", "_tiny", "_iwslt_de_en", "_wmt_en_de", "_vaswani_wmt_en_de_big", "_vaswani_wmt_en_fr_big"]
 SIZES += ["_wmt_en_de_big", "_wmt_en_de_big_t2t"]
-# the first part of a name -> encodings of encoder and decoder
+# an architecture, or the first part of its name -> encodings of encoder and decoder
 ENCODINGS = {
     "transformer_rope": ("rope", "rope"),
     "transformer_nope": ("none", "none"),
@@ -31,7 +31,7 @@ ENCODINGS = {
 LLAMAS = {"transformer_rope_llama": "transformer_wmt_en_de", "transformer_rope_llama_big": "transformer_wmt_en_de_big"}
 TRANSLATION = [f"transformer_rope{size}" for size in SIZES]
 NAMES = {
-    "transformer_rope": [*(f"{prefix}{size}" for prefix in ENCODINGS for size in SIZES), *LLAMAS],
+    "transformer_rope": [*TRANSLATION, *(name for name in ENCODINGS if name != "transformer_rope"), *LLAMAS],
     "transformer_rope_align": ["transformer_rope_align", "transformer_rope_wmt_en_de_big_align"],
     "multilingual_transformer_rope": ["multilingual_transformer_rope", "multilingual_transformer_rope_iwslt_de_en"],
 }
