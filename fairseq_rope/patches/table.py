@@ -17,12 +17,14 @@ from ..checkpoints import allow_checkpoint_classes
 from . import (
     adaptive,
     batches,
+    criteria,
     ending,
     fasta,
     loading,
     numpy_names,
     optimizers,
     options,
+    pieces,
     precision,
     saving,
     searching,
@@ -207,6 +209,23 @@ PATCHES: list[Patch] = [
         "fairseq replaces unknown words before it joins subwords",
     ),
     Patch(
+        "fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode",
+        pieces.decode,
+        "wrong results",
+        "fairseq joins the pieces of SentencePiece itself. So the characters of a model with byte_fallback come out as "
+        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, fairseq deletes all "
+        "blanks. Here SentencePiece makes the text, and only <unk> remains as fairseq writes it.",
+        "fairseq decodes pieces with SentencePiece",
+    ),
+    Patch(
+        "fairseq.data.data_utils.post_process",
+        pieces.post_process,
+        "wrong results",
+        "--remove-bpe sentencepiece joins pieces without their model. Here it also turns pieces for bytes into "
+        "characters.",
+        "fairseq decodes bytes",
+    ),
+    Patch(
         "fairseq.data.token_block_dataset.np",
         numpy_names.NumpyWithLong("numpy"),
         "an unreadable error",
@@ -247,6 +266,14 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32.",
         "these programs convert models for --bf16",
+    ),
+    Patch(
+        "fairseq.criterions.build_criterion",
+        criteria.build_criterion,
+        "wrong results",
+        "Without --criterion, fairseq-train takes cross_entropy for every task. With --task masked_lm, that is the "
+        "loss at all positions, also those without a masked word. Here a warning names the usual criterion.",
+        "the tasks of fairseq choose their criterion",
     ),
     Patch(
         "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward",

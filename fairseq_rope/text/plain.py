@@ -1,7 +1,7 @@
 """Whether text is plain: signs of tokenisation and subwords, and undoing them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..errors import InputError
 from .subwords import MARKS, undo_subwords
@@ -69,11 +69,14 @@ def check_plain(name: str, lines: Sequence[str], is_reference: bool) -> list[str
     return warnings
 
 
-def undo_preprocessing(lines: Sequence[str], lang: str) -> tuple[list[str], list[str]]:
-    """Return the lines without marks of subwords and Moses' tokenisation, and the names of the undone steps."""
+def undo_preprocessing(lines: Sequence[str], lang: str, hypotheses: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the lines without marks of subwords and Moses' tokenisation, and the names of the undone steps.
+
+    *hypotheses* are those of :func:`undo_subwords`.
+    """
     from sacremoses import MosesDetokenizer
 
-    lines, subwords = undo_subwords(lines)
+    lines, subwords = undo_subwords(lines, hypotheses)
     undone = [subwords] if subwords else []
     if looks_tokenised(lines):
         moses = MosesDetokenizer(lang)

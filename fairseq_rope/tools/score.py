@@ -206,9 +206,11 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
     for path in args.generate_output:
         generated = read_generated(read_lines(path), path)
         best = generated.in_order(generated.detokenised or generated.hypotheses, count, "the reference")
-        texts.append(_checked(Sentences(path, *undo_preprocessing(best, lang))))
+        before = generated.hypotheses.values() or best  # a file may have only its D- lines
+        texts.append(_checked(Sentences(path, *undo_preprocessing(best, lang, before))))
         if not source and set(range(count)) <= set(generated.sources):
-            source, _ = undo_preprocessing([generated.sources[number] for number in range(count)], lang)
+            read = [generated.sources[number] for number in range(count)]
+            source, _ = undo_preprocessing(read, lang, read)
     if args.src is not None:
         source = _checked(Sentences(args.src, read_lines(args.src)), references[0]).lines
     for scorer in scorers:

@@ -26,10 +26,11 @@ import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, tasks, trainer, utils
+from fairseq import checkpoint_utils, criterions, tasks, trainer, utils
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import FastaDataset, data_utils, token_block_dataset
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -536,7 +537,34 @@ def losses_without_the_words_left_out_are_the_same(request, folder):
         assert equal(*made)
 
 
+def criteria_are_the_same(request, folder):
+    """test_criteria.py has the tasks that get another criterion than their usual one."""
+    task, build = translation_task(request.getfixturevalue("data_bin")), criterions.build_criterion
+    for name in ("cross_entropy", "label_smoothed_cross_entropy"):
+        flags = Namespace(criterion=name, sentence_avg=False, label_smoothing=0.1)
+        for given in (flags, convert_namespace_to_omegaconf(flags).criterion):
+            ours, alone = build(given, task), build.__wrapped__(given, task)
+            assert type(ours) is type(alone) and vars(ours) == vars(alone)
+
+
+def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
+    path, alone = str(request.getfixturevalue("byte_pieces")), without_replacements(data_utils.__file__).post_process
+    bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=path))
+    lines = ("▁the ▁dog", "d o g ▁the", "▁ ▁the <unk> <x> ▁ ", "<unk> <unk>", "madeupword0000 ▁no ▁piece", "▁the▁dog", "")
+    for line in lines:
+        expected = SentencepieceBPE.decode.__wrapped__(bpe, line)
+        assert bpe.decode(line) == data_utils.post_process(line, "sentencepiece") == expected
+    for symbol in ("subword_nmt", "@@ ", "wordpiece", "letter", "silence", "_EOW", "none", None):
+        for line in ("Zwei Hun@@ de", "_a b_EOW c|d <SIL>"):
+            assert data_utils.post_process(line, symbol) == alone(line, symbol)
+
+
 SAME = {
+    **dict.fromkeys(
+        ("fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode", "fairseq.data.data_utils.post_process"),
+        pieces_without_bytes_are_joined_in_the_same_way,
+    ),
+    "fairseq.criterions.build_criterion": criteria_are_the_same,
     "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward": losses_without_the_words_left_out_are_the_same,
     "fairseq.search.DiverseBeamSearch.step": groups_of_one_batch_are_the_same,
     "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
