@@ -92,10 +92,8 @@ def text_bin(data_bin, tmp_path_factory):
 @pytest.fixture(scope="session")
 def byte_pieces(tmp_path_factory):
     """The path of a SentencePiece model with byte_fallback, a symbol of a user (<x>) and a control symbol (<2de>)."""
-    path, lines = (
-        tmp_path_factory.mktemp("pieces") / "sentencepiece.bpe.model",
-        ["the dog sees a big cat in 5 houses"] * 9,
-    )
+    path = tmp_path_factory.mktemp("pieces") / "sentencepiece.bpe.model"
+    lines = ["the dog sees a big cat in 5 houses"] * 9
     options = {"model_type": "bpe", "vocab_size": 330, "hard_vocab_limit": False, "minloglevel": 2}
     symbols = {"byte_fallback": True, "user_defined_symbols": ["<x>"], "control_symbols": ["<2de>"]}
     with open(path, "wb") as model:

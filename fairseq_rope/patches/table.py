@@ -213,8 +213,8 @@ PATCHES: list[Patch] = [
         pieces.decode,
         "wrong results",
         "fairseq joins the pieces of SentencePiece itself. So the characters of a model with byte_fallback come out as "
-        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, fairseq deletes all "
-        "blanks. Here SentencePiece makes the text, and only <unk> remains as fairseq writes it.",
+        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, the D- lines have no "
+        "blanks. Here SentencePiece itself converts the pieces to text; <unk> remains, as in fairseq.",
         "fairseq decodes pieces with SentencePiece",
     ),
     Patch(

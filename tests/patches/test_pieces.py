@@ -8,7 +8,7 @@ import json
 import pytest
 import sentencepiece
 from fairseq.data import data_utils
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 
 from fairseq_rope.tools import export_checks, score
 from tests.commands import call, outputs, train
