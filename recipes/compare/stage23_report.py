@@ -23,7 +23,7 @@ from recipes.compare.stage21_join import lines
 from recipes.compare.tuning import Tuning
 from recipes.pipeline.checkpoints import to_average
 from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError
 from recipes.pipeline.fairseq_train import patience
 from recipes.pipeline.model_folder import Moves, next_earlier
 from recipes.pipeline.runner import Runner
@@ -71,7 +71,7 @@ class Report(Stage):
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         paths = [*experiment.texts("raw", ["test"])]
-        paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in ("train", "test")]
+        paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in SETS]
         paths += stage21_join.Join().outputs(experiment)
         if experiment.unit.has_documents:
             paths += [experiment.test_reference, experiment.reference_documents]
@@ -170,13 +170,14 @@ class Report(Stage):
             "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
             "joined": [self._joined(experiment, n, longest) for n in (None, *stage21_join.lengths(experiment))],
             "longest_in_training": longest,
-            "data": self._data(experiment, len(sizes)),
+            "data": self._data(experiment),
+            "sizes": self._sizes(experiment),
             "command": self._command(experiment),
             "tuning": self._tuning(),
         }
 
-    def _data(self, experiment: Experiment, training_lines: int) -> dict[str, Any]:
-        """The title of the data, its files, and the numbers of *training_lines* and test sentences.
+    def _data(self, experiment: Experiment) -> dict[str, Any]:
+        """The title of the data, and the files of each set.
 
         The recipe names data that its manifest or its own folder has. The user's texts have the name of their folder.
         """
@@ -188,8 +189,12 @@ class Report(Stage):
             name: [file for template in experiment.settings.templates(name) for file in experiment.sides(template)]
             for name in experiment.raw_sets
         }
-        sentences = len(lines(experiment.test_source))
-        return {"title": title, "files": files, "training_lines": training_lines, "test_sentences": sentences}
+        return {"title": title, "files": files}
+
+    def _sizes(self, experiment: Experiment) -> dict[str, int]:
+        """The number of pairs or segments for training and validation, and that of the sentences of the test set."""
+        paths = {name: experiment.text(experiment.in_subwords, name, experiment.source) for name in ("train", "valid")}
+        return {name: len(lines(path)) for name, path in (*paths.items(), ("test", experiment.test_source))}
 
     def _command(self, experiment: Experiment) -> str:
         """The commands that repeat all runs, one a line: that of the last launch, with seeds and systems of the report.
