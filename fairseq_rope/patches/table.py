@@ -20,12 +20,14 @@ from . import (
     criteria,
     ending,
     fasta,
+    ignored,
     loading,
     numpy_names,
     optimizers,
     options,
     pieces,
     precision,
+    roberta,
     saving,
     searching,
     unknown_words,
@@ -109,8 +111,8 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So "
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
-        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more tokens "
-        "than --max-tokens; fairseq ends with an AssertionError.",
+        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more "
+        "tokens than --max-tokens; fairseq ends with an AssertionError.",
         "fairseq composes batches from the seed alone, and skips such sentences",
     ),
     Patch(
@@ -177,6 +179,14 @@ PATCHES: list[Patch] = [
         "fairseq counts in the batch",
     ),
     Patch(
+        "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
+        ignored._no_repeat_ngram,
+        "wrong results",
+        "fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words "
+        "of the sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words.",
+        "fairseq compares the words so far",
+    ),
+    Patch(
         "fairseq.hub_utils.GeneratorHubInterface.generate",
         searching.generate,
         "wrong results",
@@ -226,6 +236,14 @@ PATCHES: list[Patch] = [
         "fairseq decodes bytes",
     ),
     Patch(
+        "fairseq.models.roberta.model.RobertaHubInterface",
+        roberta.RobertaHub,
+        "an unreadable error",
+        "RobertaModel.from_pretrained downloads GPT-2's BPE by default. With bpe=None, encode, decode and fill_mask end "
+        "with \"'NoneType' object has no attribute 'encode'\". Here the text then consists of words of the dictionary.",
+        "fairseq encodes text without a BPE",
+    ),
+    Patch(
         "fairseq.data.token_block_dataset.np",
         numpy_names.NumpyWithLong("numpy"),
         "an unreadable error",
@@ -236,11 +254,13 @@ PATCHES: list[Patch] = [
     Patch(
         "fairseq.options.parse_args_and_arch",
         precision.parse_args_and_arch,
-        "an unreadable error",
+        "wrong results",
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
         "attribute 'xla_device'\". Here only --tpu means a TPU. Flags that exclude each other (--fp16, --bf16, --amp) "
-        "end in one sentence.",
-        "fairseq does not set tpu for --bf16",
+        "end in one sentence. fairseq-generate ignores --num-shards, --sacrebleu and --no-seed-provided; here it heeds "
+        "them. Flags that ask a program for what it does not do end in one sentence, as does asynchronous writing "
+        "without iopath, with which fairseq-train ends with status 0 without training.",
+        "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
     Patch(
         "fairseq.distributed.utils.call_main",
