@@ -1,12 +1,13 @@
 """Errors whose message explains the cause, and how the command-line tools print them: as one sentence."""
 
 import contextlib
+import difflib
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # The requirement for each module that a tool may lack, as in pyproject.toml.
@@ -20,6 +21,12 @@ REQUIREMENTS = {
     "subword_nmt": "subword-nmt>=0.3.8,<0.4",
     "tqdm": "tqdm>=4.66.3,<5",
 }
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown *word*: the nearest one of *known*; "" if none is near."""
+    names = difflib.get_close_matches(word, list(known), 1)
+    return f"; the nearest one is {names[0]}" if names else ""
 
 
 class InputError(ValueError):

@@ -20,6 +20,8 @@ from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import option
 from ..errors import InputError
+from .ending import refuse_flags
+from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main
 _init_trainer = Trainer.__init__
@@ -79,8 +81,10 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
     refuse_two_types(name for name in TYPES if name != "amp" and as_flag(name) in words)
+    parser.error = functools.partial(refuse_flags, parser)
     parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
+    refuse_numbers(namespace)
     if option(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed

@@ -238,10 +238,12 @@ PATCHES: list[Patch] = [
     Patch(
         "fairseq.models.roberta.model.RobertaHubInterface",
         roberta.RobertaHub,
-        "an unreadable error",
-        "RobertaModel.from_pretrained downloads GPT-2's BPE by default. With bpe=None, encode, decode and fill_mask end "
-        "with \"'NoneType' object has no attribute 'encode'\". Here the text then consists of words of the dictionary.",
-        "fairseq encodes text without a BPE",
+        "wrong results",
+        "If <s> or </s> is among the most probable words for a mask, fairseq's fill_mask drops it but not its "
+        "probability, so the words after it get those of others. RobertaModel.from_pretrained downloads GPT-2's BPE by "
+        "default, and with bpe=None, encode, decode and fill_mask end with \"'NoneType' object has no attribute "
+        "'encode'\". Here the text then consists of words of the dictionary.",
+        "fairseq keeps words and probabilities together, and encodes text without a BPE",
     ),
     Patch(
         "fairseq.data.token_block_dataset.np",
@@ -366,7 +368,8 @@ PATCHES: list[Patch] = [
         ending.excepthook,
         "an unreadable error",
         "fairseq's programs end with a traceback even if only a file is missing or a flag is wrong. Here they end "
-        "with one sentence if the message of the error explains the cause. Other programs keep their tracebacks.",
+        "with one sentence if the message of the error, or the table in causes.py, explains the cause. Other errors "
+        "and other programs keep their tracebacks.",
         "fairseq's programs end with one sentence",
     ),
 ]

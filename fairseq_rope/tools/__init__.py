@@ -1,13 +1,13 @@
 """The tools, one module per command, and what their command lines have in common."""
 
 import argparse
-import difflib
 import io
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..errors import nearest
 
 # Keyword arguments of argparse that many flags have.
 FILE: dict[str, Any] = {"metavar": "FILE"}
@@ -32,8 +32,7 @@ class Parser(argparse.ArgumentParser):
         flag, flags = word.partition("=")[0], list(self._option_string_actions)
         if not flag.startswith("--") or " " in word or any(known.startswith(flag) for known in flags):
             return
-        nearest = difflib.get_close_matches(flag, flags, 1)
-        self.error(f"{flag}: unknown flag" + (f"; the nearest one is {nearest[0]}" if nearest else ""))
+        self.error(f"{flag}: unknown flag" + nearest(flag, flags))
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, and print *message* and where to find the flags to standard error."""
