@@ -17,13 +17,13 @@ SEED = 12345
 SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
 
 
-def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> np.ndarray:
+def statistics(hypotheses: Sequence[str], *references: Sequence[str], tokenize: str = "13a") -> np.ndarray:
     """Each sentence's statistics (N, 10): 4 counts of matching n-grams, 4 counts of all n-grams, 2 lengths."""
     # effective_order avoids a warning for each sentence. It changes only sentence scores, which are not used.
     bleu = BLEU(effective_order=True, tokenize=tokenize)
     rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        sentence = bleu.sentence_score(hypothesis, [reference])
+    for hypothesis, *expected in zip(hypotheses, *references, strict=True):
+        sentence = bleu.sentence_score(hypothesis, expected)
         rows.append([*sentence.counts, *sentence.totals, sentence.sys_len, sentence.ref_len])
     return np.array(rows)
 

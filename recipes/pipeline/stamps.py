@@ -12,6 +12,7 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.step import Step
 from recipes.text.fetch import checksum_of
 
+TEST_SET = re.compile(r"(raw|tokenised|clean|bpe|segments|data-bin)/test\.")
 LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
 
@@ -73,8 +74,17 @@ class Stamps:
         return known[name][1]
 
     def last(self, stage: Step) -> dict[str, Any] | None:
-        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read."""
-        return self.read(self.path(stage))
+        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read.
+
+        Stamps of earlier versions also have the test set, which only the stages of the test set depend on.
+        """
+        stamp = self.read(self.path(stage))
+        if stamp is None or stage.of_test_set:
+            return stamp
+        of, made = stamp["of"], stamp["made"]
+        if "test_files" in of:  # stages 1 and 2, in which the names of files do not show the set
+            return {**stamp, "of": _common(of, self.of(stage)), "made": _common(made, self.made(stage))}
+        return {**stamp, "of": without_test_set(of), "made": without_test_set(made)}
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The stamp in the file *path*, with keys "of" and "made", or None if it cannot be read."""
@@ -97,6 +107,15 @@ class Stamps:
     def changed(self, stage: Step, stamp: dict[str, Any]) -> str:
         """The comma-separated names of what has changed since *stage* wrote *stamp*; "" if nothing has."""
         return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
+
+
+def _common(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in old.items() if name in new}
+
+
+def without_test_set(of: dict[str, Any]) -> dict[str, Any]:
+    """*of* a stamp, without the files of the test set that stages 2 to 6 make."""
+    return {name: value for name, value in of.items() if not TEST_SET.match(name)}
 
 
 class Partial:

@@ -271,7 +271,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
     with mock.patch.object(Shell, "command", lambda _, line, *more, **options: run_unless_binarising(line)):
         stage21_join.Join().run(runs[ARCHS[0]][0], Shell(stage21_join.Join()))
     for run in (runs[arch][n] for n in (0, 1) for arch in runs):
-        write(run.hypotheses, distorted(lines(run.test_reference)))
+        write(run.hypotheses, distorted(lines(run.test_references[0])))
         written = [("", run.hypotheses)]
         for length in stage21_join.lengths(run):
             path = run.model / "joined" / f"{length}.{target}"
@@ -287,7 +287,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
         write(run.history, map(json.dumps, entries))
         write(run.checkpoints / "checkpoint2.pt", [])
         write(Runner(run).log(TRAIN), ["num. shared model params: 12,345 (num. trained: 12,345)"])
-        flags = ["--sys", run.hypotheses, "--ref", run.test_reference, "--src", run.test_source]
+        flags = ["--sys", run.hypotheses, "--ref", *run.test_references, "--src", run.test_source]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             score.main([*map(str, flags), "--target-lang", target, "--json"])
         run.score.write_text(printed.getvalue())
