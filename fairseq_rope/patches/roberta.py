@@ -1,10 +1,12 @@
-"""RoBERTa from Python for a model of plain text.
+"""RoBERTa from Python: a model of plain text, and the probabilities of words.
 
 This class replaces fairseq's; the table in ``patches/table.py`` says why.
 """
 
 from typing import Any
 
+import torch
+from fairseq import utils
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 
 MASK = "<mask>"
@@ -30,8 +32,22 @@ class RobertaHub(RobertaHubInterface):
 
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
         """Return for each of the *topk* most probable words the text with it, its probability, and the word."""
-        filled: list[tuple[str, float, str]] = super().fill_mask(masked_input, topk)
-        if not isinstance(self.bpe, Words):
-            return filled
-        # fairseq expects that a word contains the blank before it, as in GPT-2's BPE.
-        return [(masked_input.replace(MASK, word), probability, word) for _, probability, word in filled]
+        assert masked_input.count(MASK) == 1, f"Please add one {MASK} to the input, as in: He is a {MASK} guy"
+        dictionary = self.task.source_dictionary
+        text = f" {MASK} ".join(self.bpe.encode(span.rstrip()) for span in masked_input.split(MASK)).strip()
+        tokens = dictionary.encode_line(f"<s> {text} </s>", append_eos=False, add_if_not_exist=False).long()
+        with utils.model_eval(self.model), torch.no_grad():
+            scores, _ = self.model(tokens[None].to(self.device), features_only=False, return_all_hiddens=False)
+        probabilities = scores[0, tokens == self.task.mask_idx][0].softmax(0)
+        words = probabilities.clone()
+        words[[dictionary.bos(), dictionary.eos()]] = -1.0  # the ends of a sentence are no words
+        filled = []
+        for index in words.topk(topk).indices.tolist():
+            piece = dictionary[index]
+            word = self.bpe.decode(piece)
+            if piece.startswith("\u2581"):
+                word = f" {word}"
+            # A word of GPT-2's BPE and of SentencePiece contains the blank before it.
+            replaced = MASK if isinstance(self.bpe, Words) or f" {MASK}" not in masked_input else f" {MASK}"
+            filled.append((masked_input.replace(replaced, word), probabilities[index].item(), word))
+        return filled

@@ -223,8 +223,8 @@ PATCHES: list[Patch] = [
         pieces.decode,
         "wrong results",
         "fairseq joins the pieces of SentencePiece itself. So the characters of a model with byte_fallback come out as "
-        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, the D- lines have no "
-        "blanks. Here SentencePiece itself converts the pieces to text; <unk> remains, as in fairseq.",
+        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, the D- lines lack "
+        "all blanks. Here SentencePiece itself converts the pieces to text; <unk> remains, as in fairseq.",
         "fairseq decodes pieces with SentencePiece",
     ),
     Patch(
@@ -259,9 +259,10 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
         "attribute 'xla_device'\". Here only --tpu means a TPU. Flags that exclude each other (--fp16, --bf16, --amp) "
-        "end in one sentence. fairseq-generate ignores --num-shards, --sacrebleu and --no-seed-provided; here it heeds "
-        "them. Flags that ask a program for what it does not do end in one sentence, as does asynchronous writing "
-        "without iopath, with which fairseq-train ends with status 0 without training.",
+        "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
+        "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it does "
+        "not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends with "
+        "status 0 without training.",
         "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
     Patch(

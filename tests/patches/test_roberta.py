@@ -1,6 +1,7 @@
 """fairseq_rope/patches/roberta.py: a mask in plain text is filled, without a BPE and without a network."""
 
 import math
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from fairseq.models.roberta import model as fairseq_model
 
 from fairseq_rope.patches.roberta import RobertaHubInterface
 
-PROBABILITIES = {"dog": 0.5, "cat": 0.3, "sees": 0.2}
+PROBABILITIES = {"dog": 0.4, "</s>": 0.3, "cat": 0.2, "<unk>": 0.1}
 
 
 class Model(torch.nn.Module):
@@ -33,7 +34,7 @@ class Model(torch.nn.Module):
 def hub():
     """hub(expected, bpe): the interface that from_pretrained returns, whose model expects these words."""
     dictionary = Dictionary()
-    for word in ("the", "dog", "cat", "sees", "<mask>"):
+    for word in ("the", "dog", "cat", "\u2581cat", "sees", "<mask>"):
         dictionary.add_symbol(word)
     task = SimpleNamespace(source_dictionary=dictionary, mask_idx=dictionary.index("<mask>"))
 
@@ -59,9 +60,13 @@ def test_text_is_encoded_and_decoded(hub):
     assert interface.decode(tokens) == ["the dog sees", "the cat"]
 
 
-def test_with_a_bpe_it_is_fairseqs(hub):
-    expected = ["<s>", "<unk>", "<mask>", "</s>"]
-    interface = hub(expected, bpe="characters")
+@pytest.mark.parametrize("kind", ["characters", "sentencepiece"])
+def test_with_a_bpe_it_is_fairseqs(hub, byte_pieces, monkeypatch, kind):
+    bpe = Namespace(bpe=kind, sentencepiece_model=str(byte_pieces))
+    interface = hub(["<s>", *["<unk>"] * (1 if kind == "characters" else 2), "<mask>", "</s>"], bpe)
     alone = RobertaHubInterface(interface.cfg, interface.task, interface.model)
-    assert interface.fill_mask("a <mask>", 2) == alone.fill_mask("a <mask>", 2)
+    for number, word in enumerate(("dog", "\u2581cat")):
+        monkeypatch.setitem(PROBABILITIES, word, 1.0 + number)
+        for text in ("z <mask>", "z<mask>"):
+            assert interface.fill_mask(text, 1) == alone.fill_mask(text, 1)
     assert interface.encode("a b").tolist() == alone.encode("a b").tolist()

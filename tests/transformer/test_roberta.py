@@ -231,8 +231,9 @@ def test_a_masked_language_model_trains_resumes_averages_and_fills_masks(text_bi
         assert features[-1].shape == (1, 5, 128) and len(hub.extract_features(tokens, return_all_hiddens=True)) == 3
         (filled, score, word), *_ = hub.fill_mask("the <mask> sees", topk=3)
         tokens[2] = hub.task.mask_idx
-        best = hub.model(tokens[None])[0][0, 2].softmax(0).max(0)
-        assert (filled, word) == (f"the {word} sees", hub.task.source_dictionary[best.indices])
+        probabilities = hub.model(tokens[None])[0][0, 2].softmax(0)
+        best = probabilities[3:].max(0)  # without <s>, <pad> and </s>
+        assert (filled, word) == (f"the {word} sees", hub.task.source_dictionary[3 + best.indices])
         assert score == pytest.approx(float(best.values.detach()), rel=1e-4)
     torch.testing.assert_close(features[1], features[0], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(features[2], features[0], atol=1e-4)
