@@ -533,6 +533,8 @@ def test_all_files_of_a_report_are_written_or_none(two, tmp_path):
         ("cut off", "it is not JSON"),
         ("[1, 2]", "it lacks recipe, baseline"),
         ('{"recipe": "demo", "systems": [], "command": ""}', "it lacks baseline, runs, failed, settings"),
+        # Reports without "sizes" have other intervals than the page explains.
+        (json.dumps(dict.fromkeys(key for key in KEYS if key != "sizes")), "earlier version: it lacks sizes$"),
         (json.dumps({**dict.fromkeys(KEYS), "runs": {"a": [{}]}}), "its runs cannot be read"),
         (json.dumps({**dict.fromkeys(KEYS, {}), "joined": []}), "IndexError"),
     ],
