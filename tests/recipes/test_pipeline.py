@@ -262,13 +262,13 @@ def test_a_recipe_without_a_test_set_ends_without_a_score_and_says_so(copied, ca
 
 def test_a_work_folder_of_an_earlier_version_is_not_trained_again(copied):
     """Its stamps had the test set among what every stage depends on, and no stages of the test set."""
-    clean = {f"clean/test.{lang}": "of the earlier version" for lang in ("en", "de")}
+    clean, binary = {f"clean/test.{lang}": "of the earlier version" for lang in ("en", "de")}, {}
     for path in copied.glob("stamps/*.test.json"):
         stamp, both = json.loads(path.read_text()), path.with_name(path.name.replace(".test", ""))
         test_set = {name: value for name, value in stamp["of"].items() if name == "test_files" or "test." in name}
         made_of_test_set, stamp = stamp["made"], json.loads(both.read_text())
         of, made = test_set | stamp["of"], made_of_test_set | stamp["made"]
-        binary = {name: value for name, value in made.items() if name.startswith("data-bin/test.")}
+        binary |= {name: value for name, value in made.items() if name.startswith("data-bin/test.")}
         both.write_text(json.dumps({"of": of | (clean if "bpe/train.en" in made else {}), "made": made}))
         path.unlink()
     cleaned = copied / "stamps" / "04.json"
@@ -335,6 +335,9 @@ def test_another_value_of_any_setting_that_a_stage_reads_changes_its_stamp(finis
     shutil.copytree(copied / "data-bin", copied / "data-bin.tmp")  # fairseq-preprocess writes its log there
     log = copied / "data-bin.tmp" / "preprocess.log"
     log.write_text(log.read_text().replace(str(finished[0]), str(copied)))
+    of_test_set = copied / "data-bin.test.tmp" / "preprocess.log"
+    of_test_set.parent.mkdir()
+    of_test_set.write_text("".join(f"[{lang}] {copied}/bpe/test.{lang}: 12 sents,\n" for lang in ("en", "de")))
     for dry_run, stage in itertools.product((True, False), STAGES):
         experiment = describe("demo", *words(copied, "--gpus", "0"))
         settings, stamp = experiment.settings, Stamps(experiment).of(stage)
