@@ -39,8 +39,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
 
     Ctrl-C (status 130), SIGHUP (129) and SIGTERM (143) end it without a message; temporary files are removed.
     """
-    # When fairseq is imported, it asks for tensorboardX, which no tool needs.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    # Otherwise, fairseq's wav2vec2_classification.py lets all packages log everything to standard error.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
     previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
     try:

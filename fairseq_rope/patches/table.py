@@ -260,9 +260,9 @@ PATCHES: list[Patch] = [
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
         "attribute 'xla_device'\". Here only --tpu means a TPU. Flags that exclude each other (--fp16, --bf16, --amp) "
         "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
-        "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it does "
-        "not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends with "
-        "status 0 without training.",
+        "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it "
+        "does not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends "
+        "with status 0 without training.",
         "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
     Patch(

@@ -52,7 +52,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command, expected", COMMANDS, ids=[expected for _, expected in COMMANDS])
-def test_a_wrong_command_ends_with_one_sentence(data_bin, text_bin, trained, command, expected):
+def test_a_wrong_command_ends_with_one_sentence(data_bin, text_bin, trained, tmp_path, monkeypatch, command, expected):
+    monkeypatch.chdir(tmp_path)
     model = trained / "checkpoint_last.pt"
     assert re.search(expected, sentence(call, *words(command, bin=data_bin, lm=text_bin, model=model)))
 
