@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..errors import InputError
-from .subwords import MARKS, undo_subwords
+from .subwords import BYTES, MARKS, undo_subwords
 
 # Moses' tokeniser writes these for | ' " [ ], and with -a for a hyphen; the compound split writes the last.
 _ESCAPES = re.compile(r"&(?:apos|quot|#124|#91|#93);|@-@|##AT##")
@@ -57,7 +57,8 @@ def check_plain(name: str, lines: Sequence[str], is_reference: bool) -> list[str
         must = "the reference must be plain text as published"
         raise InputError(f"{name}, line {line}: looks tokenised ({signs}); {must}")
     warnings = []
-    marks = {"with marks of BPE (@@ or ▁)": MARKS, "that are empty": _BLANK}
+    marks = {"with marks of BPE (@@ or ▁)": MARKS, "with bytes of SentencePiece (<0xE2>)": BYTES}
+    marks["that are empty"] = _BLANK
     if line:
         warnings.append(f"{name}, line {line}: looks tokenised, and is scored unchanged; give detokenised text")
     else:

@@ -664,13 +664,14 @@ def test_windows_line_ends_and_a_byte_order_mark_change_no_score(files, tmp_path
 
 def test_warnings_go_to_standard_error_and_scores_to_standard_output(tmp_path, capsys):
     ref = write(tmp_path / "ref", [*PLAIN * 10, "Fisch &amp; Co."])
-    hyp = write(tmp_path / "sys", ["Ein Mann , der lacht .", "", *PLAIN[2:], *PLAIN * 9, "Fisch & C@@ o"])
+    hyp = write(tmp_path / "sys", ["Ein Mann , der lacht .", "", *PLAIN[2:], *PLAIN * 9, "Fisch & C@@ o <0xC3><0x9F>"])
     main(["--target-lang", "de", "--json", "--sys", hyp, "--ref", ref])
     out, err = capsys.readouterr()
     json.loads(out)
     assert f"{ref}: lines with escapes like &amp; or @-@: 1 of 41, the first is line 41" in err
     assert f"{hyp}: lines that are empty: 1 of 41, the first is line 2" in err
     assert f"{hyp}: lines with marks of BPE (@@ or ▁): 1 of 41, the first is line 41" in err
+    assert f"{hyp}: lines with bytes of SentencePiece (<0xE2>): 1 of 41, the first is line 41" in err
     tokenised = write(tmp_path / "tokenised", ["Ein Mann , der lacht ."] * 41)
     main(["--target-lang", "xx", "--sys", tokenised, "--ref", ref])
     err = capsys.readouterr().err
