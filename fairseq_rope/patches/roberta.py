@@ -25,6 +25,8 @@ class Words:
 class RobertaHub(RobertaHubInterface):
     """fairseq's interface, which also works without a ``bpe``."""
 
+    bpe: Any
+
     def __init__(self, cfg: Any, task: Any, model: Any) -> None:
         super().__init__(cfg, task, model)
         if self.bpe is None:
