@@ -21,6 +21,7 @@ from omegaconf import DictConfig, open_dict
 from ..checkpoints import option
 from ..errors import InputError
 from .ending import refuse_flags
+from .ignored import heed_flags
 from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main
@@ -85,6 +86,7 @@ def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwarg
     parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
     refuse_numbers(namespace)
+    heed_flags(parser, namespace, words)
     if option(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed

@@ -27,7 +27,7 @@ import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, ngram_repeat_block, criterions, tasks, trainer, utils
+from fairseq import checkpoint_utils, criterions, ngram_repeat_block, tasks, trainer, utils
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import Dictionary, FastaDataset, data_utils, token_block_dataset
