@@ -2,12 +2,13 @@
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import nearest
+from ..errors import InputError, nearest
 
 # Keyword arguments of argparse that many flags have.
 FILE: dict[str, Any] = {"metavar": "FILE"}
@@ -15,6 +16,8 @@ INTEGER: dict[str, Any] = {"type": int, "metavar": "N"}
 NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
 REQUIRED: dict[str, Any] = {"required": True}
 SWITCH: dict[str, Any] = {"action": "store_true"}
+# The row of add_flags for a tool that reads models.
+USER_DIR = ("--user-dir", {"metavar": "DIR"}, "your own user dir, if the model needs its encodings or architectures")
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +58,19 @@ def add_flags(parser: Any, rows: Iterable[tuple[str, dict[str, Any], str]]) -> N
     """Add flags to *parser*, which may be a group; each row has a flag, its other arguments, and its help."""
     for flag, arguments, what in rows:
         parser.add_argument(flag, help=what, **arguments)
+
+
+def load_user_dir(path: str | None) -> None:
+    """Import the folder *path*, if one is given, as fairseq imports its ``--user-dir``."""
+    if path is None:
+        return
+    if not os.path.isdir(path):
+        raise InputError(f"--user-dir {path}: must be a folder that exists")
+    from fairseq.utils import import_user_module
+
+    from .. import plugin  # noqa: F401  a user dir may register models of this package
+
+    import_user_module(argparse.Namespace(user_dir=path))
 
 
 def escape_unencodable_output() -> None:
