@@ -117,7 +117,7 @@ def test_the_scalings_of_the_documents_fit_the_small_model_of_the_recipe():
     # p-RoPE is trained without a factor, so the name of the system with the same type says the factor
     names = {kind: f"rope-{kind}" for kind in KEYS if kind != "default"}
     assert scalings == {**names, "proportional": "rope-proportional-4"}
-    assert encodings["p-rope"].flags.count("proportional") == 1 and "factor\": 4" not in encodings["p-rope"].flags
+    assert encodings["p-rope"].flags.count("proportional") == 1 and 'factor": 4' not in encodings["p-rope"].flags
 
 
 @pytest.mark.parametrize(
