@@ -742,6 +742,7 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
 @pytest.mark.parametrize(
     "flags, message",
     [
+        (["--set", "test_files="], "--set test_files=: a comparison needs a test set"),
         (["--seeds", "0"], "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
         (["--seeds", "3-2"], "--seeds 3-2: must be N, for seeds 1 to N, or FIRST-LAST"),
         (["--seeds", "0-2"], "--seeds 0-2: must be N"),
@@ -818,8 +819,9 @@ def test_statistics_add_up_to_the_corpus():
     hypotheses[3] = ""
     unlike = ["the zebra a zebra dog zebra cat zebra"] * 30  # unigrams match, but no longer n-grams
     for hyps in (hypotheses, unlike, ["the dog"] * 30, [""] * 30):
-        bleu = corpus_bleu(statistics(hyps, references).sum(axis=0))
-        assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, [references]).score)
+        for expected in ([references], [references, hypotheses[::-1]]):
+            bleu = corpus_bleu(statistics(hyps, *expected).sum(axis=0))
+            assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, expected).score)
 
 
 def test_the_bootstrap_resamples_sentences_with_all_their_seeds():
