@@ -22,6 +22,7 @@ from . import (
     fasta,
     ignored,
     loading,
+    moses,
     numpy_names,
     optimizers,
     options,
@@ -217,6 +218,14 @@ PATCHES: list[Patch] = [
         "fairseq joins subwords before it replaces unknown words, although alignments are between subwords. Here "
         "unknown words are replaced first.",
         "fairseq replaces unknown words before it joins subwords",
+    ),
+    Patch(
+        "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__",
+        moses.init,
+        "wrong results",
+        "--tokenizer moses has no rules for codes with a region, such as fr-CA: l'ami becomes l &apos; ami. Here the "
+        "rules are those of fr, as in the recipes and tools.",
+        "sacremoses reads codes with a region",
     ),
     Patch(
         "fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode",

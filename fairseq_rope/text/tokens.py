@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from .languages import language
 from .subwords import read_bpe, read_sentencepiece, text_of_pieces, without_bpe
 
 
@@ -20,8 +21,8 @@ class Tokeniser:
         if moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
-            self._tokeniser = MosesTokenizer(moses["source"])
-            self._detokeniser = MosesDetokenizer(moses["target"])
+            self._tokeniser = MosesTokenizer(language(moses["source"]))
+            self._detokeniser = MosesDetokenizer(language(moses["target"]))
             self._dash_splits = moses["dash_splits"]
         if subwords:
             path = os.path.join(folder, subwords["file"])

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from fairseq_rope.text.languages import language
 from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
 from recipes.pipeline.stage import Stage
@@ -30,7 +31,7 @@ class Tokenise(Stage):
             flags = "--normalise-punctuation " if sides in ("both", side) else ""
             flags += "--no-tokeniser " if experiment.bpe == "sentencepiece" else ""
             files = f"--input {quoted(raw)} --output {quoted(out)}"
-            tool = f"python -m recipes.text.tokenise --lang {lang} {files} {flags}--workers {os.cpu_count()}"
+            tool = f"python -m recipes.text.tokenise --lang {language(lang)} {files} {flags}--workers {os.cpu_count()}"
             shell.tool(tool, makes=[out])
 
 

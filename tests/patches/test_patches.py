@@ -31,6 +31,7 @@ from fairseq import checkpoint_utils, criterions, ngram_repeat_block, tasks, tra
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import Dictionary, FastaDataset, data_utils, token_block_dataset
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
@@ -586,7 +587,18 @@ def a_roberta_with_a_bpe_has_the_same_interface(request, folder):
     assert len({interface.bpe.encode("a b") for interface in interfaces}) == 1
 
 
+def moses_tokens_are_the_same(request, folder):
+    """tests/text/test_text.py has languages with a region."""
+    for source, target in (("en", "de"), ("de", "fr"), ("fr", "en"), (None, "cs")):
+        cfg = Namespace(source_lang=source, target_lang=target, moses_no_dash_splits=False, moses_no_escape=False)
+        ours, alone = MosesTokenizer(cfg), object.__new__(MosesTokenizer)
+        MosesTokenizer.__init__.__wrapped__(alone, cfg)
+        text = "l'ami, it's a well-known \"test\" etc. z. B. 3.5 % ?"
+        assert ours.encode(text) == alone.encode(text) and ours.decode(text) == alone.decode(text)
+
+
 SAME = {
+    "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__": moses_tokens_are_the_same,
     "fairseq.models.roberta.model.RobertaHubInterface": a_roberta_with_a_bpe_has_the_same_interface,
     **dict.fromkeys(
         ("fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode", "fairseq.data.data_utils.post_process"),
