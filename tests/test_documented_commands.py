@@ -353,13 +353,7 @@ RUN = {
 
 
 SLOW = (
-    "encodings",
-    "long_context",
-    "results_encodings",
-    "results_long_inputs",
-    "results_variants",
-    "serving",
-    "training",
+    "comparing encodings long_context results_encodings results_long_inputs results_variants serving training".split()
 )
 
 
