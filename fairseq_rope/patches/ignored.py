@@ -4,15 +4,19 @@ The flags of the other programs that a program accepts and ignores are listed in
 """
 
 import importlib.util
+import logging
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 import numpy as np
 import torch
+from fairseq.logging import progress_bar
 from torch import Tensor
 
 from ..checkpoints import option
 from ..errors import InputError
+
+logger = logging.getLogger(__name__)
 
 # What each program does not do, by the flag that asks for it.
 NOT_DONE_BY_INTERACTIVE = {
@@ -96,3 +100,16 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         counts = counts.scatter_add(1, ngrams[:, :, size - 1], begins_alike.int())
         lprobs = lprobs.masked_fill_(counts > 0, float("-inf"))
     return lprobs
+
+
+def logs_without_a_package(common: Any) -> list[str]:
+    """Return the options in *common* that ask for a log whose package is not installed, with a warning for each.
+
+    fairseq gives the warning for tensorboard and wandb at every validation, without the name of the flag.
+    """
+    packages = {"tensorboard_logdir": ("tensorboard", "SummaryWriter"), "wandb_project": ("wandb", "wandb")}
+    names = [name for name, (_, part) in packages.items() if option(common, name) and not vars(progress_bar).get(part)]
+    for name in names:
+        package, flag = packages[name][0], f"--{name.replace('_', '-')} {option(common, name)}"
+        logger.warning(f"{flag}: writes nothing, because {package} is not installed: pip install {package}")
+    return names

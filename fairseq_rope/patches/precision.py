@@ -21,7 +21,7 @@ from omegaconf import DictConfig, open_dict
 from ..checkpoints import option
 from ..errors import InputError
 from .ending import refuse_flags
-from .ignored import heed_flags
+from .ignored import heed_flags, logs_without_a_package
 from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main
@@ -107,6 +107,8 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
         if option(common, f"memory_efficient_{name}") and not option(common, name):
             _set(common, name, True)
     refuse_precision(common, optimization)
+    for name in logs_without_a_package(common):
+        _set(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
 
 

@@ -31,6 +31,7 @@ from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import SettingsError, check_values
 from recipes.pipeline.stage import Stage
+from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import OF_DATA
 
@@ -70,6 +71,7 @@ class Comparison:
 
     def check(self) -> None:
         """Raise a StageError if the tokeniser, the launcher or fairseq does not take what the flags ask for."""
+        check_files(self.baseline)  # the check that takes least time comes first
         check_tokenize(self.baseline)
         checked = [self.experiments[name] for name in self._trained()]
         if self.tuning is not None:

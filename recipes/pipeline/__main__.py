@@ -15,6 +15,7 @@ from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.runner import needed
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings, read_settings
+from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize, report
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
 
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 slow = warning(experiment, resumed)
                 if slow and not runner.stamps.is_done(TRAIN):
                     print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
+        if args.stage == first:
+            check_files(experiment)  # before fairseq is imported
         if any(s in chosen and (experiment.dry_run or not runner.stamps.is_done(s)) for s in (TRAIN, TRANSLATE)):
             check_flags([experiment])
         with contextlib.ExitStack() as ended:

@@ -54,7 +54,7 @@ class Runner:
         if stamp is not None and not changed:
             print(f"{title}: done before, skipped", flush=True)
             return False
-        print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
+        print(title + (f" (again, since {changed})" if changed else ""), flush=True)
         set_results_aside(self.experiment, stage, self.stamps, self.moves)
         self._run(stage, title)
         return True
@@ -96,7 +96,7 @@ class Runner:
             changed = stamp and differences(stamp["of"], self.stamps.of(earlier))
             if stamp is None or changed:
                 earlier.refuse(self.experiment, self.stamps)
-                why = f"since {changed} changed" if changed else "which has not ended yet"
+                why = f"since {changed}" if changed else "which has not ended yet"
                 first = f"needs stage {earlier.number} ({earlier.title}) to run first, {why}"
                 raise StageError(f"stage {stage.number}: {stage.title} {first}: run with --stage {earlier.number}")
 

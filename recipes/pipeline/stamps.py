@@ -105,8 +105,9 @@ class Stamps:
         return stamp is not None and not self.changed(stage, stamp)
 
     def changed(self, stage: Step, stamp: dict[str, Any]) -> str:
-        """The comma-separated names of what has changed since *stage* wrote *stamp*; "" if nothing has."""
-        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
+        """What has changed since *stage* wrote *stamp*, as :func:`differences` says; "" if nothing has."""
+        made = {**dict.fromkeys(stamp["made"], "none"), **self.made(stage)}
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
 
 
 def _common(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +147,12 @@ class Partial:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The comma-separated names whose values differ, at most four, files last; "" if the dictionaries are equal."""
+    """What has changed, and which files are missing, at most four names; "" if the dictionaries are equal."""
     different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     names = sorted(different, key=lambda name: ("/" in name, name))
-    return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    shown = names if len(names) <= 4 else names[:3]
+    missing = [name for name in shown if new.get(name) == "none" and ("/" in name or "." in name)]  # not a setting
+    changed = [name for name in shown if name not in missing] + [f"{len(names) - 3} more"] * (len(names) > 4)
+    clauses = [f"{', '.join(changed)} changed"] * bool(changed)
+    clauses += [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"] * bool(missing)
+    return " and ".join(clauses)

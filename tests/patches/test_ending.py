@@ -180,6 +180,16 @@ def test_a_wrong_flag_is_named_without_the_list_of_flags(data_bin, tmp_path, cap
     assert refused.startswith(f"fairseq-train: error: {expected}") and hint == "see fairseq-train --help"
 
 
+def test_a_log_whose_package_is_missing_gives_one_warning(data_bin, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq.logging.progress_bar.SummaryWriter", None)
+    monkeypatch.setattr("fairseq.logging.progress_bar.wandb", None)
+    logs = ["--tensorboard-logdir", tmp_path / "logs", "--wandb-project", "mine"]
+    log = call(*training(data_bin, tmp_path / "new", "--max-epoch", 2, "--no-save", *logs))
+    assert log.count("tensorboard is not installed") == log.count("wandb is not installed") == 1
+    assert f"--tensorboard-logdir {tmp_path / 'logs'}: writes nothing" in log and not (tmp_path / "logs").exists()
+    assert "not found" not in log
+
+
 # -- what keeps its traceback --------------------------------------------------------------------------
 
 

@@ -372,8 +372,8 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     monkeypatch.setattr(commands, "run_logged", lambda *_: None)  # as fairseq-train after its last epoch
     with pytest.raises(StageError) as refused:
         run(work, *flags)
-    changed = "transformer_rope.seed1/checkpoints/checkpoint2.pt changed"
-    assert f"stage 7: train (again, since {changed}" in capsys.readouterr().out
+    missing = "transformer_rope.seed1/checkpoints/checkpoint2.pt is missing"
+    assert f"stage 7: train (again, since {missing})" in capsys.readouterr().out
     assert "the last 3 epochs, to average them, and has those of 1, 3" in str(refused.value)
     assert "train longer (max_epochs), or train again with --name NAME" in str(refused.value)
 
