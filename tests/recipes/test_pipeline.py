@@ -580,8 +580,11 @@ def test_a_command_prints_utf8_where_the_users_output_is_not(tmp_path, monkeypat
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
-        (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
+        (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: --foo: unknown flag"),
+        (
+            ["--set", "fairseq_generate_flags=--bream 5"],
+            "fairseq-generate: error: --bream: unknown flag; the nearest one is --beam",
+        ),
         (
             ["--set", "heads=3"],
             "--encoder-attention-heads 3: must divide --encoder-embed-dim 32 without remainder (settings: layers=2, "
