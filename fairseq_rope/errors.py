@@ -1,12 +1,13 @@
 """Errors whose message explains the cause, and how the command-line tools print them: as one sentence."""
 
 import contextlib
+import difflib
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # The requirement for each module that a tool may lack, as in pyproject.toml.
@@ -22,6 +23,12 @@ REQUIREMENTS = {
 }
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown *word*: the nearest one of *known*; "" if none is near."""
+    names = difflib.get_close_matches(word, list(known), 1)
+    return f"; the nearest one is {names[0]}" if names else ""
+
+
 class InputError(ValueError):
     """An input cannot be used; the message names the flag or file, its value and what is allowed."""
 
@@ -32,8 +39,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
 
     Ctrl-C (status 130), SIGHUP (129) and SIGTERM (143) end it without a message; temporary files are removed.
     """
-    # When fairseq is imported, it asks for tensorboardX, which no tool needs.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    # Otherwise, fairseq's wav2vec2_classification.py lets all packages log everything to standard error.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
     previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
     try:

@@ -67,13 +67,13 @@ def named(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
-def read_lines(path: str) -> list[str]:
+def read_lines(path: str, may_be_blank: bool = False) -> list[str]:
     r"""Return the lines of a UTF-8 file, split on ``\n`` only; it may be gzipped, and "-" is standard input.
 
-    A byte order mark at the start is not part of the text.
+    A byte order mark at the start is not part of the text. *may_be_blank*: the file may contain only white space.
 
     Raises:
-        InputError: a byte is not UTF-8, the file contains only white space, or its compressed data are damaged
+        InputError: a byte is not UTF-8, the file is empty or blank, or its compressed data are damaged
         OSError: the file cannot be read
     """
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
@@ -84,7 +84,7 @@ def read_lines(path: str) -> list[str]:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{named(path)}: is not a valid gzip file: {error}") from None
     text = decode(data.removeprefix(codecs.BOM_UTF8), named(path))
-    if not text.strip():
+    if not text.strip() and not (text and may_be_blank):
         raise InputError(f"{named(path)}: is empty, or all its lines are")
     return split(text)
 

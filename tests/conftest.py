@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sentencepiece as spm
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
@@ -86,6 +87,35 @@ def text_bin(data_bin, tmp_path_factory):
     prefixes = [word for name in ("train", "valid", "test") for word in (f"--{name}pref", text / f"{name}.en")]
     call("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def byte_pieces(tmp_path_factory):
+    """The path of a SentencePiece model with byte_fallback, a symbol of a user (<x>) and a control symbol (<2de>)."""
+    path = tmp_path_factory.mktemp("pieces") / "sentencepiece.bpe.model"
+    lines = ["the dog sees a big cat in 5 houses"] * 9
+    options = {"model_type": "bpe", "vocab_size": 330, "hard_vocab_limit": False, "minloglevel": 2}
+    symbols = {"byte_fallback": True, "user_defined_symbols": ["<x>"], "control_symbols": ["<2de>"]}
+    with open(path, "wb") as model:
+        spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **options, **symbols)
+    return path
+
+
+@pytest.fixture(scope="session")
+def pairs_bin(data_bin, text_bin, tmp_path_factory):
+    """Sentences in input0, input1 and input2 with labels, as sentence_prediction and sentence_ranking read them."""
+    folder, text = tmp_path_factory.mktemp("pairs"), data_bin.parent / "text"
+    for name in ("train", "valid"):
+        labels = [str(len(line.split()) % 2) for line in (text / f"{name}.en").read_text().splitlines()]
+        (folder / name).write_text("\n".join(labels) + "\n")
+    inputs = {"input0": text / "{}.en", "input1": text / "{}.en", "input2": text / "{}.en", "label": folder / "{}"}
+    for part, files in inputs.items():
+        prefixes = [word for name in ("train", "valid") for word in (f"--{name}pref", str(files).format(name))]
+        known = [] if part == "label" else ["--srcdict", text_bin / "dict.txt"]
+        call("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder / "bin" / part, *known)
+    for name in ("train", "valid"):
+        (folder / "bin" / "label" / f"{name}.label").write_text((folder / name).read_text())
+    return folder / "bin"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The documentation: its notebook runs, its tables name existing tests, and its links and names have targets."""
 
+import base64
 import cmath
 import json
 import re
@@ -7,7 +8,9 @@ import shutil
 import subprocess
 from argparse import ArgumentParser
 from pathlib import Path
+from unittest import mock
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import yaml
@@ -26,6 +29,7 @@ PAGES = sorted(
     for page in ROOT.glob(part)
 )
 
+NOTEBOOK = ROOT / "docs" / "rope_from_its_equation.ipynb"
 LINK_TO_PAGE = re.compile(r"\[([^\]]+)\]\(docs/([^)]+)\)")  # the README's: the name, and the file
 
 
@@ -48,12 +52,15 @@ def test_every_relative_link_has_a_file_and_a_heading(page):
 
 
 def test_the_notebook_derives_what_the_module_computes():
-    cells = json.loads((ROOT / "docs" / "rope_in_60_lines.ipynb").read_text())["cells"]
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert sum(bool(line.strip()) for source in sources for line in source.splitlines()) <= 60
+    plt.switch_backend("agg")
     names: dict[str, object] = {}
     for source in sources:
-        exec(source, names)  # the last cell asserts that the plugin's module gives the same numbers
+        with mock.patch.object(plt, "show") as show:
+            exec(source, names)  # the last cell asserts that the plugin's module gives the same numbers
+        assert bool(plt.get_fignums()) == show.called  # Jupyter's backend displays the open figures
+        plt.close()
     # Known values of the equation for d = 4: m = 1 and m = 4.
     rotate = names["rotate_by_the_equation"]
     expected = torch.tensor([-0.84147, 0.54030, -0.01000, 0.99995])
@@ -67,6 +74,28 @@ def test_the_notebook_derives_what_the_module_computes():
             sums = [abs(sum(cmath.exp(1j * angle) for angle in angles[:j])) for j in range(1, head_dim // 2 + 1)]
             at_zero = (head_dim // 2 + 1) / 2  # the mean of 1 … d/2
             assert curve.get_ydata()[distance] == pytest.approx(sum(sums) / len(sums) / at_zero, abs=1e-6)
+
+
+def pictures(cells):
+    """The sizes of the PNG files among the outputs of the code cells."""
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    files = [
+        base64.b64decode(output["data"]["image/png"]) for output in outputs if "image/png" in output.get("data", {})
+    ]
+    assert all(file.startswith(b"\x89PNG") for file in files)
+    return [len(file) for file in files]
+
+
+def test_the_notebook_shows_a_picture_as_it_is_and_when_jupyter_executes_it():
+    """The documentation job of CI installs nbclient, and runs this test."""
+    (stored,) = pictures(json.loads(NOTEBOOK.read_text())["cells"])
+    assert stored > 10_000
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; make docs installs it")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed; make docs installs it")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": ROOT}}).execute()
+    (executed,) = pictures(notebook.cells)
+    assert executed > 10_000
 
 
 @pytest.mark.parametrize("page", ["compatibility", "export_options", "errors"])
@@ -101,6 +130,14 @@ def test_the_tables_have_every_architecture_every_flag_and_every_tool():
     assert set(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| [^|]*\| [^|]*\| [^|]*\|$", encodings, re.M)) >= set(ENCODINGS)
     assert all(f"`{prefix}`" in encodings for prefix in ENCODINGS_OF)
     assert re.findall(r"^\| `(\w[\w-]*)` \| .*\(docs/", (ROOT / "README.md").read_text(), re.M) == list(TOOLS)
+
+
+def test_the_notebook_names_pages_by_their_titles():
+    texts = [
+        "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] != "code"
+    ]
+    links = re.findall(r"\[([^\]]+)\]\((\w+\.md)\)", "\n".join(texts))
+    assert links and [link for link in links if link[0] != title(NOTEBOOK.with_name(link[1]))] == []
 
 
 def title(page: Path) -> str:

@@ -1,40 +1,61 @@
-"""Ending fairseq's programs with one sentence, without a traceback, if the error's message explains the cause."""
+"""Ending fairseq's programs with one sentence, without a traceback or a list of all flags, if the cause is known."""
 
+import contextlib
 import errno
 import os
+import re
 import sys
 import traceback
+from argparse import ArgumentParser
 from types import TracebackType
+from typing import NoReturn
 
 import fairseq
-from omegaconf.errors import InterpolationKeyError
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.utils import import_user_module
 
-from ..errors import InputError
-from .criteria import USUAL
+from ..errors import InputError, nearest
+from .causes import sentence_of_cause
 
 _excepthook = sys.excepthook
+MOST_USERS = 6  # the most values that a message lists for a flag that belongs to them
+MOST_CHOICES = 12  # the most values of a flag that a message lists
 
 
 def sentence_for(error: BaseException, trace: TracebackType | None) -> str | None:
-    """Return one sentence for an *error* whose message explains the cause, and None if a traceback is necessary.
+    """Return one sentence for an *error* with a known cause, and None if a traceback is necessary.
 
-    It does if this package or fairseq raises it on purpose, or if the system cannot read or write a file.
+    A cause is known if ``CAUSES`` has it, if the system cannot read or write a file, or if this package, fairseq or a
+    user dir raises the error on purpose: as an Exception or ValueError, or with a message that names a flag.
     """
     if isinstance(error, InputError):
         return str(error)
-    task = getattr(error.parent_node, "_name", None) if isinstance(error, InterpolationKeyError) else None
-    if task in USUAL:  # it reads options of its criterion, and this one lacks them
-        return f"--task {task}: its criterion must be {USUAL[task]}, or have the same options"
+    if type(error).__name__ == "ProcessRaisedException":  # the end of a process of torch.multiprocessing.spawn
+        refused = re.search(r"^fairseq_rope\.[\w.]*Error: (.*)\s*\Z", str(error), re.MULTILINE)
+        return refused[1] if refused else None
+    cause = sentence_of_cause(error, trace)
+    if cause is not None:
+        return cause
     place = traceback.extract_tb(trace)[-1] if trace else None
-    packages = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(fairseq.__file__))
-    raised = place is not None and place.filename.startswith(packages) and (place.line or "").startswith("raise ")
+    user_dirs = [f"{path}{os.sep}" for path in getattr(import_user_module, "memo", ())]
+    packages = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(fairseq.__file__), *user_dirs)
+    inside = place is not None and place.filename.startswith(packages)
+    raised = place is not None and inside and (place.line or "").startswith("raise ")
     if isinstance(error, OSError):
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"
+        if raised and isinstance(error, FileExistsError):
+            return f"{error}: exists already"
         known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         return str(error) if known or raised else None
     if type(error) in (Exception, ValueError) and raised and "\n" not in str(error):
         return str(error)
+    names_flag = re.search(r"(?<!\S)--[a-z]", str(error))
+    if names_flag and (raised or (inside and isinstance(error, AssertionError))):
+        return " ".join(str(error.args[0]).split())
     return None
 
 
@@ -55,3 +76,40 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
         _excepthook(kind, error, trace)
     else:
         print(f"{program}: error: {sentence}", file=sys.stderr)
+        sys.unraisablehook = lambda _: None  # data that could not be opened fail again when they are closed
+
+
+def users_of_flag(flag: str) -> str:
+    """Return what must be chosen on the command line so that fairseq knows *flag*; "" if nothing adds it."""
+    choices = {f"--{name.replace('_', '-')}": registry["registry"] for name, registry in REGISTRIES.items()}
+    for kind, registry in {**choices, "--task": TASK_REGISTRY, "--arch": MODEL_REGISTRY}.items():
+        users = []
+        for name, cls in registry.items():
+            parser = ArgumentParser(add_help=False, conflict_handler="resolve")
+            with contextlib.suppress(Exception):  # a class of a user dir, or one that lacks a package
+                if hasattr(cls, "add_args"):
+                    cls.add_args(parser)
+                elif getattr(cls, "__dataclass", None):
+                    gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")())
+            if flag in parser._option_string_actions:
+                users.append(name)
+        if users:
+            return f"{kind} {' or '.join(users)}" if len(users) <= MOST_USERS else f"other values of {kind}"
+    return ""
+
+
+def refuse_flags(parser: ArgumentParser, message: str) -> NoReturn:
+    """Exit with status 2 and one sentence for *message*, an error of argparse, without the list of all flags."""
+    unknown = re.match("unrecognized arguments: (--[^ =]+)", message)
+    if unknown:
+        users = users_of_flag(unknown[1])
+        near = nearest(unknown[1], parser._option_string_actions)
+        message = f"{unknown[1]}: " + (f"is a flag of {users}" if users else f"unknown flag{near}")
+    message = re.sub(
+        r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: invalid \w+ value: '\?\?\?'", r"\1: must be given", message
+    )
+    choice = re.match(r"(argument .*): invalid choice: '(.*)' \(choose from (.*)\)$", message)
+    if choice and choice[3].count(",") >= MOST_CHOICES:
+        names = re.sub("['\" ]", "", choice[3]).split(",")  # newer versions of Python print no quotes
+        message = f"{choice[1]}: {choice[2]} is unknown" + nearest(choice[2], names)
+    parser.exit(2, f"{parser.prog}: error: {message}\nsee {parser.prog} --help\n")

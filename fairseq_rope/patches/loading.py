@@ -224,6 +224,8 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         if not checkpoint_utils.PathManager.exists(path):
             logger.warning(f"--restore-file {path} does not exist: training starts from the beginning")
     elif once is not None:
+        if not checkpoint_utils.PathManager.exists(once):
+            raise InputError(f"--continue-once {once} does not exist")
         path = once
         places[path] = f"--continue-once {path}:"
     elif finetunes:

@@ -1,9 +1,12 @@
-"""Reading options that fairseq evaluates as Python: only literals and arithmetic, so that none can run code."""
+"""Reading fairseq's options: as Python only literals and arithmetic, so that none can run code, and allowed numbers."""
 
 import ast
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
+
+from ..errors import InputError
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -15,6 +18,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 LARGEST_POWER = 64  # the largest exponent, and the most bits of the base
+LEAST = {"beam": 1, "num_workers": 0, "required_batch_size_multiple": 1, "update_freq": 1}
 LONGEST = 100_000  # the most entries in a list, tuple or string that is repeated or joined
 
 
@@ -62,3 +66,23 @@ def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
         length = lengths[0] * lengths[1] if isinstance(operation, ast.Mult) else lengths[0] + lengths[1]
         if length > LONGEST:
             raise ValueError(f"it would have more than {LONGEST} entries")
+
+
+def refuse_numbers(given: Any) -> None:
+    """Raise an InputError if an option *given* is a number with which fairseq or torch would end in another error."""
+    for name, value in vars(given).items():
+        numbers = value if isinstance(value, list) else [value]
+        least, most = LEAST.get(name, -math.inf), math.inf
+        if name.endswith("dropout"):
+            least, most = 0, 1
+        if any(isinstance(number, (int, float)) and not (least <= number <= most) for number in numbers):
+            allowed = f"from 0 to {most}" if most == 1 else f"{least} or more"
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
+    betas = getattr(given, "adam_betas", None)
+    try:
+        pair = literal(betas) if isinstance(betas, str) else (0, 0)
+        is_pair = len(pair) == 2
+    except (ValueError, TypeError):
+        is_pair = False
+    if not is_pair:
+        raise InputError(f"--adam-betas {betas}: must be two numbers, like '(0.9, 0.98)'")

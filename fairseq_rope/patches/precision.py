@@ -20,6 +20,9 @@ from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import option
 from ..errors import InputError
+from .ending import refuse_flags
+from .ignored import heed_flags, logs_without_a_package
+from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main
 _init_trainer = Trainer.__init__
@@ -79,8 +82,11 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
     refuse_two_types(name for name in TYPES if name != "amp" and as_flag(name) in words)
+    parser.error = functools.partial(refuse_flags, parser)
     parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
+    refuse_numbers(namespace)
+    heed_flags(parser, namespace, words)
     if option(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed
@@ -101,6 +107,8 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
         if option(common, f"memory_efficient_{name}") and not option(common, name):
             _set(common, name, True)
     refuse_precision(common, optimization)
+    for name in logs_without_a_package(common):
+        _set(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
 
 

@@ -18,13 +18,18 @@ from ..checkpoints import allow_checkpoint_classes
 from . import (
     adaptive,
     batches,
+    criteria,
     ending,
     fasta,
+    ignored,
     loading,
+    moses,
     numpy_names,
     optimizers,
     options,
+    pieces,
     precision,
+    roberta,
     saving,
     searching,
     unknown_words,
@@ -108,8 +113,8 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So "
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
-        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more tokens "
-        "than --max-tokens; fairseq ends with an AssertionError.",
+        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more "
+        "tokens than --max-tokens; fairseq ends with an AssertionError.",
         "fairseq composes batches from the seed alone, and skips such sentences",
     ),
     Patch(
@@ -176,6 +181,14 @@ PATCHES: list[Patch] = [
         "fairseq counts in the batch",
     ),
     Patch(
+        "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
+        ignored._no_repeat_ngram,
+        "wrong results",
+        "fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words "
+        "of the sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words.",
+        "fairseq compares the words so far",
+    ),
+    Patch(
         "fairseq.hub_utils.GeneratorHubInterface.generate",
         searching.generate,
         "wrong results",
@@ -208,6 +221,41 @@ PATCHES: list[Patch] = [
         "fairseq replaces unknown words before it joins subwords",
     ),
     Patch(
+        "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__",
+        moses.init,
+        "wrong results",
+        "--tokenizer moses has no rules for codes with a region, such as fr-CA: l'ami becomes l &apos; ami. Here the "
+        "rules are those of fr, as in the recipes and tools.",
+        "sacremoses reads codes with a region",
+    ),
+    Patch(
+        "fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode",
+        pieces.decode,
+        "wrong results",
+        "fairseq joins the pieces of SentencePiece itself. So the characters of a model with byte_fallback come out as "
+        "<0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, the D- lines lack "
+        "all blanks. Here SentencePiece itself converts the pieces to text; <unk> remains, as in fairseq.",
+        "fairseq decodes pieces with SentencePiece",
+    ),
+    Patch(
+        "fairseq.data.data_utils.post_process",
+        pieces.post_process,
+        "wrong results",
+        "--remove-bpe sentencepiece joins pieces without their model. Here it also turns pieces for bytes into "
+        "characters.",
+        "fairseq decodes bytes",
+    ),
+    Patch(
+        "fairseq.models.roberta.model.RobertaHubInterface",
+        roberta.RobertaHub,
+        "wrong results",
+        "If <s> or </s> is among the most probable words for a mask, fairseq's fill_mask drops it but not its "
+        "probability, so the words after it get those of others. RobertaModel.from_pretrained downloads GPT-2's BPE by "
+        "default, and with bpe=None, encode, decode and fill_mask end with \"'NoneType' object has no attribute "
+        "'encode'\". Here the text then consists of words of the dictionary.",
+        "fairseq keeps words and probabilities together, and encodes text without a BPE",
+    ),
+    Patch(
         "fairseq.data.token_block_dataset.np",
         numpy_names.NumpyWithLong("numpy"),
         "an unreadable error",
@@ -218,11 +266,14 @@ PATCHES: list[Patch] = [
     Patch(
         "fairseq.options.parse_args_and_arch",
         precision.parse_args_and_arch,
-        "an unreadable error",
+        "wrong results",
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
         "attribute 'xla_device'\". Here only --tpu means a TPU. Flags that exclude each other (--fp16, --bf16, --amp) "
-        "end in one sentence.",
-        "fairseq does not set tpu for --bf16",
+        "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
+        "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it "
+        "does not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends "
+        "with status 0 without training.",
+        "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
     Patch(
         "fairseq.distributed.utils.call_main",
@@ -239,7 +290,8 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq-hydra-train ignores common.memory_efficient_bf16 and common.memory_efficient_fp16 without common.bf16 "
         "and common.fp16, and trains in float32. The checks of call_main are made here too, since fairseq-hydra-train "
-        "loads the plugin after it has called call_main.",
+        "loads the plugin after it has called call_main. If tensorboard or wandb is missing, fairseq warns at every "
+        "validation; here it warns once, with the flag.",
         "fairseq-hydra-train sets bf16 for memory_efficient_bf16, and the row of call_main goes",
     ),
     Patch(
@@ -248,6 +300,14 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32.",
         "these programs convert models for --bf16",
+    ),
+    Patch(
+        "fairseq.criterions.build_criterion",
+        criteria.build_criterion,
+        "wrong results",
+        "Without --criterion, fairseq-train takes cross_entropy for every task. With --task masked_lm, that is the "
+        "loss at all positions, also those without a masked word. Here a warning names the usual criterion.",
+        "the tasks of fairseq choose their criterion",
     ),
     Patch(
         "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward",
@@ -320,7 +380,8 @@ PATCHES: list[Patch] = [
         ending.excepthook,
         "an unreadable error",
         "fairseq's programs end with a traceback even if only a file is missing or a flag is wrong. Here they end "
-        "with one sentence if the message of the error explains the cause. Other programs keep their tracebacks.",
+        "with one sentence if the message of the error, or the table in causes.py, explains the cause. Other errors "
+        "and other programs keep their tracebacks.",
         "fairseq's programs end with one sentence",
     ),
 ]

@@ -13,6 +13,18 @@ def moses_tokeniser(lang: str) -> Callable[[str], str]:
     return lru_cache(maxsize=None)(lambda line: moses.tokenize(line, return_str=True))
 
 
+def moses_round_trip(lang: str, tokenise: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a function that tokenises a line with *tokenise*, and detokenises it with Moses' detokeniser.
+
+    The result often differs from the line: tokens do not say whether there was a blank at ``/`` or ``…``. A system that
+    is trained on Moses' tokens cannot write such a line.
+    """
+    from sacremoses import MosesDetokenizer
+
+    moses = MosesDetokenizer(lang)
+    return lambda line: str(moses.detokenize(tokenise(line).split()))
+
+
 def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
     """Return Moses' tokeniser with ``-a`` in the version of November 2018.
 

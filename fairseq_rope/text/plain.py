@@ -1,10 +1,10 @@
 """Whether text is plain: signs of tokenisation and subwords, and undoing them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..errors import InputError
-from .subwords import MARKS, undo_subwords
+from .subwords import BYTES, MARKS, undo_subwords
 
 # Moses' tokeniser writes these for | ' " [ ], and with -a for a hyphen; the compound split writes the last.
 _ESCAPES = re.compile(r"&(?:apos|quot|#124|#91|#93);|@-@|##AT##")
@@ -57,7 +57,8 @@ def check_plain(name: str, lines: Sequence[str], is_reference: bool) -> list[str
         must = "the reference must be plain text as published"
         raise InputError(f"{name}, line {line}: looks tokenised ({signs}); {must}")
     warnings = []
-    marks = {"with marks of BPE (@@ or ▁)": MARKS, "that are empty": _BLANK}
+    marks = {"with marks of BPE (@@ or ▁)": MARKS, "with bytes of SentencePiece (<0xE2>)": BYTES}
+    marks["that are empty"] = _BLANK
     if line:
         warnings.append(f"{name}, line {line}: looks tokenised, and is scored unchanged; give detokenised text")
     else:
@@ -69,11 +70,14 @@ def check_plain(name: str, lines: Sequence[str], is_reference: bool) -> list[str
     return warnings
 
 
-def undo_preprocessing(lines: Sequence[str], lang: str) -> tuple[list[str], list[str]]:
-    """Return the lines without marks of subwords and Moses' tokenisation, and the names of the undone steps."""
+def undo_preprocessing(lines: Sequence[str], lang: str, hypotheses: Iterable[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the lines without marks of subwords and Moses' tokenisation, and the names of the undone steps.
+
+    *hypotheses* are those of :func:`undo_subwords`.
+    """
     from sacremoses import MosesDetokenizer
 
-    lines, subwords = undo_subwords(lines)
+    lines, subwords = undo_subwords(lines, hypotheses)
     undone = [subwords] if subwords else []
     if looks_tokenised(lines):
         moses = MosesDetokenizer(lang)

@@ -3,7 +3,8 @@
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from ..errors import InputError
@@ -13,6 +14,8 @@ from ..errors import InputError
 SUBWORDS = {"subword_nmt": "bpecodes", "sentencepiece": "sentencepiece.bpe.model"}
 # A separate word "@@" occurs in plain text.
 MARKS = re.compile(r"[^\s@]@@(?:\s|$)|\u2581")
+# A model of SentencePiece with byte_fallback writes a character without a piece as pieces for its bytes in UTF-8.
+BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 
 
 def without_bpe(line: str) -> str:
@@ -20,21 +23,51 @@ def without_bpe(line: str) -> str:
     return (line + " ").replace("@@ ", "").rstrip()
 
 
-def without_pieces(line: str) -> str:
-    """Return a line with the pieces of SentencePiece joined to plain text, as fairseq joins them."""
-    return line.replace(" ", "").replace("\u2581", " ").strip()
+def bytes_as_text(text: str) -> str:
+    """Return *text* with pieces for bytes (``<0xE2><0x82><0xAC>``) replaced by what they encode (``€``).
+
+    As in SentencePiece, each byte that is not part of a character becomes U+FFFD.
+    """
+
+    def decoded(match: re.Match[str]) -> str:
+        characters = bytes.fromhex(match[0].replace("<0x", "").replace(">", "")).decode("utf-8", "surrogateescape")
+        return re.sub("[\udc80-\udcff]", "\ufffd", characters)
+
+    return BYTES.sub(decoded, text)
 
 
-def undo_subwords(lines: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the lines without the marks of subwords, and the name of what was undone: SentencePiece, BPE or None.
+def text_of_pieces(pieces: Iterable[str], processor: Any = None) -> str:
+    """Return the pieces of SentencePiece joined to plain text, in one line.
 
-    At least half of the lines that are not blank contain ▁ if they consist of pieces.
+    *processor* is the SentencePieceProcessor of their model. It removes control symbols and applies the denormalisation
+    of the model. Without it, the result is the same for models that have neither. As in fairseq, ``<unk>`` remains, and
+    the text neither begins nor ends with a blank.
+    """
+    if processor is None:
+        runs = groupby(pieces, lambda piece: BYTES.fullmatch(piece) is not None)
+        text = "".join(bytes_as_text("".join(run)) if is_bytes else "".join(run) for is_bytes, run in runs)
+    else:
+        # SentencePiece replaces its own <unk> by ⁇, but not two parts that are no pieces.
+        parts = [part for piece in pieces for part in (("<unk", ">") if piece == "<unk>" else (piece,))]
+        text = processor.decode(parts)
+    # SentencePiece leaves the ▁ of pieces that it does not know.
+    return re.sub("[\u2581\r\n]", " ", text).strip()
+
+
+def undo_subwords(lines: Sequence[str], hypotheses: Iterable[str] = ()) -> tuple[list[str], str | None]:
+    """Return the lines without marks of subwords, and what was undone: SentencePiece, its bytes, BPE or None.
+
+    At least half of the lines that are not blank contain ▁ if they consist of pieces. Pieces for bytes remain where
+    fairseq joined pieces without their model. They are replaced if *hypotheses*, the lines before fairseq detokenised
+    them, have them too.
     """
     filled = [line for line in lines if line.strip()]
     if filled and 2 * sum("\u2581" in line for line in filled) >= len(filled):
-        return [without_pieces(line) for line in lines], "SentencePiece"
+        return [text_of_pieces(line.split(" ")) for line in lines], "SentencePiece"
     if any(MARKS.search(line) for line in lines):
         return [without_bpe(line) for line in lines], "BPE"
+    if any(BYTES.search(line) for line in lines) and any(BYTES.search(line) for line in hypotheses):
+        return [bytes_as_text(line) for line in lines], "bytes of SentencePiece"
     return list(lines), None
 
 

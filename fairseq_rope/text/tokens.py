@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .subwords import read_bpe, read_sentencepiece, without_bpe, without_pieces
+from .languages import language
+from .subwords import read_bpe, read_sentencepiece, text_of_pieces, without_bpe
 
 
 class Tokeniser:
@@ -20,8 +21,8 @@ class Tokeniser:
         if moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
 
-            self._tokeniser = MosesTokenizer(moses["source"])
-            self._detokeniser = MosesDetokenizer(moses["target"])
+            self._tokeniser = MosesTokenizer(language(moses["source"]))
+            self._detokeniser = MosesDetokenizer(language(moses["target"]))
             self._dash_splits = moses["dash_splits"]
         if subwords:
             path = os.path.join(folder, subwords["file"])
@@ -42,9 +43,8 @@ class Tokeniser:
 
     def plain(self, tokens: Sequence[str]) -> str:
         """Return *tokens* as plain text. ``<s>`` and ``</s>`` are removed, as in fairseq."""
-        line = " ".join(token for token in tokens if token not in ("<s>", "</s>"))
-        if self._pieces is not None:
-            return without_pieces(line)
+        tokens = [token for token in tokens if token not in ("<s>", "</s>")]
+        line = " ".join(tokens) if self._pieces is None else text_of_pieces(tokens, self._pieces)
         if self._bpe is not None:
             line = without_bpe(line)
         if self._detokeniser is not None:

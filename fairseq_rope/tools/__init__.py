@@ -1,13 +1,14 @@
 """The tools, one module per command, and what their command lines have in common."""
 
 import argparse
-import difflib
 import io
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .. import __version__
+from ..errors import InputError, nearest
 
 # Keyword arguments of argparse that many flags have.
 FILE: dict[str, Any] = {"metavar": "FILE"}
@@ -15,6 +16,8 @@ INTEGER: dict[str, Any] = {"type": int, "metavar": "N"}
 NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
 REQUIRED: dict[str, Any] = {"required": True}
 SWITCH: dict[str, Any] = {"action": "store_true"}
+# The row of add_flags for a tool that reads models.
+USER_DIR = ("--user-dir", {"metavar": "DIR"}, "your own user dir, if the model needs its encodings or architectures")
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,8 +35,7 @@ class Parser(argparse.ArgumentParser):
         flag, flags = word.partition("=")[0], list(self._option_string_actions)
         if not flag.startswith("--") or " " in word or any(known.startswith(flag) for known in flags):
             return
-        nearest = difflib.get_close_matches(flag, flags, 1)
-        self.error(f"{flag}: unknown flag" + (f"; the nearest one is {nearest[0]}" if nearest else ""))
+        self.error(f"{flag}: unknown flag" + nearest(flag, flags))
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, and print *message* and where to find the flags to standard error."""
@@ -56,6 +58,19 @@ def add_flags(parser: Any, rows: Iterable[tuple[str, dict[str, Any], str]]) -> N
     """Add flags to *parser*, which may be a group; each row has a flag, its other arguments, and its help."""
     for flag, arguments, what in rows:
         parser.add_argument(flag, help=what, **arguments)
+
+
+def load_user_dir(path: str | None) -> None:
+    """Import the folder *path*, if one is given, as fairseq imports its ``--user-dir``."""
+    if path is None:
+        return
+    if not os.path.isdir(path):
+        raise InputError(f"--user-dir {path}: must be a folder that exists")
+    from fairseq.utils import import_user_module
+
+    from .. import plugin  # noqa: F401  a user dir may register models of this package
+
+    import_user_module(argparse.Namespace(user_dir=path))
 
 
 def escape_unencodable_output() -> None:

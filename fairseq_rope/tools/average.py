@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, ending_in_one_sentence, refuse_output
 from ..files import NUMBERS
-from . import FILE, INTEGER, REQUIRED, add_flags, command_parser
+from . import FILE, INTEGER, REQUIRED, USER_DIR, add_flags, command_parser, load_user_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,6 +170,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--inputs", {**REQUIRED, "nargs": "+"}, "checkpoint files, or one folder of them"),
         ("--output", {**REQUIRED, **FILE}, "where to write the average"),
         ("--checkpoint-upper-bound", INTEGER, bounded),
+        USER_DIR,
     ]
     add_flags(parser, rows)
     counts = [(flag, INTEGER, f"average {what}") for flag, (what, _) in NUMBERED.items()]
@@ -202,6 +203,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         refuse_output(args.output)
         paths = _choose(args)
+        for path in paths:  # before the first one is read
+            os.stat(path)
+        load_user_dir(args.user_dir)
         print("averaging", *paths, sep="\n  ", flush=True)
         save_checkpoint(average_checkpoints(paths), args.output)
     print(f"wrote {args.output}")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import InputError, ending_in_one_sentence, refuse_output
-from . import FILE, REQUIRED, SWITCH, add_flags, command_parser, warn
+from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir, warn
 
 if TYPE_CHECKING:
     from torch import Size, Tensor
@@ -265,6 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--path", {**REQUIRED, **FILE}, "the checkpoint"),
         ("--rope-layout", {**REQUIRED, "choices": LAYOUTS}, "the layout of the output"),
         ("--output", {**REQUIRED, **FILE}, "where to write the output"),
+        USER_DIR,
         ("--force", SWITCH, "allow --output to replace the file of --path"),
     ]
     add_flags(parser, rows)
@@ -281,6 +282,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.path.exists(args.output) and os.path.samefile(args.path, args.output) and not args.force:
             same = f"--output {args.output}: is the file of --path {args.path}"
             raise LayoutError(f"{same}; give another name, or --force to replace it")
+        os.stat(args.path)  # before fairseq is imported
+        load_user_dir(args.user_dir)
         state = load_checkpoint(args.path)
         try:
             converted = convert_layout(state, args.rope_layout)

@@ -20,7 +20,7 @@ from ..text.segments import FILE as SEGMENTS
 from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
-from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser, shortlist
+from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir, shortlist
 from .ctranslate2_model import INT8_BITS, POSITIONS, counts_padding, positions, quantize, to_spec
 from .ctranslate2_support import ExportError, refuse_unsupported
 from .export_checks import Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
@@ -48,8 +48,6 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> tuple[str | 
     for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
         if path is not None:
-            if not os.path.isfile(path):
-                raise ExportError(f"{flag} {path}: must be a file that exists")
             return kind, path
     for kind, name in SUBWORDS.items():
         if os.path.isfile(os.path.join(args.data, name)):
@@ -133,8 +131,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
 
-    if not os.path.isdir(args.data):
-        raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
+    load_user_dir(args.user_dir)
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
     if type(task) is not TranslationTask:
@@ -212,6 +209,21 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     return "\n".join([*report, *of_text])
 
 
+def refuse_missing_files(args: argparse.Namespace) -> None:
+    """Raise an ExportError or an OSError if a file or folder that *args* name does not exist."""
+    os.stat(args.path)
+    if not os.path.isdir(args.data):
+        raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
+    for flag in SUBWORD_FLAGS:
+        path = getattr(args, flag[2:].replace("-", "_"))
+        if path is not None and not os.path.isfile(path):
+            raise ExportError(f"{flag} {path}: must be a file that exists")
+    if args.shortlist:
+        shortlist.refuse_corpus(*args.shortlist)
+    if not os.path.isdir(os.path.dirname(os.path.realpath(args.output))):
+        raise ExportError(f"--output {args.output}: must be in a folder that exists")
+
+
 def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
     """Raise an ExportError if *output* exists and must not be replaced."""
     if not os.path.exists(output):
@@ -258,6 +270,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--tokenizer", {"choices": ("moses", "none")}, tokenizer),
         ("--segment-tokens", INTEGER, tokens),
         ("--separator", {"metavar": "TOKEN"}, separator),
+        USER_DIR,
         ("--replace", SWITCH, "replace an exported model"),
         ("--force", SWITCH, force),
     ]
@@ -298,13 +311,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.shortlist is None and getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: has no use without --shortlist")
     with ending_in_one_sentence("fairseq-rope export"):
+        refuse_missing_files(args)
         if args.shortlist is not None:
             shortlist.find_aligner()
-            if args.shortlist:
-                shortlist.refuse_corpus(*args.shortlist)
         output = os.path.realpath(args.output)
-        if not os.path.isdir(os.path.dirname(output)):
-            raise ExportError(f"--output {args.output}: must be in a folder that exists")
         with replacing(output) as folder:
             refuse_other_folders(output, args)
             report = convert(args, folder)

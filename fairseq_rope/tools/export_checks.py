@@ -212,9 +212,11 @@ def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = F
 
     Without *force*, SAME_SOURCES is needed.
     """
-    # The set contains only tokens. Moses' detokeniser for the source language converts them to plain text.
-    source = settings["source"]
-    back = Tokeniser(folder, {**settings, "moses": {"source": source, "target": source, "dash_splits": False}})
+    # The set contains only tokens. Moses' detokeniser for the source language converts them to plain text, also to show
+    # whether data were tokenised that should not be. Pieces of SentencePiece alone become plain text without it.
+    source, pieces = settings["source"], (settings["subwords"] or {}).get("kind") == "sentencepiece"
+    moses = {"source": source, "target": source, "dash_splits": False}
+    back = Tokeniser(folder, {**settings, "moses": settings["moses"] and moses if pieces else moses})
     text = Tokeniser(folder, settings)
     symbols, unknown = task.source_dictionary.symbols, task.source_dictionary.unk()
     separator = separator_of(settings)

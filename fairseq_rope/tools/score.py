@@ -18,7 +18,7 @@ from ..lines import named, read_lines
 from ..scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
 from ..text.generated import read_generated
 from ..text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
-from ..text.moses import aggressive_tokeniser
+from ..text.moses import aggressive_tokeniser, moses_round_trip
 from ..text.plain import check_plain, undo_preprocessing
 from . import FILE, REQUIRED, SWITCH, Parser, add_flags, command_parser, warn
 
@@ -61,6 +61,9 @@ def score(
         if len(tokens) > 1:
             tokens["Moses -a"] = sum(len(aggressive(line).split()) for line in lines)
         files.append({"file": path, "lines": len(lines), "tokens": tokens})
+        if len(tokens) > 1:
+            changed = list(map(moses_round_trip(language(target_lang), built[1].scorer.tokenizer), lines))
+            files[-1]["sacreBLEU_after_moses"] = built[0].scorer.corpus_score(changed, [lines]).score
     bootstrap = None
     if len(systems) > 1:
         drawn = {"resamples": metrics.RESAMPLES, "seed": metrics.bootstrap_seed(), "confidence": 0.95}
@@ -92,6 +95,9 @@ def format_report(report: dict[str, Any]) -> str:
     for reference in report["references"]:
         counts = ", ".join(f"{count} {name}" for name, count in reference["tokens"].items())
         lines.append(f"reference {reference['file']}: {reference['lines']} lines; tokens: {counts}")
+        if "sacreBLEU_after_moses" in reference:
+            after = f"{reference['sacreBLEU_after_moses']:.2f}"
+            lines.append(f"  sacreBLEU {after} with itself after Moses' tokeniser and detokeniser")
     for system in systems:
         undone = f" (undone: {', '.join(system['undone'])})" if system["undone"] else ""
         lines.append(f"system {system['name']}: {system['file']}{undone}")
@@ -200,15 +206,18 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
     for path in args.ref:
         first = references[0] if references else None
         references.append(_checked(Sentences(path, read_lines(path)), first, is_reference=True))
-    texts = [_checked(Sentences(path, read_lines(path)), references[0]) for path in args.sys]
+    # Translations of a model after a few updates can all be empty.
+    texts = [_checked(Sentences(path, read_lines(path, may_be_blank=True)), references[0]) for path in args.sys]
     source: list[str] = []
     lang, count = language(args.target_lang), len(references[0].lines)
     for path in args.generate_output:
         generated = read_generated(read_lines(path), path)
         best = generated.in_order(generated.detokenised or generated.hypotheses, count, "the reference")
-        texts.append(_checked(Sentences(path, *undo_preprocessing(best, lang))))
+        before = generated.hypotheses.values() or best  # a file may have only its D- lines
+        texts.append(_checked(Sentences(path, *undo_preprocessing(best, lang, before))))
         if not source and set(range(count)) <= set(generated.sources):
-            source, _ = undo_preprocessing([generated.sources[number] for number in range(count)], lang)
+            read = [generated.sources[number] for number in range(count)]
+            source, _ = undo_preprocessing(read, lang, read)
     if args.src is not None:
         source = _checked(Sentences(args.src, read_lines(args.src)), references[0]).lines
     for scorer in scorers:

@@ -176,7 +176,8 @@ def encodings_of(args: Any) -> dict[str, str]:
         for side, name in names.items():
             if name not in ENCODINGS:
                 flag = flag_of_side(args, "position_encoding", side)
-                raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}")
+                own = "if your own user dir adds it, give that as --user-dir"
+                raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}; {own}")
         return names
     if option_of(args, "no_token_positional_embeddings"):
         return dict.fromkeys(sides_of(args), "none")

@@ -29,13 +29,14 @@ from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment, StageError
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.session import announce, at_work
-from recipes.pipeline.settings import check_values
+from recipes.pipeline.settings import SettingsError, check_values
 from recipes.pipeline.stage import Stage
+from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize
-from recipes.pipeline.stages import TO_SCORE
+from recipes.pipeline.stages import OF_DATA
 
 # Joining comes before training, so that lines that are too long to translate are reported early.
-OF_DATA: tuple[Stage, ...] = (*(stage for stage in TO_SCORE if not stage.per_model), Join())
+DATA: tuple[Stage, ...] = (*OF_DATA, Join())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,6 +71,7 @@ class Comparison:
 
     def check(self) -> None:
         """Raise a StageError if the tokeniser, the launcher or fairseq does not take what the flags ask for."""
+        check_files(self.baseline)  # the check that takes least time comes first
         check_tokenize(self.baseline)
         checked = [self.experiments[name] for name in self._trained()]
         if self.tuning is not None:
@@ -200,6 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
+        if not runs[0].settings.test_files:
+            raise SettingsError("--set test_files=: a comparison needs a test set")
     except InputError as error:
         parser.error(str(error))
     comparison = Comparison(args, f"python -m recipes.compare {shlex.join(arguments)}", experiments, runs, tuning=tuned)
@@ -211,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             comparison.check()
         named = {} if tuned is None else {"--tune": tuned.setting}  # the report has a folder of its own
         report_runner = runner_of(dataclasses.replace(baseline, differs={**baseline.differs, **named}))
-        for stage in OF_DATA:
+        for stage in DATA:
             report_runner.ensure(stage)
         comparison.choose_precision()
         if baseline.dry_run:

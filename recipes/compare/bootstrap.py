@@ -6,6 +6,7 @@ drawn sentences, and the score of a system is the mean of BLEU over its seeds. T
 The spread between the seeds shows what to expect of others. Each run is scored once on all draws.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,15 +14,16 @@ from sacrebleu.metrics import BLEU
 
 RESAMPLES = 1000
 SEED = 12345
+SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
 
 
-def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> np.ndarray:
+def statistics(hypotheses: Sequence[str], *references: Sequence[str], tokenize: str = "13a") -> np.ndarray:
     """Each sentence's statistics (N, 10): 4 counts of matching n-grams, 4 counts of all n-grams, 2 lengths."""
     # effective_order avoids a warning for each sentence. It changes only sentence scores, which are not used.
     bleu = BLEU(effective_order=True, tokenize=tokenize)
     rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        sentence = bleu.sentence_score(hypothesis, [reference])
+    for hypothesis, *expected in zip(hypotheses, *references, strict=True):
+        sentence = bleu.sentence_score(hypothesis, expected)
         rows.append([*sentence.counts, *sentence.totals, sentence.sys_len, sentence.ref_len])
     return np.array(rows)
 
@@ -47,16 +49,19 @@ def paired_bootstrap(baseline: Sequence[np.ndarray], system: Sequence[np.ndarray
     """Compare two systems, each given as its :func:`scores_of_draws` for each seed.
 
     Returns:
-        ``difference``, system - baseline, of the means over seeds; ``low`` and ``high``, the 95% interval of the
-        resampled differences; ``p_value``, the probability that chance alone gives a difference as large: (k + 1) /
-        (n + 1), if k of n resampled differences are as far from their mean as ``difference`` is from 0
+        ``difference``, system - baseline, of the means over seeds; ``p_value``, the probability that chance alone gives
+        a difference as large: (k + 1) / (n + 1), if k of n resampled differences are as far from their mean as
+        ``difference`` is from 0; ``low`` and ``high``, the 95% interval ``difference`` - r to ``difference`` + r. It
+        has the values that this test does not reject as the true difference, so it has 0 if and only if the p-value is
+        above 0.05.
     """
-    difference, *rest = np.mean(system, axis=0) - np.mean(baseline, axis=0)
-    differences = np.array(rest)
-    as_large = np.abs(differences - differences.mean()) >= abs(difference)
-    low, high = np.percentile(differences, [2.5, 97.5])
-    p_value = float((as_large.sum() + 1) / (len(differences) + 1))
-    return {"difference": float(difference), "low": float(low), "high": float(high), "p_value": p_value}
+    difference, *resampled = map(float, np.mean(system, axis=0) - np.mean(baseline, axis=0))
+    distances = np.sort(np.abs(np.array(resampled) - np.mean(resampled)))[::-1]
+    p_value = float(((distances >= abs(difference)).sum() + 1) / (len(distances) + 1))
+    # A difference has a p-value of at most 0.05 if fewer than this number of distances are as large.
+    fewer_than = math.floor(SIGNIFICANT * (len(distances) + 1))
+    radius = float(distances[fewer_than - 1]) if fewer_than else math.inf
+    return {"difference": difference, "low": difference - radius, "high": difference + radius, "p_value": p_value}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -8,14 +8,16 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,11 @@ def finished(run: Experiment) -> bool:
     return not run.training_of or all(map(trained.is_done, (TRAIN, AVERAGE)))
 
 
+def trained(run: Experiment) -> bool:
+    """Whether nothing has to be trained for *run*."""
+    return bool(run.training_of) or Runner(run).stamps.is_done(TRAIN)
+
+
 def train(experiment: Experiment, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or "".
 
@@ -161,25 +168,54 @@ def outcomes(
     The default functions are :func:`train` and :func:`finished`, for the runs of a comparison. Other runs are
     dataclasses with title, work, gpus, model and training_of.
     """
+    is_trained = is_finished or trained
     train_run, is_finished = train_run or train, is_finished or finished
+    # The time left is that of these runs. The others, which may still have to translate, take much less.
+    untrained = {run.model for run in runs if not is_trained(run)}
     if args.launcher == "local" and (args.jobs or 1) == 1:
-        for run in runs:
-            print(f"== {run.title}", flush=True)
-            yield run, train_run(run, program)
+        took: list[float] = []
+        for number, run in enumerate(runs):
+            left = time_left(took, sum(one.model in untrained for one in runs[number:]))
+            print(f"== run {number + 1} of {len(runs)}: {run.title}{left}", flush=True)
+            begun = time.monotonic()
+            failure = train_run(run, program)
+            if run.model in untrained and not failure:
+                took.append(time.monotonic() - begun)
+            yield run, failure
         return
-    functions = train_run, is_finished
+    how = train_run, is_finished, untrained
     if args.launcher == "slurm":
-        yield from _submitted(runs, program, functions, args.jobs or len(runs), slurm_executor(args, runs[0]))
+        yield from _submitted(runs, program, how, args.jobs or len(runs), slurm_executor(args, runs[0]))
         return
     gpus = _gpus(runs[0])
     os.environ["OMP_NUM_THREADS"] = "1"
     # submitit stops a job with SIGINT, which it would ignore, as this process does in the background of a script.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     executor = _QuietExecutor(folder=_job_folder(runs[0]))
     executor.update_parameters(timeout_min=LONGEST, stderr_to_stdout=True)
     if gpus:
         runs = [dataclasses.replace(run, gpus=1) for run in runs]
-    yield from _submitted(runs, program, functions, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
+    try:
+        yield from _submitted(runs, program, how, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+
+
+def time_left(took: Sequence[float], waiting: int, running: Sequence[float] = (), jobs: int = 1) -> str:
+    """The time until all runs have ended, as ", about 5 min left", if each takes the mean of those that have ended.
+
+    Args:
+        took: the seconds of the runs that have ended; if there are none, the text is empty
+        waiting: how many runs have not begun
+        running: the seconds since each of the others has begun
+        jobs: how many runs are trained at a time
+    """
+    if not took or not (waiting or running):
+        return ""
+    mean = statistics.mean(took)
+    of_each = [*([mean] * waiting), *(max(0.0, mean - seconds) for seconds in running)]
+    hours, minutes = divmod(math.ceil(max(*of_each, sum(of_each) / jobs, 1.0) / 60), 60)
+    return f", about {f'{hours} h ' if hours else ''}{minutes} min left"
 
 
 def _job_folder(run: Any) -> Path:
@@ -246,12 +282,12 @@ def _gpus(experiment: Experiment) -> list[str]:
 def _submitted(
     runs: Sequence[Any],
     program: str,
-    functions: tuple[Callable[..., str], Callable[[Any], bool]],
+    how: tuple[Callable[..., str], Callable[[Any], bool], Collection[Path]],
     jobs: int,
     executor: submitit.Executor,
     gpus: Sequence[str] = (),
 ) -> Iterator[tuple[Any, str]]:
-    train_run, is_finished = functions
+    train_run, is_finished, untrained = how
     # Jobs import the recipes, wherever they run.
     os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = [run for run in runs if is_finished(run)]
@@ -260,6 +296,7 @@ def _submitted(
         yield run, ""
     waiting = [run for run in runs if run not in done]
     running: dict[int, _Running] = {}  # by place
+    took: list[float] = []
     try:
         while waiting or running:
             while len(running) < jobs:
@@ -281,15 +318,22 @@ def _submitted(
                         jobs = len(running)
                     break
                 waiting.remove(ready)
-                print(f"== {ready.title}: begun, log: {job.paths.stdout}", flush=True)
+                number = f"run {len(runs) - len(waiting)} of {len(runs)}"
+                print(f"== {ready.title}: begun, {number}, log: {job.paths.stdout}", flush=True)
                 running[place] = _Running(ready, job, time.time(), time.time())
             time.sleep(1)
             for place, one in list(running.items()):
                 failure = _failure(one)
                 if failure is not None:
                     del running[place]
+                    seconds = time.time() - one.begun
+                    if one.run.model in untrained and not failure:
+                        took.append(seconds)
                     ended = f"failed: {failure}" if failure else "done"
-                    print(f"== {one.run.title}: {ended}, {time.time() - one.begun:.0f} s", flush=True)
+                    number = f"{len(runs) - len(waiting) - len(running)} of {len(runs)} runs have ended"
+                    since = [time.time() - each.begun for each in running.values() if each.run.model in untrained]
+                    left = time_left(took, sum(run.model in untrained for run in waiting), since, jobs)
+                    print(f"== {one.run.title}: {ended}, {seconds:.0f} s; {number}{left}", flush=True)
                     yield one.run, failure
     finally:
         _cancel([one.job for one in running.values()])

@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 
 from fairseq_rope.files import written_whole
+from recipes.compare.bootstrap import SIGNIFICANT
 from recipes.compare.paper import as_csv, as_latex
 from recipes.compare.plots import FEWEST, plots, rendered
 from recipes.compare.results import (
@@ -35,7 +36,7 @@ from recipes.compare.results import (
     reading,
     without,
 )
-from recipes.compare.tables import SIGNIFICANT, as_good, p_text, spread, tables
+from recipes.compare.tables import as_good, p_text, spread, tables
 
 # The files of the report besides results.json.
 TEXTS = ("report.html", "results.md", "results.csv", "scores.tex")
@@ -56,6 +57,9 @@ TEMPLATES = jinja2.Environment(
 )
 # Characters that Markdown reads as its own, and an underscore that begins or ends a word.
 MARKDOWN = re.compile(r"([\\`*<>\[\]|#&~]|(?<!\w)_|_(?!\w))")
+# Words of a table's cell that stay on one line: a range, a mean ± its deviation, p and its value.
+TOGETHER = re.compile(r"\(not significant\)|(?:\(?p |≤ )*\S+(?: (?:to|±|at update) \S+)*(?: †)?")
+TEMPLATES.filters["parts"] = lambda cell: [(part, " " in part) for part in TOGETHER.findall(cell)]
 TEMPLATES.filters["escaped"] = lambda text: MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
@@ -83,14 +87,14 @@ def verdict(results: Results) -> list[str]:
 
 
 def early(results: Results) -> list[str]:
-    """Sentences if the systems are trained too briefly for conclusions."""
+    """A paragraph if the systems are trained too briefly for conclusions."""
     sentences, systems = [], ranked(results)
     if max(statistics.mean(results["joined"][0]["scores"][system]) for system in systems) < LOW:
-        sentences.append(f"No system reaches {LOW} sacreBLEU. {EARLY}")
+        sentences.append(f"No system reaches {LOW} sacreBLEU.")
     limited = [name for name, run in all_runs(results) if run.get("patience") and not converged(run)]
     if limited:
         reached = f"Trainings of {listed(list(dict.fromkeys(limited)))} reached the limit of epochs or updates"
-        sentences.append(f"{reached} before the validation loss stopped falling. {EARLY}")
+        sentences.append(f"{reached} before the validation loss stopped falling.")
     falls = {
         system: max(0.0 if converged(run) else _last_fall(run["training"]) for run in results["runs"][system])
         for system in systems
@@ -100,8 +104,8 @@ def early(results: Results) -> list[str]:
         most = max(falls[system] for system in steep)
         which = "every system" if len(steep) == len(systems) else listed(steep)
         fell = f"the validation loss of {which} fell by up to {most:.2f} bits a token"
-        sentences.append(f"In the last fifth of the updates, {fell}. {EARLY}")
-    return sentences
+        sentences.append(f"In the last fifth of the updates, {fell}.")
+    return [" ".join([*sentences, EARLY])] if sentences else []
 
 
 def ends_of_range(results: Results) -> list[str]:
@@ -130,10 +134,11 @@ def _of_two(results: Results, system: str) -> list[str]:
         each = ", ".join(f"{difference:+.2f}" for difference in differences)
         deviation = statistics.stdev(differences)
         seeds = f"the mean over {len(differences)} seeds ({each}; standard deviation {deviation:.2f})"
+    significant = "significant" if against["p_holm"] <= SIGNIFICANT else "not significant"
     return [
         f"{system} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {seeds}. "
-        f"When the test sentences are resampled, 95% of the differences between these trainings are from "
-        f"{against['low']:+.2f} to {against['high']:+.2f} (p {p_text(results, against)})."
+        f"For these trainings, the difference is {significant} (p {p_text(results, against)}), with a 95% interval "
+        f"from {against['low']:+.2f} to {against['high']:+.2f} over the test sentences."
     ]
 
 
@@ -222,7 +227,6 @@ def texts(results: Results, images: Mapping[str, bytes]) -> dict[str, str]:
     shared = {**results, "tables": tables(results), "verdict": verdict(results), "significant": SIGNIFICANT}
     shared |= {"documents": has_documents(results), "fewer": of_fewer_seeds(results)}
     shared |= {"tuning": results.get("tuning"), "patience": max(run.get("patience", 0) for _, run in all_runs(results))}
-    shared["precisions"] = different_precisions(results)
     shared["scorers"] = results.get("scorers", {})
     shared |= {"names": names, "title": f"{names} on {results['data']['title']}"}
     page = TEMPLATES.get_template("report.html.j2").render(

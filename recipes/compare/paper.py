@@ -5,7 +5,7 @@ import io
 import re
 from typing import Any
 
-from recipes.compare.results import Results, all_runs, has_documents, sets, trained_in
+from recipes.compare.results import Results, all_runs, has_documents, lowest_loss, sets, trained_in, tuned_value
 from recipes.compare.tables import Table
 
 LATEX = {
@@ -26,13 +26,16 @@ def as_csv(results: Results) -> str:
         row: dict[str, Any] = {"system": system, "seed": run["seed"]}
         row |= {key: run.get(key, "") for key in ("architecture", "flags", "training_of", "generate", "parameters")}
         row |= {"trained_in": "; ".join(trained_in([run]))}
+        row |= {results["tuning"]["setting"]: tuned_value(results, system)} if results.get("tuning") else {}
         row |= {name: metric["score"] for name, metric in run["metrics"].items()}
         for name, of in results.get("scorers", {}).items():
             scored = dict(zip(of["seeds"].get(system, []), of["scores"].get(system, []), strict=True))
             row[f"score by {name}"] = scored.get(run["seed"], "")
         row |= {"updates": training["updates"][-1], "minutes": training["seconds"][-1] / 60}
         row |= {key: training[key] for key in ("tokens_per_second", "peak_memory_mib")}
+        lowest, update = lowest_loss(training)
         row |= {"validation_loss": training["losses"][-1]}
+        row |= {"lowest_validation_loss": lowest, "update_of_lowest_validation_loss": update}
         row |= {f"sacreBLEU, {one['words']} words": one["score"] for one in run["by_length"]}
         row |= {f"sacreBLEU, {n} {of_line}": one["scores"][system][number] for n, one in sets(results).items()}
         rows.append(row)

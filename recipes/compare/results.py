@@ -16,7 +16,7 @@ from recipes.pipeline import precision
 Results = dict[str, Any]
 KEYS = (
     *("recipe", "baseline", "systems", "runs", "failed", "settings", "signatures", "bootstrap", "joined", "command"),
-    *("longest_in_training", "data"),
+    *("longest_in_training", "data", "sizes"),
 )
 
 
@@ -126,6 +126,13 @@ def of_precision(results: Results) -> dict[str, list[str]]:
         for one in dict.fromkeys(filter(None, map(precision.of_process, processes))):
             systems.setdefault(one, []).append(name)
     return systems
+
+
+def tuned_value(results: Results, system: str) -> str:
+    """The value of the tuned setting that *system* has; "" if nothing is tuned or no value is known."""
+    outcomes = (results.get("tuning") or {"systems": {}})["systems"]
+    trained = results["runs"][system][0].get("training_of") or system
+    return outcomes[trained]["chosen"] if trained in outcomes else ""
 
 
 def at_end(outcome: Mapping[str, Any]) -> bool:

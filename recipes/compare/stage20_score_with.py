@@ -40,11 +40,12 @@ class ScoreWith(Stage):
     number = 20
     settings = ()
     per_model = True
+    of_test_set = True
     title = property(lambda self: f"score with {self.scorer.name}")
     label = property(lambda self: f".{self.scorer.name}")
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.hypotheses, experiment.test_source, experiment.test_reference]
+        return [experiment.hypotheses, experiment.test_source, *experiment.test_references]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.model / f"scorer.{self.scorer.name}.json"]

@@ -21,10 +21,21 @@ def lengths(experiment: Experiment) -> tuple[int, ...]:
 
 
 def texts(experiment: Experiment, length: int) -> list[Path]:
-    """The plain source and reference of a set. If the text has documents, they have one sentence a line."""
+    """The plain source and references of a set. If the text has documents, they have one sentence a line."""
     if experiment.unit.has_documents:
-        return [experiment.test_source, experiment.test_reference]
-    return [experiment.text("joined", str(length), lang) for lang in (experiment.source, experiment.target)]
+        return [experiment.test_source, *experiment.test_references]
+    return [experiment.work / "joined" / f"{length}{_end(path)}" for path in _plain(experiment)]
+
+
+def _plain(experiment: Experiment) -> list[Path]:
+    """The source and the references of the test set as stage 2 extracts them."""
+    source, *_ = experiment.texts("raw", ["test"])
+    return [source, *(experiment.text("raw", name, experiment.target) for name in experiment.with_references)]
+
+
+def _end(path: Path) -> str:
+    """The name of a text of the test set after "test": its reference if that is not the first, and its language."""
+    return path.name.removeprefix("test")
 
 
 def in_subwords(experiment: Experiment, length: int) -> list[Path]:
@@ -64,13 +75,15 @@ def check(experiment: Experiment) -> None:
 
 class Join(Stage):
     number = 21
+    of_test_set = True
     title = "join sentences of the test set"
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
     depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [*experiment.texts("raw", ["test"]), *experiment.texts("bpe", ["test"]), *experiment.binary_data]
+        data = [*experiment.binary_data, *experiment.binary_sets(["test"])]
+        return [*_plain(experiment), *experiment.texts("bpe", ["test"]), *data]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         pair = f"{experiment.source}-{experiment.target}"
@@ -107,11 +120,11 @@ def _join_to_segments(experiment: Experiment, shell: Shell, folder: Path) -> Non
 
 
 def _join_lines(experiment: Experiment, shell: Shell, folder: Path) -> None:
-    for name, kind in (("raw", ""), ("bpe", "bpe.")):
-        for path in experiment.texts(name, ["test"]):
+    for kind, paths in (("", _plain(experiment)), (".bpe", experiment.texts("bpe", ["test"]))):
+        for path in paths:
             sentences = count_lines(str(path)) if path.exists() else 0  # in a dry run, it may not exist yet
             for times in TIMES:
-                out = folder / f"{times}.{kind}{path.suffix[1:]}"
+                out = folder / f"{times}{kind}{_end(path)}"
                 # The last line is dropped if it would have fewer sentences.
                 count = sentences // times * times or "LINES"
                 shell.write(f"head -n {count} {quoted(path)} | paste -d ' ' {'- ' * (times - 1)}-", out)

@@ -25,6 +25,7 @@ class TranslateJoined(Stage):
     number = 22
     title = "translate joined sentences"
     per_model = True
+    of_test_set = True
     settings = SEARCH_SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:

@@ -23,7 +23,7 @@ from recipes.compare.stage21_join import lines
 from recipes.compare.tuning import Tuning
 from recipes.pipeline.checkpoints import to_average
 from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError
 from recipes.pipeline.fairseq_train import patience
 from recipes.pipeline.model_folder import Moves, next_earlier
 from recipes.pipeline.runner import Runner
@@ -50,6 +50,7 @@ class Report(Stage):
 
     number = 23
     title = "compare"
+    of_test_set = True
     settings = ("source_lang", "target_lang")
     depends_on_bpe = True
 
@@ -70,11 +71,11 @@ class Report(Stage):
         }
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        paths = [*experiment.texts("raw", ["test"])]
-        paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in ("train", "test")]
+        paths = [*experiment.texts("raw", experiment.with_references)]
+        paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in SETS]
         paths += stage21_join.Join().outputs(experiment)
         if experiment.unit.has_documents:
-            paths += [experiment.test_reference, experiment.reference_documents]
+            paths += [*experiment.test_references, *experiment.reference_documents]
         for run in self.experiments:
             paths += [run.hypotheses, run.history, run.score, *stage22_translate_joined.TranslateJoined().outputs(run)]
             paths += [run.separators, run.document_hypotheses] if run.unit.has_documents else []
@@ -170,13 +171,14 @@ class Report(Stage):
             "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
             "joined": [self._joined(experiment, n, longest) for n in (None, *stage21_join.lengths(experiment))],
             "longest_in_training": longest,
-            "data": self._data(experiment, len(sizes)),
+            "data": self._data(experiment),
+            "sizes": self._sizes(experiment),
             "command": self._command(experiment),
             "tuning": self._tuning(),
         }
 
-    def _data(self, experiment: Experiment, training_lines: int) -> dict[str, Any]:
-        """The title of the data, its files, and the numbers of *training_lines* and test sentences.
+    def _data(self, experiment: Experiment) -> dict[str, Any]:
+        """The title of the data, and the files of each set.
 
         The recipe names data that its manifest or its own folder has. The user's texts have the name of their folder.
         """
@@ -184,12 +186,14 @@ class Report(Stage):
         title = recipe.name
         if folder is not None and folder.parent != recipe and experiment.manifest is None:
             title = f"{folder.name} ({experiment.source}-{experiment.target})"
-        files = {
-            name: [file for template in experiment.settings.templates(name) for file in experiment.sides(template)]
-            for name in experiment.raw_sets
-        }
-        sentences = len(lines(experiment.test_source))
-        return {"title": title, "files": files, "training_lines": training_lines, "test_sentences": sentences}
+        sets = experiment.given(SETS)
+        files = {name: [file for corpus in experiment.corpora(name) for file in corpus] for name in sets}
+        return {"title": title, "files": files}
+
+    def _sizes(self, experiment: Experiment) -> dict[str, int]:
+        """The number of pairs or segments for training and validation, and that of the sentences of the test set."""
+        paths = {name: experiment.text(experiment.in_subwords, name, experiment.source) for name in ("train", "valid")}
+        return {name: len(lines(path)) for name, path in (*paths.items(), ("test", experiment.test_source))}
 
     def _command(self, experiment: Experiment) -> str:
         """The commands that repeat all runs, one a line: that of the last launch, with seeds and systems of the report.
@@ -215,23 +219,23 @@ class Report(Stage):
         *longest* is the number of subwords of the longest source in training.
         """
         if length is None:
-            reference = experiment.test_reference
+            texts = experiment.test_references
             subwords = experiment.text(experiment.in_subwords, "test", experiment.source)
         else:
-            reference = stage21_join.texts(experiment, length)[1]
+            texts = stage21_join.texts(experiment, length)[1:]
             subwords = stage21_join.in_subwords(experiment, length)[0]
-        references = lines(reference)
+        references = [*map(lines, texts)]
         tokenize = _tokeniser(_score(self.experiments[0])["metrics"][0]["signature"])
-        drawn = bootstrap.draw(len(references), bootstrap.RESAMPLES)
+        drawn = bootstrap.draw(len(references[0]), bootstrap.RESAMPLES)
         scores: dict[str, dict[int, np.ndarray]] = {}
         ratios: dict[str, list[float]] = {}
         for run in self.experiments:
             path = run.hypotheses if length is None else stage22_translate_joined.files(run, length).hypotheses
             hypotheses = lines(path)
-            if len(hypotheses) != len(references):
-                has = f"{path} has {len(hypotheses)} lines, and {reference} has {len(references)}"
+            if len(hypotheses) != len(references[0]):
+                has = f"{path} has {len(hypotheses)} lines, and {texts[0]} has {len(references[0])}"
                 raise StageError(f"{has}: remove it, and run the comparison again")
-            rows = bootstrap.statistics(hypotheses, references, tokenize)
+            rows = bootstrap.statistics(hypotheses, *references, tokenize=tokenize)
             scores.setdefault(run.system, {})[run.seed] = bootstrap.scores_of_draws(rows, drawn)
             ratios.setdefault(run.system, []).append(float(rows[:, 8].sum() / rows[:, 9].sum()))
         words = [len(line.split()) for line in lines(subwords)]
@@ -280,7 +284,7 @@ class Report(Stage):
 
     def _documents(self, experiment: Experiment, length: int | None, tokenize: str) -> dict[str, Any]:
         """The BLEU of documents, and the share of the segments with other separators than their source."""
-        references = lines(experiment.reference_documents)
+        references = [*map(lines, experiment.reference_documents)]
         scores: dict[str, list[float]] = {}
         shares: dict[str, list[float]] = {}
         for run in self.experiments:
@@ -288,7 +292,7 @@ class Report(Stage):
             if length is not None:
                 hypotheses = stage22_translate_joined.documents(run, length)
                 separators = stage22_translate_joined.files(run, length).separators
-            rows = bootstrap.statistics(lines(hypotheses), references, tokenize)
+            rows = bootstrap.statistics(lines(hypotheses), *references, tokenize=tokenize)
             scores.setdefault(run.system, []).append(bootstrap.corpus_bleu(rows.sum(axis=0)))
             counts = Divided(**json.loads(separators.read_text(encoding="utf-8")))
             shares.setdefault(run.system, []).append(counts.with_other_separators / counts.segments)

@@ -107,8 +107,13 @@ def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:
     systems = systems or [System(arch, arch) for arch in ("transformer", "transformer_rope")]
     names = [system.name for system in systems]
     twice = next((name for name in names if names.count(name) > 1), None)
-    if len(systems) < 2 or twice:
-        raise SettingsError(f"{flag(args)} {' '.join(names)}: must be 2 or more, all different")
+    if twice:
+        raise SettingsError(f"{flag(args)} {' '.join(names)}: names {twice} twice; give each system another name")
+    if len(systems) < 2:
+        name = "transformer_rope" if names[0] == "transformer" else "transformer"
+        row = f"{name}: --arch {name}"
+        added = {"--archs": name, "--system": f"--system '{name}=--arch {name}'", "--systems": f"the line '{row}'"}
+        raise SettingsError(f"{flag(args)} {names[0]}: a comparison needs a second system; add {added[flag(args)]}")
     for option, given in (("--baseline", [args.baseline] if args.baseline else []), ("--only", args.only or [])):
         for name in given:
             if name not in names:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from recipes.compare.bootstrap import SIGNIFICANT
 from recipes.compare.results import (
     Results,
     at_end,
@@ -17,11 +18,12 @@ from recipes.compare.results import (
     ranked,
     sets,
     trained_in,
+    tuned_value,
 )
 
-SIGNIFICANT = 0.05  # a difference counts if its corrected p is at most this
 # Columns of words. They are aligned at the left, like the first column; all others have numbers.
 OF_WORDS = ("compared with the best", "architecture", "flags", "trained in", "commit", "files", "contents")
+LOWEST = "lowest validation loss"
 
 
 class Table(NamedTuple):
@@ -49,6 +51,11 @@ def p_text(results: Results, against: Mapping[str, Any], key: str = "p_holm") ->
     return f"{'≤ ' if against['p_value'] <= least * 1.0001 else ''}{against[key]:.3f}"
 
 
+def p_judged(results: Results, against: Mapping[str, Any], key: str = "p_holm") -> str:
+    """:func:`p_text`, and whether the difference is not significant."""
+    return p_text(results, against, key) + (" (not significant)" if against[key] > SIGNIFICANT else "")
+
+
 def interval(against: Mapping[str, Any], digits: int = 2) -> str:
     """The difference of a bootstrap and its interval as text."""
     difference, low, high = (f"{against[key]:+.{digits}f}" for key in ("difference", "low", "high"))
@@ -71,6 +78,7 @@ def tables(results: Results) -> dict[str, Table]:
         "scores": _score_table(results, results["joined"][0], "sacreBLEU"),
         "costs": _cost_table(results),
         "runs": _run_table(results),
+        "trainings": _training_table(results),
         "systems": _definition_table(results),
         "metrics": by_column([f"{name} ({results['signatures'][name]})" for name in metrics], of_metrics),
         "lengths": by_column(lengths, of_lengths),
@@ -81,10 +89,12 @@ def tables(results: Results) -> dict[str, Table]:
 
 
 def _data_table(results: Results) -> Table:
-    data, unit = results["data"], "segments" if has_documents(results) else "pairs"
-    contents = {"train": f"{data['training_lines']:,} {unit} after cleaning"}
-    contents["test"] = f"{data['test_sentences']:,} sentences"
-    rows = [[name, ", ".join(files), contents.get(name, "")] for name, files in data["files"].items()]
+    files, unit = results["data"]["files"], "segments" if has_documents(results) else "pairs"
+    kinds = {"train": f"{unit} after cleaning", "valid": unit, "test": "sentences"}
+    rows = []
+    for name, size in results["sizes"].items():
+        given = ", ".join(files[name]) if name in files else "held out from the training set"
+        rows.append([name, given, f"{size:,} {kinds[name]}"])
     return Table(["set", "files", "contents"], rows)
 
 
@@ -100,7 +110,7 @@ def _score_table(results: Results, of: Mapping[str, Any], metric: str) -> Table:
         against = of["against_baseline"].get(name)
         compared = ["the baseline" if name == baseline else "no common seed", ""]
         if against is not None:
-            compared = [interval(against, digits), p_text(results, against)]
+            compared = [interval(against, digits), p_judged(results, against)]
         title = name if len(scores[name]) == most else f"{name} †"
         cells = [title, ", ".join(map(str, seeds[name])), spread(scores[name], digits), *compared]
         rows.append([*cells, _beside_best(results, of, name)])
@@ -157,33 +167,44 @@ def _beside_best(results: Results, of: Mapping[str, Any], name: str) -> str:
 
 
 def _run_table(results: Results) -> Table:
-    head = ["run", "sacreBLEU", f"difference to {results['baseline']} (95%)", "p", "updates", "minutes", "tokens/s"]
-    head += ["peak memory (MiB)", "validation loss, the last five", "lowest validation loss", "commit"]
+    head = ["run", "sacreBLEU", f"difference to {results['baseline']} (95%)", "p", LOWEST]
     rows = []
     for name, runs in per_system(results, lambda run: run).items():
         bootstraps = {one["seed"]: one for one in results["joined"][0]["by_seed"].get(name, [])}
         for run in runs:
-            training, against = run["training"], bootstraps.get(run["seed"])
+            against = bootstraps.get(run["seed"])
+            row = [f"{name}, seed {run['seed']}", f"{run['metrics']['sacreBLEU']['score']:.2f}"]
+            row += [interval(against), p_judged(results, against, "p_value")] if against else ["", ""]
+            rows.append([*row, _loss_at(*lowest_loss(run["training"]))])
+    return Table(head, rows)
+
+
+def _training_table(results: Results) -> Table:
+    head = ["run", "updates", "minutes", "tokens/s", "peak memory (MiB)", "validation loss, the last five", "commit"]
+    rows = []
+    for name, runs in per_system(results, lambda run: run).items():
+        for run in runs:
+            training = run["training"]
             commits = dict.fromkeys(str(process["commit"]) for process in training["processes"])
             gap = "" if run["curve_is_whole"] else " (the end of the curve is missing)"
-            row = [f"{name}, seed {run['seed']}", f"{run['metrics']['sacreBLEU']['score']:.2f}"]
-            row += [interval(against), p_text(results, against, "p_value")] if against else ["", ""]
-            row += [f"{training['updates'][-1]:,}{gap}", f"{training['seconds'][-1] / 60:.1f}"]
-            row += [f"{training['tokens_per_second']:,.0f}", _peak([training])]
-            row += [", ".join(f"{loss:.3f}" for loss in training["losses"][-5:]), _loss_at(*lowest_loss(training))]
-            row += [", ".join(commits) or "not noted"]
+            row = [f"{name}, seed {run['seed']}", f"{training['updates'][-1]:,}{gap}"]
+            row += [f"{training['seconds'][-1] / 60:.1f}", f"{training['tokens_per_second']:,.0f}", _peak([training])]
+            row += [", ".join(f"{loss:.3f}" for loss in training["losses"][-5:]), ", ".join(commits) or "not noted"]
             rows.append(row)
     return Table(head, rows)
 
 
 def _definition_table(results: Results) -> Table:
-    rows = []
+    tuning, rows = results.get("tuning"), []
     for name in ranked(results):
         first = results["runs"][name][0]
         other = [f"training of {first['training_of']}", first["generate"]] if "training_of" in first else []
         kinds = "; ".join(trained_in(results["runs"][name]))
-        rows.append([name, *(other or [first["architecture"], first["flags"]]), kinds])
-    return Table(["system", "architecture", "flags", "trained in"], rows)
+        tuned = [tuned_value(results, name)] if tuning else []
+        lowest = spread([lowest_loss(run["training"])[0] for run in results["runs"][name]], 3)
+        rows.append([name, *(other or [first["architecture"], first["flags"]]), kinds, *tuned, lowest])
+    setting = [tuning["setting"]] if tuning else []
+    return Table(["system", "architecture", "flags", "trained in", *setting, LOWEST], rows)
 
 
 def _joined_tables(results: Results) -> dict[str, Table]:
@@ -205,7 +226,7 @@ def _joined_tables(results: Results) -> dict[str, Table]:
             document_rows.append([title, *(f"{score} ({mean:.1%})" for score, mean in both)])
         against = [one["against_baseline"].get(name) for one in all_joined]
         if all(against):
-            differences.append([title, *(f"{interval(one)}, p {p_text(results, one)}" for one in against)])
+            differences.append([title, *(f"{interval(one)}, p {p_judged(results, one)}" for one in against)])
     head = ["subwords a line, at most" if documents else "sentences a line", *by_length]
     of_documents = {"documents": Table(head, document_rows)} if documents else {}
     return {"joined": Table(head, joined_rows), "differences": Table(head, differences), **of_documents}

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -356,7 +356,8 @@ def trained_in(runs: Sequence[Run]) -> str:
 def as_markdown(rows: Rows) -> str:
     """A table of *rows*: means over seeds with standard deviations, and the differences to the first system.
 
-    A difference is that of each common seed, and then their mean and standard deviation.
+    A difference is that of each common seed, and then their mean and standard deviation. A column has as many decimals
+    as its values.
     """
     first, columns = next(iter(rows)), list(next(iter(rows.values())))
     head = ["system", "seeds", *(cell for column in columns for cell in (column, f"difference to {first}"))]
@@ -365,19 +366,25 @@ def as_markdown(rows: Rows) -> str:
         cells = [system, ", ".join(map(str, values[columns[0]]))]
         for column in columns:
             of_first = rows[first][column]
+            digits = decimals(value for row in rows.values() for value in row[column].values())
             differences = [value - of_first[seed] for seed, value in values[column].items() if seed in of_first]
-            cells.append(spread([*values[column].values()], 3))
-            cells.append("" if system == first else spread_of_differences(differences))
+            cells.append(spread([*values[column].values()], digits))
+            cells.append("" if system == first else spread_of_differences(differences, digits))
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def spread_of_differences(differences: Sequence[float]) -> str:
+def decimals(values: Iterable[float]) -> int:
+    """The number of decimals of *values*, which fairseq has rounded in its log: from 1 to 3."""
+    return max((len(f"{value:.3f}".rstrip("0").partition(".")[2]) for value in values), default=0) or 1
+
+
+def spread_of_differences(differences: Sequence[float], digits: int) -> str:
     """Mean and standard deviation of *differences*, with a sign."""
     if not differences:
         return "no common seed"
-    spreads = f" ± {statistics.stdev(differences):.3f}" if len(differences) > 1 else ""
-    return f"{statistics.mean(differences):+.3f}{spreads}"
+    spreads = f" ± {statistics.stdev(differences):.{digits}f}" if len(differences) > 1 else ""
+    return f"{statistics.mean(differences):+.{digits}f}{spreads}"
 
 
 def draw(panels: Panels) -> Any:

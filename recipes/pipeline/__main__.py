@@ -12,15 +12,17 @@ from recipes.pipeline.experiment import ROOT
 from recipes.pipeline.fairseq_train import check_devices, warning
 from recipes.pipeline.listing import model_table
 from recipes.pipeline.lock import locked_when_free
+from recipes.pipeline.runner import needed
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings, read_settings
+from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize, report
-from recipes.pipeline.stages import SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
+from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
 
 
 def build_parser(recipe_is_known: bool = False) -> argparse.ArgumentParser:
     """The parser of the command line. See :func:`add_flags` for *recipe_is_known*."""
-    numbers = ", ".join(f"{stage.number} {stage.title}" for stage in STAGES)
+    numbers = ", ".join(f"{stage.number} {stage.title}" for stage in STAGES if not stage.label)
     parser = Parser(
         prog="run.sh",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -51,13 +53,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.list:
         print(model_table(experiment.work, read_settings(ROOT / "recipes" / args.recipe / "settings.yaml")))
         return
-    chosen = [stage for stage in STAGES if args.stage <= stage.number <= stop]
+    chosen = needed([stage for stage in STAGES if args.stage <= stage.number <= stop], experiment)
+    if not chosen:
+        parser.error(f"--stage {args.stage}: needs a test set, and test_files is empty")
     with at_work(experiment, args.recipe, called(args.recipe, words)) as runner_of:
         runner = runner_of(experiment)
         announce(experiment)
         if not experiment.dry_run:
             experiment.sharing  # noqa: B018  refuses an old model of other sizes
-            runner.refuse_stale_inputs(chosen[0])
+            runner.refuse_stale_inputs(*chosen)
             if SCORE in chosen:
                 check_tokenize(experiment)
             if TRAIN in chosen:
@@ -66,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 slow = warning(experiment, resumed)
                 if slow and not runner.stamps.is_done(TRAIN):
                     print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
+        if args.stage == first:
+            check_files(experiment)  # before fairseq is imported
         if any(s in chosen and (experiment.dry_run or not runner.stamps.is_done(s)) for s in (TRAIN, TRANSLATE)):
             check_flags([experiment])
         with contextlib.ExitStack() as ended:
@@ -75,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 runner.ensure(stage)
         if SCORE in chosen and not experiment.dry_run:
             report(experiment)
+        elif AVERAGE in chosen and not experiment.settings.test_files:
+            print(f"test_files is empty, so the model has no score: {experiment.averaged}", flush=True)
 
 
 if __name__ == "__main__":

@@ -218,13 +218,12 @@ def _fits(manifest: Path, experiment: Experiment) -> bool:
         return False
     known, files = fetch.read_manifest(manifest), experiment.files()
     unknown = [file for file in files if file not in known]
-    add = "add their URLs, or"
     if unknown and unknown != files:
-        use = "use the files in --data-dir unchecked with --manifest none"
-        raise SettingsError(f"{manifest}: has no {', '.join(unknown)}: {add} {use}")
+        use = "write their absolute paths, or use the files in --data-dir unchecked with --manifest none"
+        raise SettingsError(f"{manifest}: has no {', '.join(unknown)}: add their URLs, {use}")
     if unknown and experiment.data_dir is None:
         none = f"has none of the recipe's files, {', '.join(files)}"
-        raise SettingsError(f"{manifest}: {none}: {add} name their folder with --data-dir")
+        raise SettingsError(f"{manifest}: {none}: add their URLs, or name their folder with --data-dir")
     return not unknown
 
 

@@ -8,6 +8,7 @@ parsers exit at an error.
 
 import argparse
 import difflib
+import re
 import shlex
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def check_flags(
     if done.returncode or printed[-1:] != [PASSED]:
         known = {experiment.system for experiment in experiments}
         system = next((line for line in reversed(printed) if line in known), experiments[0].system)
-        errors = done.stderr.strip().splitlines() if done.returncode else []
+        lines = done.stderr.strip().splitlines() if done.returncode else []
+        errors = [line for line in lines if not re.fullmatch(r"see \S+ --help", line)]
         ended = f"fairseq ended with status {done.returncode} before it had read all flags"
         why = errors[-1].strip() if errors else ended
         if PARSED in printed[-1:]:

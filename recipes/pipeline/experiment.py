@@ -16,7 +16,9 @@ from recipes.pipeline.start import read_sharing
 from recipes.pipeline.unit import SEGMENTS, SENTENCES
 
 ROOT = Path(__file__).resolve().parents[2]
-SETS = ("train", "valid", "test")
+LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
+TEST: tuple[str, ...] = ("test",)
+SETS = (*LEARNT, *TEST)
 
 
 class StageError(RuntimeError):
@@ -66,10 +68,22 @@ class Experiment:
 
     # -- texts and binary data ---------------------------------------------------------------------
 
-    def files(self) -> list[str]:
-        """The names of the corpus' files, without duplicates."""
-        names = [template.partition(":")[0] for n in SETS for template in self.settings.templates(n)]
-        return list(dict.fromkeys(file for name in names for file in self.sides(name)))
+    def files(self, sets: Iterable[str] = SETS) -> list[str]:
+        """The names of the files of *sets* that stage 1 fetches or finds, without duplicates."""
+        places = [place for n in sets for corpus in self.corpora(n) for place in corpus]
+        names = dict.fromkeys(place.partition(":")[0] for place in places)
+        return [name for name in names if not Path(name).is_absolute()]
+
+    def corpora(self, name: str) -> list[tuple[str, ...]]:
+        """The source, the target and the further references of each corpus of the set *name*: FILE or ARCHIVE:MEMBER.
+
+        An absolute path is a file of the user, which stage 2 reads where it is.
+        """
+        corpora = []
+        for template, *references in self.settings.templates(name):
+            source, target = self.sides(template)
+            corpora.append((source, target, *(self.sides(one)[1] for one in references)))
+        return corpora
 
     def sides(self, template: str) -> tuple[str, str]:
         """*template* for the source and for the target, with {lang} and {side} filled in."""
@@ -86,16 +100,26 @@ class Experiment:
         """The path of the set *name* in ``work/FOLDER``; *folder* is raw, tokenised, clean, bpe or segments."""
         return self.work / folder / f"{name}.{lang}"
 
-    def texts(self, folder: str, sets: Iterable[str] = SETS) -> list[Path]:
+    def texts(self, folder: str, sets: Iterable[str]) -> list[Path]:
         """The paths of *sets* in ``work/FOLDER``, each in both languages."""
         return [self.text(folder, n, lang) for n in sets for lang in (self.source, self.target)]
 
-    # The sets that have files. Without valid_files, stage 4 takes the validation set from the training set.
-    raw_sets = property(lambda self: [name for name in SETS if self.settings.templates(name)])
+    def given(self, sets: Iterable[str]) -> list[str]:
+        """Those of *sets* that have files. Without valid_files, stage 4 takes the validation set from the training set.
 
-    test_source = property(lambda self: self.text("raw", self.unit.test_set, self.source))
-    test_reference = property(lambda self: self.text("raw", self.unit.test_set, self.target))
-    reference_documents = property(lambda self: self.text("raw", "test.documents", self.target))  # one a line
+        A recipe may have no test set.
+        """
+        return [name for name in sets if self.settings.templates(name)]
+
+    # The test set in ``raw``, once for each of its references: test, test.2, test.3, …
+    with_references = property(lambda self: [f"test.{n + 1}" if n else "test" for n in range(self.settings.references)])
+    test_source = property(lambda self: self.text("raw", f"test{self.unit.plain}", self.source))
+    test_references = property(lambda self: self._of_references(self.unit.plain))
+    reference_documents = property(lambda self: self._of_references(".documents"))  # one document a line
+
+    def _of_references(self, kind: str) -> list[Path]:
+        return [self.text("raw", f"{name}{kind}", self.target) for name in self.with_references]
+
     in_subwords = property(lambda self: self.unit.folder)
     data_bin = property(lambda self: self.work / "data-bin")
 
@@ -104,12 +128,15 @@ class Experiment:
 
     @property
     def binary_data(self) -> list[Path]:
-        """The files in ``data-bin``: sets, dictionaries, subword model, and the description of segments."""
-        languages = (self.source, self.target)
-        pair = "-".join(languages)
-        names = [f"{n}.{pair}.{lang}.{end}" for n in SETS for lang in languages for end in ("bin", "idx")]
-        names += [*(f"dict.{n}.txt" for n in languages), self.subwords]
-        return [*(self.data_bin / name for name in names), *self.unit.of_documents(self.data_bin / segments.FILE)]
+        """The files in ``data-bin`` on which the model depends: sets, dictionaries, subword model, form of segments."""
+        more = [*(f"dict.{lang}.txt" for lang in (self.source, self.target)), self.subwords]
+        more += [segments.FILE] if self.unit.has_documents else []
+        return [*self.binary_sets(LEARNT), *(self.data_bin / name for name in more)]
+
+    def binary_sets(self, sets: Iterable[str]) -> list[Path]:
+        """The files of *sets* in ``data-bin``."""
+        pair, both = f"{self.source}-{self.target}", (self.source, self.target)
+        return [self.data_bin / f"{n}.{pair}.{lang}.{end}" for n in sets for lang in both for end in ("bin", "idx")]
 
     @property
     def start_checkpoint(self) -> Path | None:

@@ -1,6 +1,8 @@
 """Find sentences that are too long for fairseq to train on or to translate, before training starts."""
 
-from recipes.pipeline.experiment import Experiment, StageError
+from collections.abc import Sequence
+
+from recipes.pipeline.experiment import SETS, Experiment, StageError
 
 LONGEST = 1024  # fairseq's default limit in tokens, including the end of the sentence
 MORE_ROOM = "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
@@ -12,13 +14,16 @@ def has_room(experiment: Experiment) -> bool:
     return all("-positions" in flags for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags))
 
 
-def check_lengths(experiment: Experiment, max_tokens: int) -> None:
-    """Raise a StageError for a line that is too long for a batch of *max_tokens*, the model or the search.
+def check_lengths(
+    experiment: Experiment, max_tokens: int, sets: Sequence[str] = SETS, stage: str = "stage 7 (train)"
+) -> None:
+    """Raise a StageError of *stage* for a line that is too long for a batch of *max_tokens*, the model or the search.
 
     Training lines over LONGEST are allowed: fairseq skips and reports them.
     """
     room_to_train = "-positions" in experiment.settings.fairseq_train_flags
-    for path in experiment.texts(experiment.in_subwords):
+    given = [name for name in sets if name != "test" or experiment.settings.test_files]
+    for path in experiment.texts(experiment.in_subwords, given):
         if not path.exists():  # the user removed it after stage 6 to save space
             continue
         roomy = has_room(experiment) if path.stem == "test" else room_to_train
@@ -33,5 +38,4 @@ def check_lengths(experiment: Experiment, max_tokens: int) -> None:
                     allowed = f"the {max_tokens} of a batch: divide it, or set a larger tokens_per_update"
                 else:
                     continue
-                where = f"stage 7 (train): {path}, line {number}"
-                raise StageError(f"{where}, has {tokens} tokens, more than {allowed}")
+                raise StageError(f"{stage}: {path}, line {number}, has {tokens} tokens, more than {allowed}")

@@ -12,7 +12,7 @@ from recipes.pipeline.checkpoints import check_limit
 from recipes.pipeline.commands import named, say
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import LEARNT_FROM
-from recipes.pipeline.stamps import Stamps, differences
+from recipes.pipeline.stamps import Stamps, differences, without_test_set
 from recipes.pipeline.step import Step
 
 
@@ -47,7 +47,7 @@ def learnt_from(stage: Step, stamps: Stamps) -> dict[str, Any]:
 def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
     """:func:`learnt_from` of the training in the folder *checkpoints*; None if begun.json cannot be read."""
     try:
-        return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
+        return without_test_set(stamps.current(json.loads((checkpoints / "begun.json").read_text())))
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -15,6 +15,11 @@ from recipes.pipeline.stage import Stage
 from recipes.pipeline.stamps import Partial, Stamps, differences
 
 
+def needed(stages: Sequence[Stage], experiment: Experiment) -> list[Stage]:
+    """*stages* without those of the test set, if *experiment* has none."""
+    return [stage for stage in stages if experiment.settings.test_files or not stage.of_test_set]
+
+
 @dataclass
 class Runner:
     """Runs stages of *experiment* that are not done."""
@@ -27,6 +32,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.stamps, self.moves = Stamps(self.experiment), Moves(self.experiment)
+        self.stages = needed(self.stages, self.experiment)
 
     def ensure(self, stage: Stage) -> bool:
         """Run *stage* unless it is done. Returns whether it ran; in a dry run, True."""
@@ -48,7 +54,7 @@ class Runner:
         if stamp is not None and not changed:
             print(f"{title}: done before, skipped", flush=True)
             return False
-        print(title + (f" (again, since {changed} changed)" if changed else ""), flush=True)
+        print(title + (f" (again, since {changed})" if changed else ""), flush=True)
         set_results_aside(self.experiment, stage, self.stamps, self.moves)
         self._run(stage, title)
         return True
@@ -74,19 +80,23 @@ class Runner:
         """The log file of the commands of *stage*."""
         return self.stamps.folder(stage) / "logs" / f"{stage.file}.log"
 
-    def refuse_stale_inputs(self, stage: Stage) -> None:
-        """Raise a StageError if an earlier stage has not ended, or if its settings or inputs have changed.
+    def refuse_stale_inputs(self, stage: Stage, *following: Stage) -> None:
+        """Raise a StageError if a stage before *stage* has not ended, or if its settings or inputs have changed.
 
-        An earlier stage is not checked if the user deleted its inputs to save space.
+        It is not checked if the user deleted its inputs to save space, or if it makes the test set, and neither *stage*
+        nor those *following* need that.
         """
+        of_test_set = any(one.of_test_set for one in (stage, *following))
         for earlier in self.stages[: self.stages.index(stage)]:
+            if earlier.of_test_set and not of_test_set:
+                continue
             if not all(path.exists() for path in earlier.inputs(self.experiment)):
                 continue
             stamp = self.stamps.last(earlier)
             changed = stamp and differences(stamp["of"], self.stamps.of(earlier))
             if stamp is None or changed:
                 earlier.refuse(self.experiment, self.stamps)
-                why = f"since {changed} changed" if changed else "which has not ended yet"
+                why = f"since {changed}" if changed else "which has not ended yet"
                 first = f"needs stage {earlier.number} ({earlier.title}) to run first, {why}"
                 raise StageError(f"stage {stage.number}: {stage.title} {first}: run with --stage {earlier.number}")
 

@@ -35,7 +35,8 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
         check_machine(experiment)
         refused = f"{recipe}: another run uses {experiment.work}"
         held = ended.enter_context(locked_when_free(experiment.work / ".lock", refused))
-        handle_signals(_stop)  # so that the running command ends too
+        for number, handler in handle_signals(_stop).items():  # so that the running command ends too
+            ended.callback(signal.signal, number, handler)
         record = functools.partial(write_down, experiment, program)
         yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
     except (StageError, InputError) as error:

@@ -54,7 +54,7 @@ class Settings:
     target_lang: str = _setting("code of the target language", **_LANGUAGE)
     train_files: str = _setting("training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
     valid_files: str = _setting("validation set, written like train_files; empty with holdout_every")
-    test_files: str = _setting("test set, written like train_files")
+    test_files: str = _setting("test set, written like train_files; further references after commas; empty: none")
     normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
     max_words: int = _setting("remove training pairs with a longer side, in words", 1, names_model=True)
     max_length_ratio: float = _setting("remove pairs with a greater ratio of lengths", 1, names_model=True)
@@ -95,9 +95,18 @@ class Settings:
     disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)
     memory_gb: float = _setting("memory that the machine must have, in GB", 0)
 
-    def templates(self, name: str) -> list[str]:
-        """The corpora of the set *name*: FILE or ARCHIVE:MEMBER, with {lang} and {side}."""
-        return shlex.split(getattr(self, f"{name}_files"))
+    def templates(self, name: str) -> list[list[str]]:
+        """The corpora of the set *name*: FILE or ARCHIVE:MEMBER, with {lang} and {side}.
+
+        Those of the test set are followed by their further references.
+        """
+        corpora = shlex.split(getattr(self, f"{name}_files"))
+        return [corpus.split(",") if name == "test" else [corpus] for corpus in corpora]
+
+    @property
+    def references(self) -> int:
+        """The number of references of the test set; 0 without a test set."""
+        return len(next(iter(self.templates("test")), []))
 
 
 # Flags that the recipe sets itself, because they name files, sets and languages. -a, -s and -t are short for others.
@@ -234,9 +243,13 @@ def check_values(settings: Settings) -> None:
         except ValueError as error:
             raise SettingsError(f"--set {name}={text}: {str(error).lower()}") from None
         held_out = name == "valid_files" and settings.holdout_every
-        if name.endswith("_files") and bool(words) == bool(held_out):
+        if name in ("train_files", "valid_files") and bool(words) == bool(held_out):
             instead = ", or holdout_every must be above 0, but not both" if name == "valid_files" else ""
             raise SettingsError(f"--set {name}={text}: must name files{instead}")
+    corpora = settings.templates("test")
+    if len({len(corpus) for corpus in corpora}) > 1 or not all(part for corpus in corpora for part in corpus):
+        must = "must name as many references for each file, separated by commas"
+        raise SettingsError(f"--set test_files={settings.test_files}: {must}")
     _refuse_own_flags(settings)
     _check_training(settings)
 

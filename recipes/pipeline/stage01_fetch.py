@@ -3,37 +3,51 @@
 from pathlib import Path
 
 from recipes.pipeline.commands import Shell, quoted
-from recipes.pipeline.experiment import SETS, Experiment, StageError
+from recipes.pipeline.experiment import LEARNT, SETS, TEST, Experiment, StageError
 from recipes.pipeline.stage import Stage
 
 
 class Fetch(Stage):
     number = 1
     title = "fetch"
-    settings = ("train_files", "valid_files", "test_files", "source_lang", "target_lang")
+    settings: tuple[str, ...] = ("train_files", "valid_files", "source_lang", "target_lang")
+    sets = LEARNT
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         folder = experiment.data_dir
-        own = [] if folder is None else [folder / file for file in experiment.files()]
+        own = [] if folder is None else [folder / file for file in experiment.files(self.sets)]
         return [*filter(None, [experiment.manifest]), *(path for path in own if path.exists())]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.fetched(file) for file in experiment.files()]
+        return [experiment.fetched(file) for file in experiment.files(self.sets)]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        refuse_half_pairs(experiment)
+        check_files(experiment)
         data_dir = [] if experiment.data_dir is None else ["--data-dir", experiment.data_dir]
         words = [experiment.manifest or "none", "--output", experiment.work / "downloads", *data_dir]
-        shell.tool(f"python -m recipes.text.fetch --manifest {quoted(*words, *experiment.files())}")
+        files = experiment.files(self.sets)
+        if files:  # else all are files of the user
+            shell.tool(f"python -m recipes.text.fetch --manifest {quoted(*words, *files)}")
 
 
-def refuse_half_pairs(experiment: Experiment) -> None:
-    """Raise a StageError if the data folder has only one side of a corpus."""
-    if experiment.data_dir is None:
-        return
-    for template in (template for name in SETS for template in experiment.settings.templates(name)):
-        pair = [experiment.data_dir / side for side in experiment.sides(template.partition(":")[0])]
-        if pair[0].exists() != pair[1].exists():
-            here, missing = pair if pair[0].exists() else reversed(pair)
-            has = f"has {here.name} but not {missing.name}; give both or neither"
-            raise StageError(f"--data-dir {experiment.data_dir}: {has}")
+class FetchTest(Fetch):
+    title = "fetch the test set"
+    label = ".test"
+    settings = ("test_files", "source_lang", "target_lang")
+    sets = TEST
+    of_test_set = True
+
+
+def check_files(experiment: Experiment) -> None:
+    """Raise a StageError if a file of the user does not exist, or if the data folder has only one side of a corpus."""
+    for corpus in (corpus for name in SETS for corpus in experiment.corpora(name)):
+        files = [Path(place.partition(":")[0]) for place in corpus]
+        for file in files:
+            if file.is_absolute() and not file.exists() and not experiment.dry_run:
+                raise StageError(f"stage 1 (fetch): {file} does not exist")
+        if experiment.data_dir is not None:
+            paths = [experiment.data_dir / file for file in files if not file.is_absolute()]
+            here, missing = ([path for path in paths if path.exists() is there] for there in (True, False))
+            if here and missing:
+                has = f"has {here[0].name} but not {missing[0].name}; give both or neither"
+                raise StageError(f"--data-dir {experiment.data_dir}: {has}")

@@ -1,68 +1,56 @@
 """Stage 2: extract the sentences of both languages, and check them (``recipes.text.extract``)."""
 
 import filecmp
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
 from recipes.pipeline.commands import Shell, named, quoted, say
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import LEARNT, TEST, Experiment
 from recipes.pipeline.stage import Stage
 
 
 class Extract(Stage):
     number = 2
     title = "extract and check"
-    settings = ("train_files", "valid_files", "test_files", "source_lang", "target_lang")
+    settings: tuple[str, ...] = ("train_files", "valid_files", "source_lang", "target_lang")
     depends_on_documents = True
+    sets = LEARNT
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.fetched(file) for file in experiment.files()]
+        places = [place for name in self.sets for corpus in experiment.corpora(name) for place in corpus]
+        return [experiment.fetched(file) for file in dict.fromkeys(place.partition(":")[0] for place in places)]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        test_set = experiment.test_source, experiment.test_reference, experiment.reference_documents
-        return [*experiment.texts("raw", experiment.raw_sets), *experiment.unit.of_documents(*test_set)]
+        return experiment.texts("raw", experiment.given(self.sets))
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        for name in experiment.raw_sets:
-            where = []
-            for template in experiment.settings.templates(name):
-                file, colon, member = template.partition(":")
-                folder = experiment.fetched(experiment.sides(file)[0]).parent
-                where.append(f"{named(folder / file)}{colon}{member}")
-            shell.tool(
-                f"python -m recipes.text.extract {experiment.languages}{experiment.unit.flag} "
-                f"--output {quoted(experiment.work / 'raw' / name, *where)}",
-                makes=experiment.texts("raw", [name]),
-            )
-            self._refuse_equal_sides(experiment, name)
-        if experiment.unit.has_documents:
-            self._write_sentences_and_documents(experiment, shell)
-        if not experiment.dry_run:
-            self.check_test_set(experiment)
+        for name in experiment.given(self.sets):
+            self._extract(experiment, shell, name, [first for first, *_ in experiment.settings.templates(name)])
+        self.check_documents(experiment, experiment.given(["valid"]))
 
-    def _refuse_equal_sides(self, experiment: Experiment, name: str) -> None:
+    def _extract(
+        self, experiment: Experiment, shell: Shell, name: str, templates: Sequence[str], references: Sequence[str] = ()
+    ) -> None:
+        """Write the set *name*, with *references* in place of the targets of *templates*."""
+        places = quoted(*(_place(experiment, template, 0) for template in templates))
+        further = "".join(f" --reference {quoted(_place(experiment, one, 1))}" for one in references)
+        shell.tool(
+            f"python -m recipes.text.extract {experiment.languages}{experiment.unit.flag} "
+            f"--output {quoted(experiment.work / 'raw' / name)} {places}{further}",
+            makes=experiment.texts("raw", [name]),
+        )
         source, target = experiment.texts("raw", [name])
         if not experiment.dry_run and filecmp.cmp(source, target, shallow=False):
-            template = getattr(experiment.settings, f"{name}_files")
-            raise self.error(f"{name}_files={template}: {source.name} and {target.name} are equal")
+            setting = f"{name.partition('.')[0]}_files"
+            given = getattr(experiment.settings, setting)
+            raise self.error(f"{setting}={given}: {source.name} and {target.name} are equal")
 
-    def _write_sentences_and_documents(self, experiment: Experiment, shell: Shell) -> None:
-        """Write the test set without blank lines, and the documents of the reference, one a line."""
-        if not experiment.dry_run:
-            self.check_documents(experiment)
-        raw = experiment.texts("raw", ["test"])
-        for path, sentences in zip(raw, (experiment.test_source, experiment.test_reference), strict=True):
-            shell.write(f"sed '/^$/d' {quoted(path)}", sentences)
-        shell.tool(
-            f"python -m recipes.text.segments documents --boundaries {quoted(raw[1])} "
-            f"--input {quoted(experiment.test_reference)} --output {quoted(experiment.reference_documents)}"
-        )
-
-    def check_documents(self, experiment: Experiment) -> None:
-        """Raise a StageError if a line of the validation or test set is blank on one side only."""
-        for name in (name for name in experiment.raw_sets if name != "train"):
+    def check_documents(self, experiment: Experiment, sets: Sequence[str]) -> None:
+        """Raise a StageError if the text has documents, and a line of one of *sets* is blank on one side only."""
+        for name in sets if experiment.unit.has_documents and not experiment.dry_run else ():
             paths = experiment.texts("raw", [name])
             for number, pair in enumerate(zip(*map(lines_of, map(str, paths)), strict=True), 1):
                 if any(pair) and not all(pair):
@@ -72,11 +60,53 @@ class Extract(Stage):
                         f"{blank}, line {number}: is blank, and the same line of {other} is not; {separates}"
                     )
 
+
+class ExtractTest(Extract):
+    """It also writes the test set once more for each further reference: ``raw/test.2``, ``test.3``, …"""
+
+    title = "extract and check the test set"
+    label = ".test"
+    settings = ("test_files", "source_lang", "target_lang")
+    sets = TEST
+    of_test_set = True
+
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        test_set = experiment.test_source, *experiment.test_references, *experiment.reference_documents
+        return [*experiment.texts("raw", experiment.with_references), *experiment.unit.of_documents(*test_set)]
+
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        corpora = experiment.settings.templates("test")
+        for number, name in enumerate(experiment.with_references):
+            references = [corpus[number] for corpus in corpora] if number else []
+            self._extract(experiment, shell, name, [corpus[0] for corpus in corpora], references)
+        self.check_documents(experiment, experiment.with_references)
+        if experiment.unit.has_documents:
+            self._write_sentences_and_documents(experiment, shell)
+        if not experiment.dry_run:
+            self.check_test_set(experiment)
+
+    def _write_sentences_and_documents(self, experiment: Experiment, shell: Shell) -> None:
+        """Write the test set without blank lines, and the documents of the references, one a line."""
+        source, target = experiment.texts("raw", ["test"])
+        further = [experiment.text("raw", name, experiment.target) for name in experiment.with_references[1:]]
+        plain = experiment.test_source, *experiment.test_references
+        for path, sentences in zip((source, target, *further), plain, strict=True):
+            shell.write(f"sed '/^$/d' {quoted(path)}", sentences)
+        for sentences, documents in zip(experiment.test_references, experiment.reference_documents, strict=True):
+            files = f"--input {quoted(sentences)} --output {quoted(documents)}"
+            shell.tool(f"python -m recipes.text.segments documents --boundaries {quoted(target)} {files}")
+
     def check_test_set(self, experiment: Experiment) -> None:
         """Raise a StageError for a test set that stage 10 would refuse after the training."""
         try:
-            for path in (experiment.test_source, experiment.test_reference):
-                for warning in check_plain(str(path), read_lines(str(path)), path == experiment.test_reference):
+            for path in (experiment.test_source, *experiment.test_references):
+                for warning in check_plain(str(path), read_lines(str(path)), path != experiment.test_source):
                     say(f"warning: {warning}")
         except InputError as error:
             raise self.error(str(error)) from None
+
+
+def _place(experiment: Experiment, template: str, side: int) -> str:
+    """*template* in the folder in which stage 1 has found or downloaded the file of *side*; 0: source, 1: target."""
+    file, colon, member = template.partition(":")
+    return f"{named(experiment.fetched(experiment.sides(file)[side]).with_name(Path(file).name))}{colon}{member}"

@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
+from fairseq_rope.text.languages import language
 from recipes.pipeline.commands import Shell, quoted
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import LEARNT, TEST, Experiment
 from recipes.pipeline.stage import Stage
 
 
@@ -13,12 +14,13 @@ class Tokenise(Stage):
     title = "normalise and tokenise"
     settings = ("normalise_punctuation", "source_lang", "target_lang")
     depends_on_bpe = True
+    sets = LEARNT
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("raw", experiment.raw_sets)
+        return experiment.texts("raw", experiment.given(self.sets))
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("tokenised", experiment.raw_sets)
+        return experiment.texts("tokenised", experiment.given(self.sets))
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         sides = experiment.settings.normalise_punctuation
@@ -29,5 +31,12 @@ class Tokenise(Stage):
             flags = "--normalise-punctuation " if sides in ("both", side) else ""
             flags += "--no-tokeniser " if experiment.bpe == "sentencepiece" else ""
             files = f"--input {quoted(raw)} --output {quoted(out)}"
-            tool = f"python -m recipes.text.tokenise --lang {lang} {files} {flags}--workers {os.cpu_count()}"
+            tool = f"python -m recipes.text.tokenise --lang {language(lang)} {files} {flags}--workers {os.cpu_count()}"
             shell.tool(tool, makes=[out])
+
+
+class TokeniseTest(Tokenise):
+    title = "normalise and tokenise the test set"
+    label = ".test"
+    sets = TEST
+    of_test_set = True

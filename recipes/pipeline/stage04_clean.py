@@ -1,9 +1,12 @@
-"""Stage 4: remove pairs that cannot be translations of each other, and hold out a validation set."""
+"""Stage 4: remove pairs that cannot be translations of each other, and hold out a validation set.
+
+The test set has no stage 4: it keeps every line.
+"""
 
 from pathlib import Path
 
 from recipes.pipeline.commands import Shell, quoted
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import LEARNT, Experiment
 from recipes.pipeline.stage import Stage
 
 
@@ -15,10 +18,10 @@ class Clean(Stage):
     depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("tokenised", experiment.raw_sets)
+        return experiment.texts("tokenised", experiment.given(LEARNT))
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("clean")
+        return experiment.texts("clean", LEARNT)
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
@@ -32,6 +35,6 @@ class Clean(Stage):
             f"--input {quoted(tokenised / 'train')} --output {quoted(clean / 'train')} "
             f"--max-words {settings.max_words} --max-ratio {settings.max_length_ratio}{held_out}{experiment.unit.flag}"
         )
-        # Validation and test sets keep every line.
+        # The validation set keeps every line.
         for path in self.inputs(experiment)[2:]:
             shell.write(f"cat {quoted(path)}", clean / path.name)

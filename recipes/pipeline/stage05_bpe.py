@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 from recipes.pipeline.commands import Shell, quoted
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import LEARNT, TEST, Experiment
 from recipes.pipeline.stage import Stage
+
+TOOL = "python -m recipes.text.bpe"
 
 
 class Bpe(Stage):
@@ -19,24 +21,47 @@ class Bpe(Stage):
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         old = [experiment.start_data / experiment.subwords] if experiment.start_data else []
-        return [*experiment.texts("clean"), *old]
+        return [*experiment.texts("clean", LEARNT), *old]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe")]
+        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe", LEARNT)]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         model, *texts = self.outputs(experiment)
-        learn, apply, flag = ("learn", "apply", "--codes")
-        if experiment.bpe == "sentencepiece":
-            learn, apply, flag = ("sentencepiece-train", "sentencepiece-encode", "--model")
+        learn = "sentencepiece-train" if experiment.bpe == "sentencepiece" else "learn"
         shell.command(f"mkdir -p {quoted(model.parent)}")
-        tool = "python -m recipes.text.bpe"
         train = experiment.texts("clean", ["train"])
-        making = f"{tool} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}"
+        making = f"{TOOL} {learn} --vocab-size {experiment.settings.vocab_size} --output {quoted(model, *train)}"
         if experiment.start_data:
             shell.write(f"cat {quoted(experiment.start_data / experiment.subwords)}", model, makes=[model])
         else:
             shell.tool(making, makes=[model])
-        for clean, out in zip(experiment.texts("clean"), texts, strict=True):
-            files = f"--input {quoted(clean)} --output {quoted(out)}"
-            shell.tool(f"{tool} {apply} {flag} {quoted(model)} {files} --workers {os.cpu_count()}", makes=[out])
+        for clean, out in zip(experiment.texts("clean", LEARNT), texts, strict=True):
+            apply(experiment, shell, model, clean, out)
+
+
+class BpeTest(Stage):
+    number = 5
+    title = "apply BPE to the test set"
+    label = ".test"
+    settings = ()
+    depends_on_bpe = True
+    of_test_set = True
+
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("tokenised", TEST)]
+
+    def outputs(self, experiment: Experiment) -> list[Path]:
+        return experiment.texts("bpe", TEST)
+
+    def run(self, experiment: Experiment, shell: Shell) -> None:
+        model, *tokenised = self.inputs(experiment)
+        for text, out in zip(tokenised, self.outputs(experiment), strict=True):
+            apply(experiment, shell, model, text, out)
+
+
+def apply(experiment: Experiment, shell: Shell, model: Path, text: Path, output: Path) -> None:
+    """Write the subwords of *text* to *output*."""
+    flags = "apply --codes" if experiment.bpe == "subword-nmt" else "sentencepiece-encode --model"
+    files = f"--input {quoted(text)} --output {quoted(output)}"
+    shell.tool(f"{TOOL} {flags} {quoted(model)} {files} --workers {os.cpu_count()}", makes=[output])

@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from fairseq_rope.lines import count_lines
 from recipes.pipeline.commands import Shell, part_of, quoted
-from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.experiment import TEST, Experiment
+from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.stage import Stage
 
 SEARCH_SETTINGS = ("beam", "length_penalty", "max_len_b", "source_lang", "target_lang", "fairseq_generate_flags")
@@ -30,17 +31,21 @@ class Translate(Stage):
     number = 9
     title = "translate the test set"
     per_model = True
+    of_test_set = True
     settings = SEARCH_SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         segments = experiment.unit.of_documents(test_segments(experiment))
-        return [experiment.averaged, *experiment.binary_data, experiment.test_source, *segments]
+        data = [*experiment.binary_data, *experiment.binary_sets(TEST)]
+        return [experiment.averaged, *data, experiment.test_source, *segments]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         generated, hypotheses, separators = translated(experiment)
         return [generated, hypotheses, *experiment.unit.of_documents(separators)]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
+        if not experiment.dry_run:
+            check_lengths(experiment, 0, TEST, self.description)
         source, segments = experiment.test_source, test_segments(experiment)
         translate(experiment, shell, experiment.data_bin, "test", source, segments, translated(experiment))
 

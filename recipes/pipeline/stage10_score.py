@@ -20,12 +20,13 @@ class Score(Stage):
     number = 10
     title = "score"
     per_model = True
+    of_test_set = True
     settings = ("source_lang", "target_lang")
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        own = [experiment.hypotheses, experiment.test_source, experiment.test_reference]
+        own = [experiment.hypotheses, experiment.test_source, *experiment.test_references]
         raw = experiment.text("raw", "test", experiment.target)
-        return [*own, *experiment.unit.of_documents(raw, experiment.reference_documents)]
+        return [*own, *experiment.unit.of_documents(raw, *experiment.reference_documents)]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         of_documents = experiment.unit.of_documents(experiment.document_hypotheses, experiment.document_score)
@@ -35,36 +36,24 @@ class Score(Stage):
         return {"--tokenize": experiment.tokenize}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        if are_empty(experiment):
+        if not experiment.dry_run and not any(map(str.strip, lines_of(str(experiment.hypotheses)))):
             say("all translations are empty, which BLEU scores 0")
         shell.write(command(experiment), experiment.score)
         if experiment.unit.has_documents:
             join_documents(experiment, shell, experiment.hypotheses, experiment.document_hypotheses)
             # sacrebleu's TER, among the other metrics, takes minutes for a document.
-            texts = f"{quoted(experiment.reference_documents)} --input {quoted(experiment.document_hypotheses)}"
+            texts = f"{quoted(*experiment.reference_documents)} --input {quoted(experiment.document_hypotheses)}"
             flags = f"--metrics bleu --tokenize {experiment.tokenize} --force --format json --width 6"
             shell.write(f"python -m sacrebleu {texts} {flags}", experiment.document_score)
 
 
 def command(experiment: Experiment) -> str:
     """The command that scores the sentences of the test set."""
-    translations = f"--sys {quoted(experiment.hypotheses)}"
-    if are_empty(experiment):
-        # The tool refuses a file without a word, which is usually the wrong file. Here stage 9 has checked that each
-        # sentence has its translation, and the tool accepts empty ones from fairseq-generate.
-        lines = f"""awk '{{ print "D-" NR - 1 "\\t0\\t" }}' {quoted(experiment.hypotheses)}"""
-        translations = f"--generate-output <({lines}) --names {quoted(experiment.hypotheses)}"
     return (
-        f"python -m fairseq_rope score {translations} "
-        f"--ref {quoted(experiment.test_reference)} --src {quoted(experiment.test_source)} "
+        f"python -m fairseq_rope score --sys {quoted(experiment.hypotheses)} "
+        f"--ref {quoted(*experiment.test_references)} --src {quoted(experiment.test_source)} "
         f"--target-lang {language(experiment.target)} --tokenize {experiment.tokenize} --json"
     )
-
-
-def are_empty(experiment: Experiment) -> bool:
-    """Whether all translations are empty, as those of a model after a few updates can be."""
-    path = experiment.hypotheses
-    return not experiment.dry_run and path.exists() and not any(line.strip() for line in lines_of(str(path)))
 
 
 def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, output: Path) -> None:
@@ -84,7 +73,7 @@ def check_tokenize(experiment: Experiment) -> None:
 
 def report(experiment: Experiment) -> None:
     """Print five translations, the paths of the files, the scores, and sacreBLEU as the last line."""
-    files = (experiment.test_source, experiment.hypotheses, experiment.test_reference)
+    files = (experiment.test_source, experiment.hypotheses, experiment.test_references[0])
     columns = [list(lines_of(str(path))) for path in files]
     total = len(columns[0])
     print("\nfive translations of the test set:")

@@ -1,11 +1,11 @@
 """The stages of a recipe, in the order in which they run."""
 
-from recipes.pipeline.stage01_fetch import Fetch
-from recipes.pipeline.stage02_extract import Extract
-from recipes.pipeline.stage03_tokenise import Tokenise
+from recipes.pipeline.stage01_fetch import Fetch, FetchTest
+from recipes.pipeline.stage02_extract import Extract, ExtractTest
+from recipes.pipeline.stage03_tokenise import Tokenise, TokeniseTest
 from recipes.pipeline.stage04_clean import Clean
-from recipes.pipeline.stage05_bpe import Bpe
-from recipes.pipeline.stage06_binarise import Binarise
+from recipes.pipeline.stage05_bpe import Bpe, BpeTest
+from recipes.pipeline.stage06_binarise import Binarise, BinariseTest
 from recipes.pipeline.stage07_train import Train
 from recipes.pipeline.stage08_average import Average
 from recipes.pipeline.stage09_translate import Translate
@@ -13,6 +13,11 @@ from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
 
 TRAIN, AVERAGE, TRANSLATE, SCORE = Train(), Average(), Translate(), Score()
+# What a model learns from and the test set have stages apart, so that another test set changes no model.
+OF_DATA = (
+    *(Fetch(), FetchTest(), Extract(), ExtractTest(), Tokenise(), TokeniseTest(), Clean(), Bpe(), BpeTest()),
+    *(Binarise(), BinariseTest()),
+)
 # The stages that run by default.
-TO_SCORE = (Fetch(), Extract(), Tokenise(), Clean(), Bpe(), Binarise(), TRAIN, AVERAGE, TRANSLATE, SCORE)
+TO_SCORE = (*OF_DATA, TRAIN, AVERAGE, TRANSLATE, SCORE)
 STAGES = (*TO_SCORE, Export())

@@ -12,6 +12,7 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.step import Step
 from recipes.text.fetch import checksum_of
 
+TEST_SET = re.compile(r"(raw|tokenised|clean|bpe|segments|data-bin)/test\.")
 LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
 
@@ -73,8 +74,17 @@ class Stamps:
         return known[name][1]
 
     def last(self, stage: Step) -> dict[str, Any] | None:
-        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read."""
-        return self.read(self.path(stage))
+        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read.
+
+        Stamps of earlier versions also have the test set, which only the stages of the test set depend on.
+        """
+        stamp = self.read(self.path(stage))
+        if stamp is None or stage.of_test_set:
+            return stamp
+        of, made = stamp["of"], stamp["made"]
+        if "test_files" in of:  # stages 1 and 2, in which the names of files do not show the set
+            return {**stamp, "of": _common(of, self.of(stage)), "made": _common(made, self.made(stage))}
+        return {**stamp, "of": without_test_set(of), "made": without_test_set(made)}
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The stamp in the file *path*, with keys "of" and "made", or None if it cannot be read."""
@@ -95,8 +105,18 @@ class Stamps:
         return stamp is not None and not self.changed(stage, stamp)
 
     def changed(self, stage: Step, stamp: dict[str, Any]) -> str:
-        """The comma-separated names of what has changed since *stage* wrote *stamp*; "" if nothing has."""
-        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made(stage))
+        """What has changed since *stage* wrote *stamp*, as :func:`differences` says; "" if nothing has."""
+        made = {**dict.fromkeys(stamp["made"], "none"), **self.made(stage)}
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
+
+
+def _common(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in old.items() if name in new}
+
+
+def without_test_set(of: dict[str, Any]) -> dict[str, Any]:
+    """*of* a stamp, without the files of the test set that stages 2 to 6 make."""
+    return {name: value for name, value in of.items() if not TEST_SET.match(name)}
 
 
 class Partial:
@@ -127,7 +147,12 @@ class Partial:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The comma-separated names whose values differ, at most four, files last; "" if the dictionaries are equal."""
+    """What has changed, and which files are missing, at most four names; "" if the dictionaries are equal."""
     different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     names = sorted(different, key=lambda name: ("/" in name, name))
-    return ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    shown = names if len(names) <= 4 else names[:3]
+    missing = [name for name in shown if new.get(name) == "none" and ("/" in name or "." in name)]  # not a setting
+    changed = [name for name in shown if name not in missing] + [f"{len(names) - 3} more"] * (len(names) > 4)
+    clauses = [f"{', '.join(changed)} changed"] * bool(changed)
+    clauses += [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"] * bool(missing)
+    return " and ".join(clauses)

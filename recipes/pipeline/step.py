@@ -16,6 +16,7 @@ class Step(ABC):
     depends_on_bpe = False  # whether its outputs depend on --bpe
     depends_on_documents = False  # whether its outputs depend on the text having documents
     label = ""  # of stages with the same number: what their scripts, logs and stamps have in their names
+    of_test_set = False  # whether it needs the test set; without one, a run leaves it out
     per_model = False  # whether its outputs depend on architecture and seed, and are in the model's folder
 
     @abstractmethod

@@ -10,7 +10,7 @@ class Unit:
 
     lines: str  # what a line of the text that fairseq reads is called
     folder: str  # the folder of that text
-    test_set: str  # the name of the test set with one sentence a line
+    plain: str  # ends the name of a test set with one sentence a line
     has_documents: bool  # whether blank lines separate documents, whose translated segments are divided into sentences
     flag: str  # of the text tools
 
@@ -19,6 +19,6 @@ class Unit:
         return [*files] if self.has_documents else []
 
 
-SENTENCES = Unit("sentences", "bpe", "test", has_documents=False, flag="")
+SENTENCES = Unit("sentences", "bpe", "", has_documents=False, flag="")
 # The files "test" of a text with documents also have blank lines.
-SEGMENTS = Unit("segments", "segments", "test.sentences", has_documents=True, flag=" --documents")
+SEGMENTS = Unit("segments", "segments", ".sentences", has_documents=True, flag=" --documents")

@@ -231,9 +231,14 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     return f"; the nearest name is {nearest[0]}" if nearest else "; it is empty"
 
 
-def _places(template: str, sides: Sequence[Side]) -> dict[Place, Side]:
-    """The place of each side in *template*. Raises an InputError if they are the same, or if a file is missing."""
-    places = {side.place(template): side for side in sides}
+def _places(template: str, sides: Sequence[Side], reference: str) -> dict[Place, Side]:
+    """The place of the source in *template*, and of the target in *reference*.
+
+    Raises an InputError if they are the same, or if a file is missing.
+    """
+    places = {side.place(one): side for side, one in zip(sides, (template, reference), strict=True)}
+    if reference != template and _columns(template, sides):
+        raise InputError(f"{template}: has both languages as columns; for further references, divide it into two files")
     if len(places) < len(sides) and not _columns(template, sides):
         tsv = "-".join(side.lang for side in sides)
         columns = f"have them as columns and a name that ends in .{tsv}.tsv"
@@ -261,15 +266,24 @@ def _columns(template: str, sides: Sequence[Side]) -> list[Side]:
     return []
 
 
-def extract(templates: Sequence[str], source: str, target: str, prefix: Path, documents: bool = False) -> int:
+def extract(
+    templates: Sequence[str],
+    source: str,
+    target: str,
+    prefix: Path,
+    documents: bool = False,
+    references: Sequence[str] = (),
+) -> int:
     """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
-    Both files get their names when both are complete. *documents*: whether blank lines separate documents.
+    Both files get their names when both are complete. *documents*: whether blank lines separate documents. The target
+    is that of *references*, if there are any.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     words = {source: "src", target: "ref"}
     sides = [Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}"), documents) for lang, word in words.items()]
-    corpora = [(template, _places(template, sides)) for template in templates]
+    both = zip(templates, references or templates, strict=True)
+    corpora = [(template, _places(template, sides, reference)) for template, reference in both]
     size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
     with written_whole(*(str(side.path) for side in sides)) as (sides[0].file, sides[1].file):
         with tqdm(total=size, desc="  read", unit="B", unit_scale=True, mininterval=0.5) as bar:
@@ -312,14 +326,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--documents", action="store_true", help="blank lines separate documents")
     form = "PATH or ARCHIVE:MEMBER with {lang} for the language and {side} for src or ref in it; .gz, .bz2 and .xz are"
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE", help=f"{form} decompressed, .sgm gives its <seg>s")
+    other = "for each TEMPLATE, in order: the template of the target, another reference; default: TEMPLATE"
+    parser.add_argument("--reference", action="append", default=[], metavar="TEMPLATE", help=other)
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.extract"):
+        if args.reference and len(args.reference) != len(args.templates):
+            raise InputError(f"--reference {' '.join(args.reference)}: must be as many as templates")
         if args.source_lang == args.target_lang:
             raise InputError(f"--target-lang {args.target_lang}: must differ from --source-lang")
         for flag, lang in (("--source-lang", args.source_lang), ("--target-lang", args.target_lang)):
             if not re.fullmatch(r"\w[\w-]*", lang):
                 raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
-        pairs = extract(args.templates, args.source_lang, args.target_lang, args.output, args.documents)
+        langs = args.source_lang, args.target_lang
+        pairs = extract(args.templates, *langs, args.output, args.documents, args.reference)
     print(f"{args.output}: {pairs:,} pairs")
 
 

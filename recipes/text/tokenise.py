@@ -11,6 +11,7 @@ from functools import partial
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
+from fairseq_rope.text.languages import language
 from recipes.text.lines import NOT_PRINTING, Convert, convert_file
 
 
@@ -21,6 +22,7 @@ def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
     which it turns into ', and Moses into ". The tokeniser has the options of ``sacremoses tokenize`` and of fairseq's
     ``--tokenizer moses --moses-no-dash-splits``.
     """
+    lang = language(lang)  # Moses has no rules for codes with a region
     normaliser, tokeniser = MosesPunctNormalizer(lang), MosesTokenizer(lang)
 
     def convert(line: str) -> str:

@@ -12,6 +12,7 @@ import importlib.util
 import io
 import itertools
 import os
+import pkgutil
 import re
 import shutil
 import stat
@@ -26,17 +27,21 @@ import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, tasks, trainer, utils
+from fairseq import checkpoint_utils, criterions, ngram_repeat_block, tasks, trainer, utils
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.data import FastaDataset, data_utils, token_block_dataset
+from fairseq.data import Dictionary, FastaDataset, data_utils, token_block_dataset
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
+from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import AdaptiveSoftmax
+from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
@@ -526,6 +531,21 @@ def groups_of_one_batch_are_the_same(request, folder):
             step(search, number, torch.randn(2, 4, 9), torch.randn(2, 4, number), None, torch.tensor([7, 3]))
 
 
+def words_that_would_repeat_are_excluded(request, folder):
+    """In fairseq, all words of the tensor are words of the sentence. With padding after them, it excludes none."""
+    alone = without_replacements(ngram_repeat_block.__file__)
+    for size, step in itertools.product((2, 3), range(8)):
+        words = torch.randint(4, 7, (6, step + 1), generator=torch.Generator().manual_seed(step))
+        words[:, 0] = 2
+        padded, scores = torch.cat([words, torch.ones(6, 4, dtype=torch.long)], 1), torch.zeros(6, 9)
+        for block in (NGramRepeatBlock(size), torch.jit.script(NGramRepeatBlock(size))):
+            stock, rest = alone.NGramRepeatBlock(size), (2, 3, step)
+            assert torch.equal(block(padded, scores.clone(), *rest), stock(words, scores.clone(), *rest)), (size, step)
+            assert step == 0 or not stock(padded, scores.clone(), *rest).any(), "fairseq is fixed: remove the patch"
+    ones = NGramRepeatBlock(1)(torch.tensor([[2, 5, 6, 1, 1]]), torch.zeros(1, 9), 1, 1, 2)
+    assert ones.isinf().nonzero().tolist() == [[0, 5], [0, 6]]
+
+
 def one_sentence_has_the_same_hypotheses(request, folder):
     """test_compatibility.py has prefixes of several sentences."""
     path = request.getfixturevalue("sinusoidal")
@@ -556,8 +576,57 @@ def losses_without_the_words_left_out_are_the_same(request, folder):
         assert equal(*made)
 
 
+def criteria_are_the_same(request, folder):
+    """test_criteria.py has the tasks that get another criterion than their usual one."""
+    task, build = translation_task(request.getfixturevalue("data_bin")), criterions.build_criterion
+    for name in ("cross_entropy", "label_smoothed_cross_entropy"):
+        flags = Namespace(criterion=name, sentence_avg=False, label_smoothing=0.1)
+        for given in (flags, convert_namespace_to_omegaconf(flags).criterion):
+            ours, alone = build(given, task), build.__wrapped__(given, task)
+            assert type(ours) is type(alone) and vars(ours) == vars(alone)
+
+
+def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
+    path, alone = str(request.getfixturevalue("byte_pieces")), without_replacements(data_utils.__file__).post_process
+    bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=path))
+    lines = ("▁the ▁dog", "d o g ▁the", "▁ ▁the <unk> <x> ▁ ", "<unk> <unk>", "madeupword0000 ▁no", "▁the▁dog", "")
+    for line in lines:
+        expected = SentencepieceBPE.decode.__wrapped__(bpe, line)
+        assert bpe.decode(line) == data_utils.post_process(line, "sentencepiece") == expected
+    for symbol in ("subword_nmt", "@@ ", "wordpiece", "letter", "silence", "_EOW", "none", None):
+        for line in ("Zwei Hun@@ de", "_a b_EOW c|d <SIL>"):
+            assert data_utils.post_process(line, symbol) == alone(line, symbol)
+
+
+def a_roberta_with_a_bpe_has_the_same_interface(request, folder):
+    """The class adds to fairseq's what is necessary without a BPE; tests/patches/test_roberta.py compares the two."""
+    replacement = pkgutil.resolve_name("fairseq.models.roberta.model.RobertaHubInterface")
+    assert issubclass(replacement, RobertaHubInterface)
+    task = Namespace(source_dictionary=Dictionary())
+    interfaces = [kind(Namespace(bpe="characters"), task, None) for kind in (replacement, RobertaHubInterface)]
+    assert len({interface.bpe.encode("a b") for interface in interfaces}) == 1
+
+
+def moses_tokens_are_the_same(request, folder):
+    """tests/text/test_text.py has languages with a region."""
+    for source, target in (("en", "de"), ("de", "fr"), ("fr", "en"), (None, "cs")):
+        cfg = Namespace(source_lang=source, target_lang=target, moses_no_dash_splits=False, moses_no_escape=False)
+        ours, alone = MosesTokenizer(cfg), object.__new__(MosesTokenizer)
+        MosesTokenizer.__init__.__wrapped__(alone, cfg)
+        text = "l'ami, it's a well-known \"test\" etc. z. B. 3.5 % ?"
+        assert ours.encode(text) == alone.encode(text) and ours.decode(text) == alone.decode(text)
+
+
 SAME = {
+    "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__": moses_tokens_are_the_same,
+    "fairseq.models.roberta.model.RobertaHubInterface": a_roberta_with_a_bpe_has_the_same_interface,
+    **dict.fromkeys(
+        ("fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode", "fairseq.data.data_utils.post_process"),
+        pieces_without_bytes_are_joined_in_the_same_way,
+    ),
+    "fairseq.criterions.build_criterion": criteria_are_the_same,
     "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward": losses_without_the_words_left_out_are_the_same,
+    "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram": words_that_would_repeat_are_excluded,
     "fairseq.search.DiverseBeamSearch.step": groups_of_one_batch_are_the_same,
     "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
     "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints": constraints_are_counted_in_the_same_way,

@@ -143,16 +143,15 @@ def test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them(tmp_path):
     "flags, message",
     [
         (["--archs", "transformer", "transfomer_rope"], "--archs transfomer_rope: fairseq has no such arch"),
-        (["--archs", "transformer", "lstm"], "--archs lstm: .*unrecognized arguments: .*-ffn-embed-dim"),
-        (["--", "--no-such-flag"], "--archs transformer: .*unrecognized arguments: --no-such-flag"),
+        (["--archs", "transformer", "lstm"], "--archs lstm: .*-ffn-embed-dim: is a flag of other values of --arch"),
+        (["--", "--no-such-flag"], "--archs transformer: .*--no-such-flag: unknown flag"),
     ],
 )
 def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path, capsys, flags, message):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.raises(SystemExit, match=message):
         main(["demo", "--work-dir", str(tmp_path), *FLAGS, *flags])
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers, "those of the caller"
     assert "stage 1" not in capsys.readouterr().out
 
 
@@ -257,11 +256,13 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
             of_documents = [rows[n : n + documents] for n in range(0, 17, documents)]
             write(work / "raw" / f"test.documents.{lang}", map(" ".join, of_documents))
             write(work / "segments" / f"train.{lang}", ["word " * 12])
+            write(work / "segments" / f"valid.{lang}", ["word"] * 3)
             write(work / "segments" / f"test.{lang}", rows)
             rows = "\n\n".join(map("\n".join, of_documents)).split("\n")
         write(work / "raw" / f"test.{lang}", rows)
         write(work / "bpe" / f"test.{lang}", rows)
         write(work / "bpe" / f"train.{lang}", ["word " * 12])
+        write(work / "bpe" / f"valid.{lang}", ["word"] * 3)
     if documents:
         search = {"system": "search", "training_of": ARCHS[1]}
         runs["search"] = [replace(run, **search, settings=copy(run.settings)) for run in runs[ARCHS[1]]]
@@ -270,7 +271,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
     with mock.patch.object(Shell, "command", lambda _, line, *more, **options: run_unless_binarising(line)):
         stage21_join.Join().run(runs[ARCHS[0]][0], Shell(stage21_join.Join()))
     for run in (runs[arch][n] for n in (0, 1) for arch in runs):
-        write(run.hypotheses, distorted(lines(run.test_reference)))
+        write(run.hypotheses, distorted(lines(run.test_references[0])))
         written = [("", run.hypotheses)]
         for length in stage21_join.lengths(run):
             path = run.model / "joined" / f"{length}.{target}"
@@ -286,7 +287,7 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
         write(run.history, map(json.dumps, entries))
         write(run.checkpoints / "checkpoint2.pt", [])
         write(Runner(run).log(TRAIN), ["num. shared model params: 12,345 (num. trained: 12,345)"])
-        flags = ["--sys", run.hypotheses, "--ref", run.test_reference, "--src", run.test_source]
+        flags = ["--sys", run.hypotheses, "--ref", *run.test_references, "--src", run.test_source]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             score.main([*map(str, flags), "--target-lang", target, "--json"])
         run.score.write_text(printed.getvalue())
@@ -434,16 +435,16 @@ def test_scores_of_a_program_have_the_bootstrap_and_the_correction_of_bleu(three
     against, p_values = results["scorers"]["words"]["against_baseline"], {}
     for name in (ARCHS[1], "third"):
         difference, *resampled = np.subtract(scores[name], scores[ARCHS[0]])
-        large = np.abs(resampled - np.mean(resampled)) >= abs(difference)
-        p_values[name] = (sum(large) + 1) / 51
-        expected = [difference, *np.percentile(resampled, [2.5, 97.5]), p_values[name]]
+        p_values[name] = p_of(difference, resampled)
+        (radius,) = np.sort(np.abs(resampled - np.mean(resampled)))[-2:-1]  # 1 of 50 is larger: p is at most 0.05
+        expected = [difference, difference - radius, difference + radius, p_values[name]]
         assert [against[name][key] for key in ("difference", "low", "high", "p_value")] == pytest.approx(expected)
     (one, smallest), (other, largest) = sorted(p_values.items(), key=lambda item: item[1])
     corrected = {one: min(1, 2 * smallest), other: min(1, max(2 * smallest, largest))}  # Holm 1979, of two tests
     assert {name: of["p_holm"] for name, of in against.items()} == pytest.approx(corrected)
 
     web, markdown = texts(results)
-    table = web.partition("<h2>words</h2>")[2].partition("</table>")[0]
+    table = re.sub("</?span>", "", web.partition("<h2>words</h2>")[2].partition("</table>")[0])
     rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
     assert [row[0] for row in rows] == sorted(runs, key=lambda name: scores[name][0], reverse=not lower_is_better)
     assert rows[0][1] == "1, 2" and rows[0][2].startswith(f"{scores[rows[0][0]][0]:.4f} ± ") and rows[0][5] == "best"
@@ -622,7 +623,8 @@ def test_the_report_of_a_users_own_texts_names_them_and_a_command_that_runs(tmp_
     web, markdown = texts(report.results(report.experiments[0]))
     title = "transformer and transformer_rope on my texts (en-de)"
     assert f"<h1>{title}</h1>" in web and f"<title>{title}</title>" in web and f"# {title}\n" in markdown
-    assert "| train | train.en, train.de | 1 pairs after cleaning |\n| valid | valid.en, valid.de |  |\n" in markdown
+    assert "| train | train.en, train.de | 1 pairs after cleaning |\n" in markdown
+    assert "| valid | valid.en, valid.de | 3 pairs |\n" in markdown
     assert "| test | test.en, test.de | 17 sentences |" in markdown and str(tmp_path / "work") not in markdown
     (command,) = re.findall("^    (python .*)", markdown, re.M)
     words = shlex.split(command)
@@ -740,17 +742,22 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
 @pytest.mark.parametrize(
     "flags, message",
     [
+        (["--set", "test_files="], "--set test_files=: a comparison needs a test set"),
         (["--seeds", "0"], "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
         (["--seeds", "3-2"], "--seeds 3-2: must be N, for seeds 1 to N, or FIRST-LAST"),
         (["--seeds", "0-2"], "--seeds 0-2: must be N"),
         (["--seeds", "two"], "--seeds two: must be N"),
-        (["--archs", "transformer"], "--archs transformer: must be 2 or more, all different"),
+        (["--archs", "transformer"], "--archs transformer: a comparison needs a second system; add transformer_rope"),
+        (
+            ["--system", "alibi=--arch transformer_alibi"],
+            "--system alibi: a comparison needs a second system; add --sys",
+        ),
         (["--", "--seed", "7"], "--seed among the flags for fairseq-train"),
         (["--set", "fairseq_train_flags=--fp16 --seed=7"], "--seed=7 among the flags for fairseq-train"),
         (["--", "--arch", "transformer"], "--arch among the flags for fairseq-train"),
         (["--", "-a", "transformer"], "-a among the flags for fairseq-train"),
         (["--", "--save-dir", "x"], "--save-dir among the flags for fairseq-train"),
-        (["--archs", "transformer", "transformer"], "all different"),
+        (["--archs", "transformer", "transformer"], "names transformer twice"),
         (["--tune", "learning_rate"], "--tune learning_rate: each value must be a number, of type float"),
         (["--tune", "vocab_size=3,4"], "--tune vocab_size=3,4: must be KEY=VALUE,VALUE…, and KEY one of layers, width"),
         (["--tune", "layers=2,2.5"], "--tune layers=2,2.5: each value must be a number, of type int"),
@@ -812,8 +819,9 @@ def test_statistics_add_up_to_the_corpus():
     hypotheses[3] = ""
     unlike = ["the zebra a zebra dog zebra cat zebra"] * 30  # unigrams match, but no longer n-grams
     for hyps in (hypotheses, unlike, ["the dog"] * 30, [""] * 30):
-        bleu = corpus_bleu(statistics(hyps, references).sum(axis=0))
-        assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, [references]).score)
+        for expected in ([references], [references, hypotheses[::-1]]):
+            bleu = corpus_bleu(statistics(hyps, *expected).sum(axis=0))
+            assert bleu == pytest.approx(sacrebleu.corpus_bleu(hyps, expected).score)
 
 
 def test_the_bootstrap_resamples_sentences_with_all_their_seeds():
@@ -831,9 +839,35 @@ def test_the_bootstrap_resamples_sentences_with_all_their_seeds():
     differences = np.array([mean(systems[1], chosen) - mean(systems[0], chosen) for chosen in draws])
     difference = mean(systems[1], range(20)) - mean(systems[0], range(20))
     assert bootstrap["difference"] == pytest.approx(difference)
-    assert (bootstrap["low"], bootstrap["high"]) == pytest.approx(tuple(np.percentile(differences, [2.5, 97.5])))
-    as_large = np.abs(differences - differences.mean()) >= abs(difference)
-    assert bootstrap["p_value"] == pytest.approx((as_large.sum() + 1) / 41)
+    assert bootstrap["p_value"] == pytest.approx(p_of(difference, differences))
+    # The interval has the true differences that the test does not reject.
+    for true, rejected in (
+        *((bootstrap["low"] - 1e-6, True), (bootstrap["low"] + 1e-6, False)),
+        *((bootstrap["high"] - 1e-6, False), (bootstrap["high"] + 1e-6, True)),
+    ):
+        assert (p_of(difference - true, differences) <= 0.05) == rejected
+
+
+def p_of(difference, resampled):
+    """The probability of a *difference* as large by chance, from the *resampled* ones (Koehn 2004)."""
+    as_large = [abs(one - np.mean(resampled)) >= abs(difference) for one in resampled]
+    return (sum(as_large) + 1) / (len(as_large) + 1)
+
+
+@pytest.mark.parametrize("resamples", [40, 199, 1000])
+def test_an_interval_contains_0_exactly_if_its_p_is_above_0_05(resamples):
+    """Resampled differences can be skewed, and their mean can differ from the measured difference."""
+    draw = np.random.default_rng(3)
+    significant, by_percentiles = [], []
+    for _ in range(200):
+        resampled = draw.gamma(2, size=resamples) + draw.normal(scale=0.5)
+        difference = resampled.mean() + draw.normal(scale=1.5)
+        of = paired_bootstrap([np.zeros(1 + resamples)], [np.array([difference, *resampled])])
+        significant.append(of["p_value"] <= 0.05)
+        assert significant[-1] != (of["low"] <= 0 <= of["high"]), of
+        low, high = np.percentile(resampled, [2.5, 97.5])
+        by_percentiles.append(not low <= 0 <= high)
+    assert 20 < sum(significant) < 180 and by_percentiles != significant, "another interval contradicts p"
 
 
 def test_holm_corrects_as_in_worked_examples():

@@ -196,8 +196,7 @@ def test_a_model_of_segments_is_exported(finished, published, tmp_path):
 def test_other_segments_change_only_the_stages_that_depend_on_them(finished, published, tokens, done):
     experiment = describe(*words(published, finished[0], "--name", "m", "--set", f"segment_tokens={tokens}"))
     stamps = Runner(experiment).stamps
-    assert [stage.number for stage in STAGES if stamps.is_done(stage)][:done] == [*range(1, done + 1)]
-    assert not stamps.is_done(STAGES[done])
+    assert next(stage.number for stage in STAGES if not stamps.is_done(stage)) == done + 1
 
 
 def test_without_documents_no_command_makes_segments(capsys):
@@ -368,7 +367,9 @@ def test_the_recipe_divides_segments_of_sentencepiece(published, tmp_path):
     hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
     assert len(hypotheses) == 30 and not any(mark in line for line in hypotheses for mark in ("▁", "<sep>", "@@"))
     pieces = "\n".join(read(tmp_path / "bpe" / "test.de")).replace(" ", "").replace("▁", " ").replace("\n ", "\n")
-    normalised = unicodedata.normalize("NFKC", (tmp_path / "clean" / "test.de").read_text())  # as sentencepiece does
+    normalised = unicodedata.normalize(
+        "NFKC", (tmp_path / "tokenised" / "test.de").read_text()
+    )  # as sentencepiece does
     assert pieces.strip() == re.sub(r"[^\S\n]+", " ", normalised).strip()
 
 
@@ -422,7 +423,7 @@ def test_training_on_segments_starts_with_the_weights_of_an_old_model(finished, 
     work = shutil.copytree(finished[0], tmp_path / "work", ignore=shutil.ignore_patterns("transformer*"))
     flags = start_flags(checkpoint, data, "learning_rate=1e-9", "warmup_init_lr=1e-9")
     printed = run_here(words(published, work, "--name", "m", *flags, "--stop-stage", "7"))
-    assert printed.count("done before, skipped") == 4 and "recipes.text.bpe learn" not in printed
+    assert printed.count("done before, skipped") == 7 and "recipes.text.bpe learn" not in printed
     weights = load_checkpoint(str(checkpoint))["model"]
     trained = load_checkpoint(str(work / "transformer_rope.seed1.m" / "checkpoints" / "checkpoint_last.pt"))["model"]
     for side, lang in (("encoder", "en"), ("decoder", "de")):

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import os
+import shutil
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -109,6 +110,18 @@ def test_an_archive_is_read_once_for_both_languages_with_progress(tmp_path, caps
     extract(tmp_path, "a.tgz:t.{lang}")
     size, shown = (tmp_path / "a.tgz").stat().st_size, capsys.readouterr().err
     assert len(opened) == 1 and "read: 100%" in shown and f"{size}/{size}" in shown and "B/s]" in shown
+
+
+def test_a_further_reference_takes_the_place_of_the_target(tmp_path):
+    write(tmp_path, {"c.en": EN, "c.de": DE, "a.tgz": MEMBERS, "second.de": b"One\nTwo\n", "short.de": b"One\n"})
+    write(tmp_path, {"both.en-de.tsv": b"a\tb\n"})
+    second, short = (["--reference", f"{tmp_path}/{name}.{{lang}}"] for name in ("second", "short"))
+    assert extract(tmp_path, "c.{lang}", flags=second) == (EN, b"One\nTwo\n")
+    assert extract(tmp_path, "c.{lang}", "a.tgz:t.{lang}", flags=2 * second) == (2 * EN, 2 * b"One\nTwo\n")
+    shutil.rmtree(tmp_path / "raw")
+    assert "c.en has 2 lines and " in refuse(tmp_path, "c.{lang}", flags=short)
+    assert "--reference" in refuse(tmp_path, "c.{lang}", flags=2 * second)
+    assert "both languages as columns; for further references" in refuse(tmp_path, "both.en-de.tsv", flags=second)
 
 
 SGM = """<refset>\n<doc sysid="ref"><hl>

@@ -18,14 +18,15 @@ import yaml
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import commands, machine, session, stage07_train, stamps
 from recipes.pipeline.__main__ import main
-from recipes.pipeline.experiment import StageError
-from recipes.pipeline.runner import Runner
+from recipes.pipeline.experiment import SETS, TEST, StageError
+from recipes.pipeline.runner import Runner, needed
 from recipes.pipeline.session import announce, write_down
-from recipes.pipeline.stages import STAGES, TRAIN
+from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
 from recipes.pipeline.stamps import Stamps
 from tests.recipes.small_demo import AVX2, AVX512_BF16, describe, setting_flags
 
-FROM_TRAINING = STAGES[6:10]
+FROM_TRAINING = (TRAIN, AVERAGE, TRANSLATE, SCORE)
+MODEL_STAGES = [stage for stage in STAGES if stage.per_model]
 
 
 def fake_run(experiment, stage, command):
@@ -59,7 +60,7 @@ def work(tmp_path, monkeypatch):
         (tmp_path / "raw" / f"test.{lang}").write_text("a line\n")
     (tmp_path / "data-bin").mkdir()
     for experiment in (described(tmp_path), described(tmp_path, "--bpe sentencepiece")):
-        for path in experiment.binary_data:
+        for path in (*experiment.binary_data, *experiment.binary_sets(SETS)):
             path.write_text("data A")
     return tmp_path
 
@@ -84,7 +85,7 @@ def ensure(experiment, *stages):
 def run(work, *flags):
     """Run the stages from training to score. Returns the numbers of the stages that ran, and the experiment."""
     experiment = described(work, *flags)
-    return SimpleNamespace(ran=ensure(experiment, *FROM_TRAINING), experiment=experiment)
+    return SimpleNamespace(ran=ensure(experiment, *needed(FROM_TRAINING, experiment)), experiment=experiment)
 
 
 def change_data(work, contents):
@@ -199,15 +200,32 @@ def test_no_sequence_of_runs_loses_a_checkpoint(work):
     assert len(trained) > 25
 
 
+def test_another_test_set_trains_no_model_and_keeps_the_results_of_the_first(work):
+    model = run(work).experiment.model
+    before = checkpoints(work)
+    for path in described(work).binary_sets(TEST):
+        path.write_text("another test set")
+    assert run(work).ran == [9, 10]
+    assert checkpoints(work) == before
+    assert (model / "earlier" / "1" / "score.json").exists()
+    assert run(work, "test_files=").ran == []
+    assert run(work, "--seed 2", "test_files=").ran == [7, 8]
+
+
 # Names in the stamps of finished stages. With other names, a stage would run again in every work folder; stage 7 would
 # train again.
 STAMPED = """\
-train_files valid_files test_files source_lang target_lang
-train_files valid_files test_files source_lang target_lang
+train_files valid_files source_lang target_lang
+test_files source_lang target_lang
+train_files valid_files source_lang target_lang
+test_files source_lang target_lang
+normalise_punctuation source_lang target_lang --bpe
 normalise_punctuation source_lang target_lang --bpe
 max_words max_length_ratio holdout_every valid_files source_lang target_lang --bpe
 vocab_size --bpe
+--bpe
 source_lang target_lang segment_tokens segment_share
+source_lang target_lang segment_tokens
 layers width ffn_width heads dropout adam_betas adam_eps warmup_init_lr learning_rate label_smoothing warmup_updates \
 tokens_per_update fairseq_train_flags tokens_per_device precision max_epochs max_updates save_every_updates \
 average_checkpoints
@@ -218,11 +236,11 @@ source_lang target_lang --tokenize
 
 
 def test_stamps_have_the_names_that_finished_work_folders_have(work):
-    of_stages = [Stamps(described(work)).of(stage) for stage in STAGES[:10]]
+    of_stages = [Stamps(described(work)).of(stage) for stage in TO_SCORE]
     names = [[name for name in of if "/" not in name and "." not in name] for of in of_stages]
     assert [sorted(one) for one in names] == [sorted(line.split()) for line in STAMPED.splitlines()]
     documents = described(work, "segment_tokens=9")
-    assert [stage.number for stage in STAGES if Stamps(documents).of(stage).get("documents")] == [2, 4]
+    assert [stage.number for stage in STAGES if Stamps(documents).of(stage).get("documents")] == [2, 2, 4]
 
 
 # -- precision ---------------------------------------------------------------------------------------
@@ -282,7 +300,7 @@ def test_a_finished_model_is_not_taken_for_one_of_another_precision(work):
         "bf16: set precision=fp32, or train another model with --name NAME"
     )
     with pytest.raises(StageError, match="cannot resume in bf16"):  # not "run with --stage 7"
-        Runner(described(work, "precision=bf16"), STAGES[6:]).refuse_stale_inputs(STAGES[10])
+        Runner(described(work, "precision=bf16"), MODEL_STAGES).refuse_stale_inputs(STAGES[-1])
     assert tree(work) == before
     other = run(work, "precision=bf16", "--name other").experiment
     assert trained_with(other) == ("bf16", "the CPU", True)
@@ -335,7 +353,7 @@ def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
     with pytest.raises(StageError, match=f"beyond max_epochs=1: {way_out}"):
         run(work)
     with pytest.raises(StageError, match=f"beyond max_epochs=1: {way_out}"):  # not "run with --stage 7"
-        Runner(described(work), STAGES[6:]).refuse_stale_inputs(STAGES[10])
+        Runner(described(work), MODEL_STAGES).refuse_stale_inputs(STAGES[-1])
     assert yaml.safe_load((model / "settings.yaml").read_text())["max_epochs"] == 2
 
 
@@ -354,8 +372,8 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     monkeypatch.setattr(commands, "run_logged", lambda *_: None)  # as fairseq-train after its last epoch
     with pytest.raises(StageError) as refused:
         run(work, *flags)
-    changed = "transformer_rope.seed1/checkpoints/checkpoint2.pt changed"
-    assert f"stage 7: train (again, since {changed}" in capsys.readouterr().out
+    missing = "transformer_rope.seed1/checkpoints/checkpoint2.pt is missing"
+    assert f"stage 7: train (again, since {missing})" in capsys.readouterr().out
     assert "the last 3 epochs, to average them, and has those of 1, 3" in str(refused.value)
     assert "train longer (max_epochs), or train again with --name NAME" in str(refused.value)
 
@@ -372,7 +390,7 @@ def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch)
     monkeypatch.setattr(stamps, "checksum_of", checksum)
     run(work)
     trained = checkpoints(work)
-    files = [*described(work).binary_data, *(work / "raw").iterdir()]
+    files = [*described(work).binary_data, *described(work).binary_sets(TEST), *(work / "raw").iterdir()]
     assert {str(path) for path in files} <= {*hashed}
     change_data(work, "data B")
     run(work)

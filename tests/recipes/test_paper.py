@@ -179,19 +179,36 @@ def finished(folder, values):
 
 
 def test_the_table_and_the_figure_have_the_means_and_every_seed(tmp_path):
-    values = {"rope": {1: 2.0, 2: 4.0}, "learned": {1: 3.0, 2: 8.0}, "none": {2: 5.0}}
+    values = {"rope": {1: 2.0, 2: 4.0}, "learned": {1: 3.125, 2: 8.125}, "none": {2: 5.0}}
     rows, panels = masked_lm.report(finished(tmp_path, values))
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in as_markdown(rows).splitlines()]
-    of_rope, of_learned = np.std([2, 4], ddof=1), np.std([3, 8], ddof=1)
+    of_rope, of_learned = np.std([2, 4], ddof=1), np.std([3.125, 8.125], ddof=1)
     assert cells[2:] == [
         ["rope", "1, 2", f"3.000 ± {of_rope:.3f}", ""],
-        ["learned", "1, 2", f"5.500 ± {of_learned:.3f}", f"+2.500 ± {np.std([1, 4], ddof=1):.3f}"],
+        ["learned", "1, 2", f"5.625 ± {of_learned:.3f}", f"+2.625 ± {np.std([1.125, 4.125], ddof=1):.3f}"],
         ["none", "2", "5.000", "+1.000"],
     ]
     (axes,) = draw(panels).axes
     drawn = sorted((*line.get_xdata(), *line.get_ydata()) for line in axes.get_lines())
     assert drawn == sorted((1, 2, 9.0, loss) for of_seeds in values.values() for loss in of_seeds.values())
     assert {line.get_color() for line in axes.get_lines()} == {axes.get_lines()[n].get_color() for n in (0, 2, 4)}
+
+
+@pytest.mark.parametrize(
+    "values, cells",
+    [
+        ({1: 16.7}, ["16.7"]),  # 1 of 6, as fairseq logs an accuracy
+        ({1: 50.0, 2: 66.7}, ["58.4 ± 11.8"]),
+        ({1: 50.0, 2: 100.0}, ["75.0 ± 35.4"]),
+        ({1: 2.125, 2: 2.5}, ["2.312 ± 0.265"]),
+        ({1: float("nan")}, ["nan"]),
+    ],
+)
+def test_the_table_has_no_more_digits_than_fairseqs_log(values, cells):
+    head, rule, first, second = as_markdown({"a": {"x": values}, "b": {"x": {3: 0.0, 1: values[1]}}}).splitlines()
+    assert [first.split(" | ")[2]] == cells
+    digits = len(cells[0].partition(" ")[0].partition(".")[2]) or 1
+    assert second.split(" | ")[3].split()[0] == f"{values[1] - values[1]:+.{digits}f}"
 
 
 def test_the_later_one_of_two_validations_at_an_update_counts():

@@ -23,11 +23,12 @@ from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
 from recipes.pipeline import commands
 from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import StageError
+from recipes.pipeline.experiment import LEARNT, StageError
 from recipes.pipeline.lock import locked_when_free
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS, Settings
-from recipes.pipeline.stage06_binarise import Binarise
+from recipes.pipeline.stage05_bpe import Bpe
+from recipes.pipeline.stage06_binarise import Binarise, check_counts
 from recipes.pipeline.stages import SCORE, STAGES, TRAIN
 from recipes.pipeline.stamps import Stamps, differences
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals
@@ -172,7 +173,7 @@ def test_the_exported_model_of_stage_11_translates_as_fairseq(copied, capsys):
 def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
     baseline = describe("demo", *words(finished[0], "--arch", "transformer"))
     stamps = Runner(baseline).stamps
-    assert [stage.number for stage in STAGES if stamps.is_done(stage)] == [1, 2, 3, 4, 5, 6]
+    assert [stage.number for stage in STAGES if stamps.is_done(stage)] == [1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 6]
     assert baseline.model.name == MODEL.replace("_rope", "")
 
 
@@ -191,21 +192,100 @@ def test_a_second_run_in_a_moved_folder_repeats_only_damaged_stages(finished, co
     (copied / "raw" / "train.en").touch()  # the contents stay the same
     small(copied)
     again = capsys.readouterr().out
-    assert again.count("done before, skipped") == 10
+    assert again.count("done before, skipped") == 15
     assert "$ " not in again
     assert again.splitlines()[-1] == finished[1].splitlines()[-1]
     assert (copied / MODEL / "run.yaml").read_text() == run_yaml
-    damaged = copied / "clean" / "test.en"
+    damaged = copied / "clean" / "valid.en"
     whole = damaged.read_bytes()
     damaged.write_bytes(bytes(len(whole)))
     (copied / "stamps" / "01.json").write_text("")
     small(copied)
     again = capsys.readouterr().out
     assert "stage 1: fetch\n" in again, "its stamp cannot be read"
-    assert "stage 4: clean and split (again, since clean/test.en changed)" in again
-    assert again.count("done before, skipped") == 8
+    assert "stage 4: clean and split (again, since clean/valid.en changed)" in again
+    assert again.count("done before, skipped") == 13
     assert damaged.read_bytes() == whole
     assert again.splitlines()[-1] == finished[1].splitlines()[-1]
+
+
+def skipped(printed):
+    """Whether each stage in what a run has *printed* was skipped, by its title."""
+    titles = re.findall(r"^stage \d+: (.*?)(: done before, skipped)?$", printed, re.MULTILINE)
+    return {title.partition(" (again")[0]: bool(rest) for title, rest in titles}
+
+
+def test_a_finished_model_is_scored_on_another_test_set_without_training_again(finished, copied, tmp_path, monkeypatch):
+    """The other test set is that of the user, somewhere on the disk, and has two references."""
+    folder = tmp_path / "users"
+    folder.mkdir()
+    texts = {lang: (finished[0] / "raw" / f"valid.{lang}").read_text().splitlines()[:5] for lang in ("en", "de")}
+    texts["second"] = [" ".join(reversed(line.split())) for line in texts["de"]]
+    for name, file in {"en": "news.en", "de": "news.de", "second": "second.de"}.items():
+        (folder / file).write_text("".join(f"{line}\n" for line in texts[name]), encoding="utf-8")
+    written = (copied / MODEL / "averaged.pt").stat().st_mtime_ns
+    first = (copied / MODEL / "score.json").read_text()
+    flags = ["--set", f"test_files={folder}/news.{{lang}},{folder}/second.{{lang}}", "--gpus", "0"]
+    printed = run_here(["demo", *words(copied, *flags)])
+    stages = skipped(printed)
+    assert {title for title, was_done in stages.items() if not was_done} == {
+        *("fetch the test set", "extract and check the test set", "normalise and tokenise the test set"),
+        *("apply BPE to the test set", "binarise the test set", "translate the test set", "score"),
+    }
+    assert "train" in stages and (copied / MODEL / "averaged.pt").stat().st_mtime_ns == written
+    assert (copied / MODEL / "earlier" / "1" / "score.json").read_text() == first
+    hypotheses = (copied / MODEL / "hypotheses.de").read_text(encoding="utf-8").splitlines()
+    (system,) = json.loads((copied / MODEL / "score.json").read_text())["systems"]
+    bleu = system["metrics"][0]
+    assert len(hypotheses) == 5 and "nrefs:2" in bleu["signature"]
+    expected = sacrebleu.corpus_bleu(hypotheses, [texts["de"], texts["second"]]).score
+    assert bleu["score"] == pytest.approx(expected, abs=1e-9)
+    moved = {"generate.txt", "hypotheses.de", "score.json"}
+    assert moved <= {path.name for path in (copied / MODEL / "earlier" / "1").iterdir()}
+    (folder / "second.de").unlink()
+    monkeypatch.setattr("recipes.pipeline.__main__.check_flags", None)  # slower, so files are looked for before
+    with pytest.raises(SystemExit, match=f"stage 1 .fetch.: {folder}/second.de does not exist"):
+        run_here(["demo", *words(tmp_path / "new", *flags)])
+
+
+def test_a_recipe_without_a_test_set_ends_without_a_score_and_says_so(copied, capsys):
+    for path in (copied / "raw").glob("test.*"):
+        path.unlink()
+    small(copied, "--set", "test_files=")
+    printed = capsys.readouterr().out
+    assert set(skipped(printed).values()) == {True} and "test set" not in printed.replace("test_files", "")
+    assert list(skipped(printed))[-2:] == ["train", "average the last checkpoints"]
+    last = f"test_files is empty, so the model has no score: {copied / MODEL / 'averaged.pt'}"
+    assert printed.splitlines()[-1] == last
+    small(copied, "--set", "test_files=", "--stage", "11", "--dry-run")
+    assert "stage 11" in capsys.readouterr().out
+
+
+def test_a_work_folder_of_an_earlier_version_is_not_trained_again(copied):
+    """Its stamps had the test set among what every stage depends on, and no stages of the test set."""
+    clean, binary = {f"clean/test.{lang}": "of the earlier version" for lang in ("en", "de")}, {}
+    for path in copied.glob("stamps/*.test.json"):
+        stamp, both = json.loads(path.read_text()), path.with_name(path.name.replace(".test", ""))
+        test_set = {name: value for name, value in stamp["of"].items() if name == "test_files" or "test." in name}
+        made_of_test_set, stamp = stamp["made"], json.loads(both.read_text())
+        of, made = test_set | stamp["of"], made_of_test_set | stamp["made"]
+        binary |= {name: value for name, value in made.items() if name.startswith("data-bin/test.")}
+        both.write_text(json.dumps({"of": of | (clean if "bpe/train.en" in made else {}), "made": made}))
+        path.unlink()
+    cleaned = copied / "stamps" / "04.json"
+    stamp = json.loads(cleaned.read_text())
+    cleaned.write_text(json.dumps({**stamp, "made": stamp["made"] | clean}))
+    begun = copied / MODEL / "checkpoints" / "begun.json"
+    begun.write_text(json.dumps(json.loads(begun.read_text()) | binary))
+    trained = copied / MODEL / "stamps" / "07.json"
+    stamp = json.loads(trained.read_text())
+    trained.write_text(json.dumps({**stamp, "of": stamp["of"] | binary}))
+    assert len(binary) == 4
+    stages = skipped(run_here(["demo", *words(copied, "--gpus", "0")]))
+    assert {title for title, was_done in stages.items() if not was_done} == {
+        title for title in stages if "test set" in title and not title.startswith("translate")
+    }
+    assert {"train", "score"} <= stages.keys()
 
 
 def test_a_dry_run_shows_that_other_data_would_move_the_model(copied, capsys):
@@ -256,14 +336,21 @@ def test_another_value_of_any_setting_that_a_stage_reads_changes_its_stamp(finis
     shutil.copytree(copied / "data-bin", copied / "data-bin.tmp")  # fairseq-preprocess writes its log there
     log = copied / "data-bin.tmp" / "preprocess.log"
     log.write_text(log.read_text().replace(str(finished[0]), str(copied)))
+    of_test_set = copied / "data-bin.test.tmp" / "preprocess.log"
+    of_test_set.parent.mkdir()
+    of_test_set.write_text("".join(f"[{lang}] {copied}/bpe/test.{lang}: 12 sents,\n" for lang in ("en", "de")))
     for dry_run, stage in itertools.product((True, False), STAGES):
         experiment = describe("demo", *words(copied, "--gpus", "0"))
         settings, stamp = experiment.settings, Stamps(experiment).of(stage)
         experiment.dry_run, experiment.settings = dry_run, Recording(settings)
         stage.run(experiment, Idle(stage))
         assert experiment.settings.read
-        # Stage 7 reads flags for the search only to refuse lines that are too long for it.
-        for name in experiment.settings.read - ({"fairseq_generate_flags"} if stage is TRAIN else set()):
+        # Stage 1 finds missing files of all sets; stages 7 and 9, lines too long for the model or the search.
+        only_checked = {
+            **{1: {"train_files", "valid_files", "test_files"}, 7: {"fairseq_generate_flags", "test_files"}},
+            9: {"fairseq_train_flags", "test_files"},
+        }
+        for name in experiment.settings.read - only_checked.get(stage.number, set()):
             experiment.settings = replace(settings, **{name: another(name, getattr(settings, name))})
             assert Stamps(experiment).of(stage) != stamp, (stage.title, name)
 
@@ -418,7 +505,7 @@ def test_a_work_folder_is_locked_by_a_run_and_by_a_surviving_command(tmp_path):
     kill_all_of(tmp_path, process)
 
 
-@pytest.mark.parametrize("stage, folder, interrupted", [(2, "raw", 3), (3, "tokenised", 4), (5, "bpe", 3)])
+@pytest.mark.parametrize("stage, folder, interrupted", [(2, "raw", 2), (3, "tokenised", 4), (5, "bpe", 3)])
 def test_an_interrupted_text_stage_continues_with_the_unfinished_file(finished, copied, stage, folder, interrupted):
     """*interrupted* is the number of the tool that Ctrl-C interrupts."""
     stamp = copied / "stamps" / f"{stage:02d}.json"
@@ -441,9 +528,9 @@ def test_an_interrupted_text_stage_continues_with_the_unfinished_file(finished, 
     assert {path.name: path.read_bytes() for path in (copied / folder).iterdir()} == written
     interrupt()
     if stage == 5:  # outputs of other inputs are made again
-        (copied / "clean" / "test.en").write_text("Another text .\n")
-        assert Runner(describe("demo", *words(copied))).ensure(STAGES[4])
-        assert (copied / "bpe" / "test.en").read_text().replace("@@ ", "") == "Another text .\n"
+        (copied / "clean" / "valid.en").write_text("Another text .\n")
+        assert Runner(describe("demo", *words(copied))).ensure(Bpe())
+        assert (copied / "bpe" / "valid.en").read_text().replace("@@ ", "") == "Another text .\n"
 
 
 def test_a_failing_tool_prints_its_sentence_once_and_a_full_disk_is_named(tmp_path, capsys):
@@ -493,8 +580,11 @@ def test_a_command_prints_utf8_where_the_users_output_is_not(tmp_path, monkeypat
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: unrecognized arguments: --foo"),
-        (["--set", "fairseq_generate_flags=--bream 5"], "fairseq-generate: error: unrecognized arguments: --bream 5"),
+        (["--", "--foo"], "--arch transformer_rope: fairseq-train: error: --foo: unknown flag"),
+        (
+            ["--set", "fairseq_generate_flags=--bream 5"],
+            "fairseq-generate: error: --bream: unknown flag; the nearest one is --beam",
+        ),
         (
             ["--set", "heads=3"],
             "--encoder-attention-heads 3: must divide --encoder-embed-dim 32 without remainder (settings: layers=2, "
@@ -521,13 +611,13 @@ def test_an_unknown_architecture_and_a_killed_check_of_flags_are_refused(tmp_pat
 def test_sentences_that_fairseq_skipped_are_reported(copied, tmp_path):
     experiment = describe("demo", *words(copied))
     log = tmp_path / "preprocess.log"
-    texts = experiment.texts("bpe")
+    texts = experiment.texts("bpe", LEARNT)
     counted = "".join(f"[en] {path}: {len(path.read_text().splitlines())} sents, 9 tokens\n" for path in texts)
     log.write_text(counted)
-    Binarise().check_counts(experiment, log)
+    check_counts(Binarise(), experiment, LEARNT, log)
     log.write_text(counted.replace(" 200 sents", " 199 sents"))
     with pytest.raises(StageError, match=r"train.en has 200 lines, but .* has another count"):
-        Binarise().check_counts(experiment, log)
+        check_counts(Binarise(), experiment, LEARNT, log)
 
 
 def test_a_model_whose_translations_are_all_empty_has_0_bleu(copied, capsys):
@@ -605,7 +695,9 @@ def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path, caps
         (["--set", "target_lang=Portuguese"], "--set target_lang=Portuguese: must be a language's code"),
         (["--set", "train_files=a'b"], "--set train_files=a'b: no closing quotation"),
         (["--set", "holdout_every=9"], "valid_files=valid.{lang}.gz: must name files, or holdout_every must be above"),
-        (["--set", "test_files="], "--set test_files=: must name files"),
+        (["--set", "test_files=a,b c"], "--set test_files=a,b c: must name as many references for each file"),
+        (["--set", "test_files=a,,b"], "--set test_files=a,,b: must name as many references for each file"),
+        (["--set", "test_files=", "--stage", "9", "--stop-stage", "10"], "--stage 9: needs a test set, and test_files"),
         (["--set", "holdout_every=1"], "--set holdout_every=1: must be 0 or above 1"),
         (["--set", "target_lang=en"], "--set target_lang=en: must differ from source_lang"),
         (["--set", "adam_betas=(0.9,0.98"], "--set adam_betas=(0.9,0.98: must be a pair like (0.9, 0.98)"),

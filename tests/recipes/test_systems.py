@@ -114,7 +114,10 @@ def test_the_scalings_of_the_documents_fit_the_small_model_of_the_recipe():
         scaling.refuse_dimensions(width // heads, width // heads)
         assert scaling.values.get("original_max_position_embeddings", 129) == 129 and scaling.values["factor"] == 4
         scalings[scaling.rope_type] = system.name
-    assert scalings == {kind: f"rope-{kind}" for kind in KEYS if kind != "default"}
+    # p-RoPE is trained without a factor, so the name of the system with the same type says the factor
+    names = {kind: f"rope-{kind}" for kind in KEYS if kind != "default"}
+    assert scalings == {**names, "proportional": "rope-proportional-4"}
+    assert encodings["p-rope"].flags.count("proportional") == 1 and 'factor": 4' not in encodings["p-rope"].flags
 
 
 @pytest.mark.parametrize(
@@ -150,8 +153,12 @@ def test_wrong_systems_of_a_file_are_refused_by_name(tmp_path, others, message):
         ("{}", [], "--systems FILE: has no system"),
         ("- a\n- b", [], "--systems FILE: must be lines of the form NAME: flags of fairseq-train"),
         (None, [], "--systems FILE: No such file or directory"),
-        ("a: --arch x", [], "--systems a: must be 2 or more, all different"),
-        ("a: --arch x", ["--system", "a=--arch y"], "--systems a a: must be 2 or more, all different"),
+        (
+            "a: --arch x",
+            [],
+            "--systems a: a comparison needs a second system; add the line 'transformer: --arch transformer'",
+        ),
+        ("a: --arch x", ["--system", "a=--arch y"], "--systems a a: names a twice; give each system another name"),
         ("a: --arch x", ["--system", "b"], "--system b: must have the form NAME=FLAGS, as in 'b=--arch transformer'"),
         ("a: --arch x", ["--system", "b="], "--system b=: the flags of b must contain --arch"),
         ("a: --arch x\nb: --arch y", ["--baseline", "c"], "--baseline c: must be one of a, b"),
@@ -217,6 +224,99 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
         assert max(begun for begun, _ in times) < min(ended for _, ended in times)  # side by side
         begun = float((tmp_path / "search.times").read_text().split()[0])
         assert begun > times[0][1], "a system with the model of another one begins after its training"
+
+
+class Clock:
+    """A clock that a training moves."""
+
+    seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+    def move(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for name in ("monotonic", "time"):
+        monkeypatch.setattr(launch.time, name, clock)
+    monkeypatch.setattr(launch.time, "sleep", clock.move)
+    return clock
+
+
+def test_the_screen_shows_which_run_trains_and_the_time_left(tmp_path, monkeypatch, clock, capsys):
+    """Runs that are trained, or use the model of another one, take little time, and say nothing about the others."""
+    of_minutes = {"before": 0, "one": 90, "search": 2, "fails": 1, "two": 120, "last": 100}
+    all_runs = runs(tmp_path, *of_minutes)
+    all_runs[2].training_of = "one"
+    monkeypatch.setattr(launch, "trained", lambda run: run.system in ("before", "search"))
+
+    def train(run, program):
+        clock.move(60 * of_minutes[run.system])
+        return "no memory" if run.system == "fails" else ""
+
+    monkeypatch.setattr(launch, "train", train)
+    assert len([*launch.outcomes(all_runs, "x", arguments())]) == 6
+    assert capsys.readouterr().out.splitlines() == [
+        "== run 1 of 6: before, seed 1",
+        "== run 2 of 6: one, seed 1",
+        "== run 3 of 6: search, seed 1, about 4 h 30 min left",  # 3 * 90 minutes
+        "== run 4 of 6: fails, seed 1, about 4 h 30 min left",
+        "== run 5 of 6: two, seed 1, about 3 h 0 min left",
+        "== run 6 of 6: last, seed 1, about 1 h 45 min left",  # the mean of 90 and 120 minutes
+    ]
+
+
+def test_the_screen_shows_how_many_runs_have_ended_side_by_side(tmp_path, monkeypatch, clock, capsys):
+    """The jobs begin together and end after 60, 90 and 60 seconds; the third waits for the end of the first."""
+
+    class Job(Ended):
+        def __init__(self, seconds):
+            super().__init__("")
+            self.end = clock() + seconds
+
+        def done(self):
+            return clock() >= self.end
+
+        def cancel(self, check):
+            pass
+
+    seconds = iter((60, 90, 60))
+    executor = Submitted()
+    executor.submit = lambda *_, **__: Job(next(seconds))
+    monkeypatch.setattr(launch, "_QuietExecutor", executor)
+    for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    handler = signal.getsignal(signal.SIGINT)
+    assert len([*launch.outcomes(runs(tmp_path, "a", "b", "c"), "x", arguments(jobs=2))]) == 3
+    assert signal.getsignal(signal.SIGINT) == handler, "that of the caller"
+    assert capsys.readouterr().out.splitlines() == [
+        "== a, seed 1: begun, run 1 of 3, log: a.log",
+        "== b, seed 1: begun, run 2 of 3, log: a.log",
+        "== a, seed 1: done, 60 s; 1 of 3 runs have ended, about 1 min left",
+        "== c, seed 1: begun, run 3 of 3, log: a.log",
+        "== b, seed 1: done, 90 s; 2 of 3 runs have ended, about 1 min left",
+        "== c, seed 1: done, 60 s; 3 of 3 runs have ended",
+    ]
+
+
+@pytest.mark.parametrize(
+    "took, waiting, running, jobs, text",
+    [
+        ([], 3, [10], 1, ""),
+        ([60], 0, [], 1, ""),
+        ([50], 1, [], 1, ", about 1 min left"),
+        ([600, 1200], 4, [], 2, ", about 30 min left"),  # two after each other, side by side
+        ([600], 1, [], 8, ", about 10 min left"),  # a run is not divided
+        ([600], 0, [900], 1, ", about 1 min left"),
+        ([3600], 3, [1800], 2, ", about 1 h 45 min left"),  # (3 + 1/2) / 2 hours
+    ],
+)
+def test_the_time_left_is_that_of_the_runs_that_have_not_ended(took, waiting, running, jobs, text):
+    assert launch.time_left(took, waiting, running, jobs) == text
 
 
 def training_stub(folder):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from recipes.pipeline import fairseq_train, machine
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
@@ -108,7 +108,7 @@ def test_the_translation_command_has_the_search_settings(capsys):
 
 def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     (tmp_path / "bpe").mkdir()
-    for path in experiment(tmp=tmp_path).texts("bpe"):
+    for path in experiment(tmp=tmp_path).texts("bpe", SETS):
         path.write_text("a b\n" + "a " * (1024 if path.name in ("train.en", "test.en") else 1023) + "\n")
     train, generate = (
         f"fairseq_{program}_flags=--max-source-positions 2000 --max-target-positions 2000"

@@ -1,8 +1,10 @@
 """fairseq_rope/text: languages, Moses' tokens, signs of tokenisation and subwords, fairseq-generate's output."""
 
 import re
+from argparse import Namespace
 
 import pytest
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import read_lines
@@ -11,6 +13,8 @@ from fairseq_rope.text.generated import read_generated
 from fairseq_rope.text.moses import aggressive_tokeniser, compound_split, moses_tokeniser
 from fairseq_rope.text.plain import looks_subworded, looks_tokenised
 from fairseq_rope.text.subwords import undo_subwords
+from fairseq_rope.text.tokens import Tokeniser
+from recipes.text.tokenise import line_converter
 from recipes.text.translations import main as write_translations
 
 
@@ -131,3 +135,15 @@ def test_the_default_tokeniser_depends_on_language_and_installed_packages(monkey
     monkeypatch.setattr(languages, "find_spec", lambda name: True if name in installed else None)
     expected = {**ALWAYS, **expected}
     assert {lang: languages.default_tokenize(lang) for lang in expected} == expected
+
+
+@pytest.mark.parametrize("code", ["fr", "fr-CA", "fr_CA", "fr_XX", "FR"])
+def test_a_language_with_a_region_has_the_rules_of_moses_for_the_language(code):
+    """French words end with an apostrophe, and have a blank before a question mark."""
+    text, tokens, options = "l'ami\u00a0?", "l&apos; ami ?", {"source_lang": code, "target_lang": code}
+    of_fairseq = MosesTokenizer(Namespace(**options, moses_no_dash_splits=True, moses_no_escape=False))
+    moses = {"source": code, "target": code, "dash_splits": False}
+    exported = Tokeniser("", {"moses": moses, "subwords": None})
+    assert line_converter(code, False, True)([text]) == [tokens]
+    assert of_fairseq.encode(text) == tokens == " ".join(exported.tokens(text))
+    assert of_fairseq.decode(tokens) == exported.plain(tokens.split()) == "l'ami ?"

@@ -24,10 +24,11 @@ from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.tasks.translation import TranslationTask
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.positions import ENCODINGS as KNOWN_ENCODINGS
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.text.tokens import Tokeniser
-from fairseq_rope.tools import ctranslate2_model, export, export_checks, replaced_folder
+from fairseq_rope.tools import average, ctranslate2_model, export, export_checks, replaced_folder
 from fairseq_rope.tools.ctranslate2_model import quantize, to_spec, words
 from fairseq_rope.tools.ctranslate2_support import ExportError, refuse_unsupported
 from fairseq_rope.tools.export import main
@@ -35,6 +36,7 @@ from fairseq_rope.tools.exported_folder import QUANTIZATIONS, TranslateError
 from fairseq_rope.tools.replaced_folder import replacing
 from fairseq_rope.tools.translator import Translator
 from fairseq_rope.transformer import architectures as presets
+from fairseq_rope.transformer.options import of_encodings
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 
@@ -518,6 +520,47 @@ def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, dat
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
 
 
+OWN_ENCODING = """
+from fairseq_rope.positions import ENCODINGS
+from fairseq_rope.positions.interface import DistanceBias
+
+
+class Near(DistanceBias):
+    def by_distance(self, distance):
+        return -0.1 * distance.abs().float().expand(2, -1)
+
+
+ENCODINGS["near"] = Near
+"""
+
+
+def test_a_model_with_an_encoding_of_a_user_dir_needs_this_user_dir(trained, data_bin, tmp_path, monkeypatch):
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["model"].position_encoding = "near"
+    state["cfg"]["model"].encoder_position_encoding = state["cfg"]["model"].decoder_position_encoding = None
+    for name in of_encodings():
+        setattr(state["cfg"]["model"], name, None)
+    torch.save(state, tmp_path / "one.pt")
+    state["model"] = {name: weight * 1.01 for name, weight in state["model"].items()}
+    torch.save(state, tmp_path / "two.pt")
+    user_dir = tmp_path / "positions_of_export_test"
+    user_dir.mkdir()
+    (user_dir / "__init__.py").write_text(OWN_ENCODING)
+    commands = {
+        average.main: ["--inputs", tmp_path / "one.pt", tmp_path / "two.pt", "--output", tmp_path / "averaged.pt"],
+        main: ["--path", tmp_path / "one.pt", "--data", data_bin, "--output", tmp_path / "model", "--force"],
+    }
+    for tool, flags in commands.items():
+        with pytest.raises(
+            SystemExit, match="near: must be one of .*; if your own user dir adds it, give .*--user-dir"
+        ):
+            tool(list(map(str, flags)))
+    monkeypatch.setitem(KNOWN_ENCODINGS, "near", None)  # so that it is removed after the test
+    for tool, flags in commands.items():
+        tool(list(map(str, [*flags, "--user-dir", user_dir])))
+    assert (tmp_path / "averaged.pt").exists() and (tmp_path / "model" / "model.bin").exists()
+
+
 def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, data_bin, tmp_path, capsys):
     (tmp_path / "data").mkdir()
     for dictionary in data_bin.glob("dict.*.txt"):
@@ -736,9 +779,10 @@ def test_subwords_without_their_codes_are_refused(tmp_path):
         export.subwords(args, dictionary)
     (tmp_path / "bpecodes").write_text("#version: 0.2\n")
     assert export.subwords(args, dictionary) == ("subword_nmt", str(tmp_path / "bpecodes"))
-    args.bpe_codes = str(tmp_path / "none")
-    with pytest.raises(ExportError, match="--bpe-codes .*none: must be a file that exists"):
-        export.subwords(args, dictionary)
+    (tmp_path / "model.pt").touch()
+    given = ["--path", tmp_path / "model.pt", "--data", tmp_path, "--output", tmp_path / "model"]
+    with pytest.raises(SystemExit, match="--bpe-codes .*none: must be a file that exists"):
+        main([*map(str, given), "--bpe-codes", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize(

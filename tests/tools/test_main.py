@@ -96,6 +96,18 @@ def test_an_impossible_output_path_is_refused_before_any_input_is_read(tool, out
         main([tool, *NEEDED[tool].split(), "--output", output])
 
 
+@pytest.mark.parametrize("tool", ["average", "convert-layout", "export"])
+def test_a_user_dir_and_files_are_looked_for_before_a_model_is_read(tmp_path, monkeypatch, tool):
+    monkeypatch.chdir(tmp_path)
+    words = [tool, *NEEDED[tool].split(), "--user-dir", "mine"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SystemExit, match=f"fairseq-rope {tool}: none.pt: No such file or directory"):
+        main(words)
+    (tmp_path / "none.pt").touch()
+    with pytest.raises(SystemExit, match=f"fairseq-rope {tool}: --user-dir mine: must be a folder that exists"):
+        main(words)
+
+
 @pytest.mark.parametrize(
     "tool, missing",
     [
@@ -105,6 +117,8 @@ def test_an_impossible_output_path_is_refused_before_any_input_is_read(tool, out
 )
 def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool, missing):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "none.pt").touch()
+    (tmp_path / "none").mkdir()
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.delitem(sys.modules, f"{missing}.data", raising=False)  # a module that is loaded needs no parent
     monkeypatch.delitem(sys.modules, "fairseq_rope.checkpoints")  # which average imports when it runs

@@ -1,0 +1,158 @@
+"""The known causes of errors that fairseq raises without explaining them, each with a sentence for the user.
+
+An error that no row describes keeps its traceback.
+"""
+
+import contextlib
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+Variables = Mapping[str, Any]
+
+
+class Cause(NamedTuple):
+    """One row of the table: an error at a place in fairseq, which together have one cause."""
+
+    place: str  # pattern of "module.function" of a frame in the traceback
+    error: str  # pattern of the beginning of "Class: message"
+    # with the local variables of the frame as fields, and what the group in ``error`` matched as {0}; or a function of
+    # both, which returns None if the cause is another one
+    sentence: str | Callable[[Variables, str], str | None]
+
+
+def _missing(_: Variables, option: str) -> str:
+    return f"--{option.replace('_', '-')}: must be given"
+
+
+def _unequal(local: Variables, _: str) -> str:
+    sides = f"{len(local['src_dataset'])} source and {len(local['tgt_dataset'])} target sentences"
+    return f"{local['data_path']}: its set {local['split']} has {sides}, and must have as many of both"
+
+
+def _damaged(local: Variables, _: str) -> str:
+    is_open = getattr(local["self"], "_index", None) is not None  # then the data, and not their index, are damaged
+    path = local["path"] if "path" in local else local["self"]._path
+    return f"{path.removesuffix('.idx')}.{'bin' if is_open else 'idx'}: {DAMAGED}"
+
+
+def _unknown_word(local: Variables, _: str) -> str | None:
+    task, tokens = local["self"], local["sample"]["net_input"]
+    for dictionary, name in ((task.source_dictionary, "src_tokens"), (task.target_dictionary, "prev_output_tokens")):
+        largest = int(tokens[name].max()) if name in tokens else 0
+        if largest >= len(dictionary):
+            known = f"the dictionary (dict.*.txt in the data folder) has {len(dictionary)} entries"
+            return f"the data have a word with the number {largest}, and {known}: it is not that of the data"
+    return None
+
+
+def _metric(local: Variables, name: str) -> str | None:
+    if name != local["cfg"].checkpoint.best_checkpoint_metric:
+        return None
+    return f"--best-checkpoint-metric {name}: must be one of {', '.join(sorted(local['stats']))}"
+
+
+def _not_registered(local: Variables, name: str) -> str | None:
+    return f"{name}: must be one of {', '.join(sorted(local['REGISTRY']))}" if name == local["choice"] else None
+
+
+DAMAGED = "is damaged, or has another --dataset-impl; copy it again, or repeat fairseq-preprocess"
+OF_DATA = r"(?:ValueError|AssertionError|KeyError|error):"
+IN_WORKER = r'ValueError: Caught ValueError in DataLoader worker .*indexed_dataset\.py", line \d+, in __getitem__'
+NOT_LITERAL = "(?:ValueError: malformed node|SyntaxError)"
+DICTIONARY = "must be a Python dictionary, like {{'dropout': 0.1}}"
+TEXT = "must be text in UTF-8"
+CAUSES = [
+    # values that are missing
+    Cause("fairseq.options.parse_args_and_arch", "RuntimeError: $", "--arch: must be given"),
+    Cause("fairseq.options.parse_args_and_arch", "KeyError: None", "--task: must be given, like --task translation"),
+    Cause(
+        "fairseq.checkpoint_utils.load_model_ensemble_and_task",
+        "AttributeError: 'NoneType' object has no attribute 'replace'",
+        "--path: must be given, the file of the checkpoint",
+    ),
+    Cause(".*", r"ConfigCompositionException: Error merging override (?:\w+\.)*(\w+)=null", _missing),
+    Cause(".*", r"MissingMandatoryValue: Missing mandatory value: (\w+)", _missing),
+    # data
+    Cause(
+        "fairseq.data.dictionary.add_from_file",
+        r"RuntimeError: Duplicate word found .*?'(.*?)'\.",
+        "{f.name}: has the word {0} twice; remove one of the lines, or end the second with #fairseq:overwrite",
+    ),
+    Cause(
+        "fairseq.data.dictionary.add_from_file",
+        r"ValueError: Incorrect dictionary format.*?: \"(.*?) ?\"$",
+        "{f.name}: the line {0} must be a word and its count",
+    ),
+    Cause("fairseq.data.indexed_dataset.(__init__|read_index|_do_init|__getitem__)", OF_DATA, _damaged),
+    Cause("torch._utils.reraise", IN_WORKER, f"a .bin file of the data {DAMAGED}"),
+    Cause("fairseq.tasks.translation.load_langpair_dataset", "AssertionError: Source and target must", _unequal),
+    Cause(
+        "fairseq.tasks.fairseq_task.(train|valid)_step",
+        "TypeError: .* missing 1 required positional argument: 'prev_output_tokens'",
+        "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing",
+    ),
+    Cause("fairseq.tasks.fairseq_task.(train|valid|inference)_step", "IndexError: index out of range", _unknown_word),
+    Cause("fairseq.file_chunker_utils.find_offsets", "ZeroDivisionError", "--workers 0: must be at least 1"),
+    Cause("fairseq.file_chunker_utils._safe_readline", "ValueError: negative seek", f"{{fd.name}}: {TEXT}"),
+    Cause("fairseq.(binarizer|data.dictionary)..*", "UnicodeDecodeError", f"{{filename}}: {TEXT}"),
+    Cause("fairseq_cli.interactive.buffered_read", "UnicodeDecodeError", f"--input {{input}}: {TEXT}"),
+    # values that are not allowed
+    Cause(
+        "fairseq.tasks.language_modeling.build_model",
+        r"AttributeError: '(\w+)' object has no attribute 'supported_targets'",
+        "--task language_modeling: needs a language model, such as transformer_lm_rope, and this is a {0}",
+    ),
+    Cause(
+        "fairseq.sequence_generator._generate",
+        "TypeError: .* missing 2 required positional arguments: 'src_lengths' and 'prev_output_tokens'",
+        "--lm-path: must be the checkpoint of a language model",
+    ),
+    Cause(
+        "fairseq.sequence_generator._generate",
+        "AssertionError: min_len cannot be larger",
+        "--min-len {self.min_len}: must not be above {max_len}, the longest output by --max-len-a and --max-len-b",
+    ),
+    Cause("fairseq_cli.train.(validate|get_valid_stats)", "KeyError: (.*)", _metric),
+    Cause("fairseq.registry.build_x", "KeyError: (.*)", _not_registered),
+    Cause(
+        "fairseq.tasks.translation.build_model",
+        "JSONDecodeError:",
+        "--eval-bleu-args {self.cfg.eval_bleu_args}, --eval-bleu-detok-args {self.cfg.eval_bleu_detok_args}: "
+        "must be JSON, like '{{\"beam\": 4}}'",
+    ),
+    Cause(
+        "fairseq.checkpoint_utils.load_checkpoint",
+        NOT_LITERAL,
+        f"--optimizer-overrides {{cfg.optimizer_overrides}}: {DICTIONARY}",
+    ),
+    Cause(
+        "fairseq_cli.(generate|interactive|eval_lm|validate).(_main|main)",
+        NOT_LITERAL,
+        f"--model-overrides {{cfg.common_eval.model_overrides}}: {DICTIONARY}",
+    ),
+    Cause(
+        "fairseq_cli.train.train",
+        ".*local variable 'valid_losses'",
+        "--skip-remainder-batch: an epoch has fewer batches than one update needs (--update-freq, --max-tokens)",
+    ),
+]
+
+
+def sentence_of_cause(error: BaseException, trace: TracebackType | None) -> str | None:
+    """Return the sentence of the first row of ``CAUSES`` that describes *error*, and None if none does."""
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error
+    text = f"{type(error).__name__}: {' '.join(str(message).split())}"
+    frames = [frame for frame, _ in traceback.walk_tb(trace)][::-1]
+    for place, pattern, sentence in CAUSES:
+        described = re.match(pattern, text)
+        for frame in frames if described else ():
+            if described and re.fullmatch(place, f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"):
+                group = described[1] if described.re.groups else ""
+                with contextlib.suppress(KeyError, AttributeError, TypeError):  # another version of fairseq
+                    if callable(sentence):
+                        return sentence(frame.f_locals, group)
+                    return sentence.format(group, **frame.f_locals)
+    return None

@@ -1,0 +1,230 @@
+"""fairseq_rope/patches/ending.py, causes.py: fairseq's programs end with one sentence if the cause is known."""
+
+import re
+import shutil
+
+import pytest
+from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, data_utils
+from fairseq.file_chunker_utils import find_offsets
+from torch.utils.data import DataLoader
+
+from fairseq_rope.patches.ending import sentence_for
+from tests.commands import PLUGIN, ROOT, call, run_program, training
+
+
+def sentence(function, *args, **kwargs):
+    """The sentence for the error of *function*."""
+    with pytest.raises(Exception) as ended:
+        function(*args, **kwargs)
+    found = sentence_for(ended.value, ended.tb)
+    assert found is not None, f"a traceback: {ended.value!r}"
+    assert "\n" not in found
+    return found
+
+
+def words(template, **paths):
+    """The words of a command line, in which {name} is one of *paths*."""
+    return [word.format(plugin=PLUGIN, **paths) for word in template.split()]
+
+
+# {bin}: binary data of translation, {lm}: of a language model, {model}: a checkpoint of translation
+GENERATE = "fairseq-generate {bin} --user-dir {plugin} --cpu --path {model}"
+COMMANDS = [
+    ("fairseq-generate {bin} --user-dir {plugin} --cpu", "--path required"),
+    ("fairseq-eval-lm {lm} --user-dir {plugin} --cpu", "--path: must be given"),
+    ("fairseq-validate {bin} --user-dir {plugin} --path {model} --max-tokens 500", "--task: must be given"),
+    ("fairseq-validate {bin} --user-dir {plugin} --task translation --path {model}", "--max-tokens or --batch-size"),
+    ("fairseq-validate {bin} --user-dir {plugin} --task translation --max-tokens 9 --cpu", "--path: must be given"),
+    (GENERATE + " --sampling --beam 5", "--sampling requires --nbest"),
+    (GENERATE + " --replace-unk", "--dataset-impl=raw"),
+    (GENERATE + " --sampling-topk 5", "requires --sampling"),
+    (GENERATE + " --temperature 0", "--temperature must be greater"),
+    (GENERATE + " --beam 0", "--beam 0: must be 1 or more"),
+    (GENERATE + " --bpe subword_nmt", "--bpe-codes: must be given"),
+    (GENERATE + " --min-len 99 --max-len-b 3", "--min-len 99: .* 3"),
+    (GENERATE + " --lm-path {model}", "--lm-path: must be"),
+    (GENERATE + " --model-overrides {{a", "--model-overrides {a: must"),
+    ("fairseq-eval-lm {lm} --user-dir {plugin} --cpu --path {model}", "language_modeling: needs a language model"),
+    ("fairseq-preprocess --user-dir {plugin}", "--trainpref must be set if --srcdict is not"),
+    ("fairseq-preprocess --user-dir {plugin} -s en -t de --trainpref {bin}/../text/train --destdir {bin}",
+     r"bin/dict\.en\.txt: exists already"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command, expected", COMMANDS, ids=[expected for _, expected in COMMANDS])
+def test_a_wrong_command_ends_with_one_sentence(data_bin, text_bin, trained, tmp_path, monkeypatch, command, expected):
+    monkeypatch.chdir(tmp_path)
+    model = trained / "checkpoint_last.pt"
+    assert re.search(expected, sentence(call, *words(command, bin=data_bin, lm=text_bin, model=model)))
+
+
+def without_files(folder, data_bin, pattern):
+    return shutil.copytree(data_bin, folder, ignore=shutil.ignore_patterns(pattern))
+
+
+TRAININGS = [
+    ("", ("--max-tokens 500",), "--max-tokens or --batch-size"),
+    ("", ("--arch transformer_rope_tiny",), "--arch: must be given"),
+    ("--lr-scheduler polynomial_decay", (), "--total-num-update: must be given"),
+    ("--best-checkpoint-metric bleu", (), "--best-checkpoint-metric bleu: must be one of .*loss, nll_loss"),
+    ("--eval-bleu --eval-bleu-args {beam:4}", (), r"--eval-bleu-args {beam:4}, .* must be JSON"),
+    ("--eval-bleu --eval-bleu-detok mose", (), "mose: must be one of moses, nltk, space"),
+    ("--skip-remainder-batch --max-tokens 50000", (), "--skip-remainder-batch: an epoch has fewer batches"),
+    ("--adam-betas 0.9", (), "--adam-betas 0.9: must be two numbers"),
+    ("--update-freq 0", (), r"--update-freq \[0\]: must be 1 or more"),
+    ("--required-batch-size-multiple 0", (), "--required-batch-size-multiple 0: must be 1 or more"),  # fairseq crashes
+    ("--num-workers -1", (), "--num-workers -1: must be 0 or more"),
+    ("--dropout 1.5", (), "--dropout 1.5: must be from 0 to 1"),
+]
+
+
+@pytest.mark.parametrize("flags, without, expected", TRAININGS, ids=[expected for *_, expected in TRAININGS])
+def test_a_wrong_training_ends_with_one_sentence(data_bin, tmp_path, flags, without, expected):
+    command = training(data_bin, tmp_path, "--max-update", 1, *flags.split(), without=without)
+    assert re.search(expected, sentence(call, *command))
+
+
+def test_the_optimiser_overrides_are_named(data_bin, trained, tmp_path):
+    shutil.copy(trained / "checkpoint_last.pt", tmp_path)
+    command = training(data_bin, tmp_path, "--optimizer-overrides", "{lr:3}", "--max-epoch", 30)
+    assert sentence(call, *command).startswith("--optimizer-overrides {lr:3}: must be a Python dictionary")
+
+
+def test_data_that_do_not_fit_together_are_named(data_bin, tmp_path):
+    once = ["--max-update", 1, "--num-workers", 0]
+    no_target = without_files(tmp_path / "no-target", data_bin, "train*.de.*")
+    assert "no target side" in sentence(call, *training(no_target, tmp_path / "new", *once))
+    unequal = without_files(tmp_path / "unequal", data_bin, "none")
+    for end in ("bin", "idx"):
+        shutil.copy(unequal / f"valid.en-de.de.{end}", unequal / f"train.en-de.de.{end}")
+    expected = f"{unequal}: its set train has 200 source and 20 target sentences"
+    assert sentence(call, *training(unequal, tmp_path / "new", *once)).startswith(expected)
+    few = without_files(tmp_path / "few", data_bin, "none")
+    for dictionary in few.glob("dict.*.txt"):
+        dictionary.write_text("")
+    expected = r"the data have a word with the number \d+, and the dictionary .* has 4 entries"
+    assert re.match(expected, sentence(call, *training(few, tmp_path / "new", *once)))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("big 3\nred 2\nbig 1\n", "has the word big twice"),
+        ("big 3\nred\n", "the line red must be a word and its count"),
+        ("big 3\nred two\n", "the line red must be a word and its count"),
+    ],
+)
+def test_a_damaged_dictionary_is_named(tmp_path, text, expected):
+    (tmp_path / "dict.en.txt").write_text(text)
+    assert sentence(Dictionary.load, str(tmp_path / "dict.en.txt")).startswith(f"{tmp_path}/dict.en.txt: {expected}")
+
+
+@pytest.mark.parametrize("end", ["idx", "bin"])
+@pytest.mark.parametrize("size", [0, 20, 50])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fairseq closes what it never opened
+def test_damaged_binary_data_are_named(data_bin, tmp_path, end, size):
+    for file in data_bin.glob("valid.en-de.en.*"):
+        shutil.copy(file, tmp_path)
+    damaged = tmp_path / f"valid.en-de.en.{end}"
+    damaged.write_bytes(damaged.read_bytes()[:size])
+
+    def read():
+        data = data_utils.load_indexed_dataset(str(tmp_path / "valid.en-de.en"))
+        return [data[number] for number in range(len(data))]
+
+    assert sentence(read).startswith(f"{damaged}: is damaged, or has another --dataset-impl")
+
+
+def test_damaged_binary_data_are_reported_by_a_process_that_loads_them(data_bin, tmp_path):
+    for file in data_bin.glob("valid.en-de.en.*"):
+        shutil.copy(file, tmp_path)
+    damaged = tmp_path / "valid.en-de.en.bin"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    data = data_utils.load_indexed_dataset(str(tmp_path / "valid.en-de.en"))
+    loader = DataLoader(data, collate_fn=list, num_workers=1)
+    assert sentence(list, loader).startswith("a .bin file of the data is damaged")
+
+
+def test_a_text_that_is_not_utf_8_is_named(tmp_path):
+    text = tmp_path / "train.en"
+    text.write_bytes(b"a \xff\n")
+
+    def read(size):
+        text.write_bytes(b"a b c\n" * size + b"a \xff\n")
+        Dictionary.add_file_to_dictionary(str(text), Dictionary(), str.split, 1)
+
+    assert sentence(read, 0) == sentence(read, 5000) == f"{text}: must be text in UTF-8"
+    assert sentence(find_offsets, str(text), 0) == "--workers 0: must be at least 1"
+
+
+# -- flags ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--rope-bsae 500", "--rope-bsae: unknown flag; the nearest one is --rope-base"),
+        ("--qqqqqq", "--qqqqqq: unknown flag"),
+        ("--arch transformer_rop", "argument --arch/-a: transformer_rop is unknown; the nearest one is transformer_r"),
+        ("--log-format jsn", "argument --log-format: invalid choice: 'jsn' (choose from"),
+        ("--lr-scheduler triangular", "--max-lr: must be given"),
+        ("--criterion cross_entropy", "--label-smoothing: is a flag of "),
+        ("--task masked_lm --eval-bleu", "--eval-bleu: is a flag of "),
+        ("--max-epoch ten", "argument --max-epoch: invalid int value: 'ten'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_flag_is_named_without_the_list_of_flags(data_bin, tmp_path, capsys, flags, expected):
+    with pytest.raises(SystemExit, match="2"):
+        call(*training(data_bin, tmp_path, *flags.split()))
+    refused, hint = capsys.readouterr().err.splitlines()
+    assert refused.startswith(f"fairseq-train: error: {expected}") and hint == "see fairseq-train --help"
+
+
+def test_a_log_whose_package_is_missing_gives_one_warning(data_bin, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq.logging.progress_bar.SummaryWriter", None)
+    monkeypatch.setattr("fairseq.logging.progress_bar.wandb", None)
+    logs = ["--tensorboard-logdir", tmp_path / "logs", "--wandb-project", "mine"]
+    log = call(*training(data_bin, tmp_path / "new", "--max-epoch", 2, "--no-save", *logs))
+    assert log.count("tensorboard is not installed") == log.count("wandb is not installed") == 1
+    assert f"--tensorboard-logdir {tmp_path / 'logs'}: writes nothing" in log and not (tmp_path / "logs").exists()
+    assert "not found" not in log
+
+
+# -- what keeps its traceback --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError("--path: bug"), KeyError("None"), AssertionError(), IndexError("x")])
+def test_errors_of_other_code_keep_their_traceback(error):
+    def validate():  # the name of a place in the table, in another module
+        raise error
+
+    with pytest.raises(type(error)) as ended:
+        validate()
+    assert sentence_for(ended.value, ended.tb) is None
+
+
+def test_errors_of_fairseq_without_a_known_cause_keep_their_traceback(data_bin):
+    with pytest.raises(AssertionError, match="dataset lengths must match") as ended:
+        NestedDictionaryDataset({"one": RawLabelDataset([1]), "two": RawLabelDataset([1, 2])})
+    assert sentence_for(ended.value, ended.tb) is None
+    with pytest.raises(TypeError) as ended:
+        Dictionary.load(str(data_bin / "dict.en.txt")).string(None)
+    assert sentence_for(ended.value, ended.tb) is None
+
+
+# -- processes -----------------------------------------------------------------------------------------
+
+
+def test_the_documented_encoding_refuses_a_value_in_one_sentence(data_bin, tmp_path):
+    (code,) = re.findall(
+        r"```python\n# my_positions/__init__\.py\n(.*?)```", (ROOT / "docs/encodings.md").read_text(), re.S
+    )
+    (tmp_path / "my_positions").mkdir()
+    (tmp_path / "my_positions" / "__init__.py").write_text(code)
+    flags = ["--arch", "transformer_rope", "--position-encoding", "recency", "--recency-strength", "-1"]
+    command = training(data_bin, tmp_path / "new", *flags)
+    command[command.index(PLUGIN)] = "my_positions"
+    done = run_program(*command, check=False, cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert last == "fairseq-train: error: --recency-strength -1.0: must be above 0"
+    assert done.returncode == 1 and "Traceback" not in done.stderr

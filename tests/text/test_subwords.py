@@ -1,0 +1,89 @@
+"""fairseq_rope/text/subwords.py: pieces of SentencePiece become the text that they were made of."""
+
+import json
+
+import pytest
+import sentencepiece
+
+from fairseq_rope.text.subwords import text_of_pieces, undo_subwords
+from fairseq_rope.text.tokens import Tokeniser
+from fairseq_rope.tools import argos
+
+# Only the first line consists of learned pieces.
+TEXTS = ["the dog sees 5 houses", "5 €", "€5, 日本 and 🙂!", "the<x>dog <x>", "<0x41> <2de>", "naïve"]
+
+
+@pytest.fixture(scope="module")
+def processor(byte_pieces):
+    return sentencepiece.SentencePieceProcessor(model_file=str(byte_pieces))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_its_pieces_with_and_without_their_model(byte_pieces, processor, text):
+    pieces = processor.encode(text, out_type=str)
+    assert text_of_pieces(pieces, processor) == text_of_pieces(pieces) == text
+    settings = {"moses": None, "subwords": {"kind": "sentencepiece", "file": byte_pieces.name}}
+    tokeniser = Tokeniser(str(byte_pieces.parent), settings)
+    assert tokeniser.plain(tokeniser.tokens(text)) == text
+    assert undo_subwords([" ".join(pieces)]) == ([text], "SentencePiece")
+
+
+@pytest.mark.parametrize(
+    "pieces", ["▁a <0xE2> <0x82> ▁b", "<0xAC> a <0xED> <0xA0> <0x80> <0xF0> <0x9F>", "▁the <0xC3> <0xA9> <0xA9> dog"]
+)
+def test_bytes_that_are_no_character_become_what_sentencepiece_makes_of_them(processor, pieces):
+    expected = processor.decode(pieces.split())
+    assert "\ufffd" in expected
+    assert text_of_pieces(pieces.split(), processor) == text_of_pieces(pieces.split()) == expected
+
+
+def test_control_symbols_are_removed_and_unknown_words_remain(processor):
+    assert text_of_pieces("<2de> ▁the <unk> ▁dog <unk>".split(), processor) == "the<unk> dog<unk>"
+    assert text_of_pieces("▁the <unk> ▁dog".split()) == "the<unk> dog"
+    assert text_of_pieces(["▁unheard", "▁of"], processor) == "unheard of"  # pieces of another model
+    assert text_of_pieces([], processor) == text_of_pieces([]) == ""
+
+
+def test_a_text_stays_in_one_line(processor):
+    pieces = ["▁the", "<0x0A>", "▁dog", "<0x0D>", "<0x0A>"]
+    assert text_of_pieces(pieces, processor) == text_of_pieces(pieces) == "the  dog"
+
+
+def test_a_model_that_removes_no_blanks_keeps_those_between_words(tmp_path):
+    options = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False}
+    prefix, lines = str(tmp_path / "m"), ["a cat  sees a dog"] * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=prefix, model_type="char", vocab_size=16, minloglevel=2, **options
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    pieces = processor.encode("a  cat sees", out_type=str)
+    assert text_of_pieces(pieces, processor) == text_of_pieces(pieces) == "a  cat sees"
+
+
+@pytest.mark.parametrize(
+    "line, hypothesis, plain, undone",
+    [
+        ("5 <0xE2><0x82><0xAC>", "▁5 ▁ <0xE2> <0x82> <0xAC>", "5 €", "bytes of SentencePiece"),
+        ("5 <0xE2><0x82><0xAC>", "5 <0xE2><0x82><0xAC>", "5 €", "bytes of SentencePiece"),  # --remove-bpe
+        ("Byte <0x41>", "Byte &lt;0x41&gt;", "Byte <0x41>", None),  # Moses escapes what is text
+        ("Byte <0x41>", "▁Byte ▁< 0 x 4 1 >", "Byte <0x41>", None),
+    ],
+)
+def test_bytes_that_fairseq_joined_become_text_if_they_were_pieces(line, hypothesis, plain, undone):
+    assert undo_subwords([line], [hypothesis]) == ([plain], undone)
+
+
+def test_moses_tokens_of_pieces_are_detokenised(byte_pieces):
+    moses = {"source": "en", "target": "en", "dash_splits": False}
+    settings = {"moses": moses, "subwords": {"kind": "sentencepiece", "file": byte_pieces.name}}
+    tokeniser = Tokeniser(str(byte_pieces.parent), settings)
+    assert tokeniser.plain(tokeniser.tokens("the dog's house, (5 €).")) == "the dog's house, (5 €)."
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_the_pieces_of_a_package(byte_pieces, tmp_path, monkeypatch, text):
+    monkeypatch.setattr("ctranslate2.Translator", lambda *args, **options: None)
+    (tmp_path / argos.METADATA).write_text(json.dumps({"from_code": "en", "to_code": "de"}))
+    (tmp_path / argos.SENTENCEPIECE).symlink_to(byte_pieces)
+    package = argos.Package(str(tmp_path))
+    assert package.plain(package.tokens(text)) == text
