@@ -90,12 +90,11 @@ ALLOWED: dict[str, Rule] = {
     ),
     **{name: NUMBERS[name] for name in ("beam", "lenpen", "max_len_b")},
     "quantization": (lambda value: isinstance(value, str), "a string"),
-    # The first version of this project wrote neither segments nor checksums.
     "segments": (
         lambda value: value is None or _is_segments(value),
         f"null or an object with tokens, {NUMBERS['segment_tokens'][1]}, and separator, one token",
     ),
-    "sha256": (lambda value: value is None or _is_checksums(value), "null or the checksums of files in the folder"),
+    "sha256": (_is_checksums, "an object with the checksums of files in the folder"),
 }
 
 
@@ -124,16 +123,13 @@ def separator_of(settings: dict[str, Any]) -> str:
     return (settings.get("segments") or {}).get("separator", "")
 
 
-def refuse_changed_files(folder: str, checksums: dict[str, str] | None) -> None:
-    """Raise a TranslateError if a file that would be read is not in *checksums*, the folder's record, or has changed.
-
-    The record is None in folders of the first version, which wrote no shortlists.
-    """
+def refuse_changed_files(folder: str, checksums: dict[str, str]) -> None:
+    """Raise a TranslateError if a file that would be read is not in *checksums*, the folder's record, or has changed."""
     for name in sorted(os.listdir(folder)):
-        if name == SHORTLIST if checksums is None else name not in checksums and READ.fullmatch(name):
+        if name not in checksums and READ.fullmatch(name):
             surplus = f"{name} is not one of the files that were exported, which {SETTINGS} names"
             raise TranslateError(f"--model {folder}: {surplus}; remove it, or export the model again")
-    for name, expected in (checksums or {}).items():
+    for name, expected in checksums.items():
         try:
             same = checksum(os.path.join(folder, name)) == expected
         except OSError as error:
@@ -141,7 +137,7 @@ def refuse_changed_files(folder: str, checksums: dict[str, str] | None) -> None:
         if not same:
             changed = f"{name} is not the file that was exported: its SHA-256 differs from the one in {SETTINGS}"
             raise TranslateError(f"--model {folder}: {changed}; copy or export the model again")
-    if SHORTLIST in (checksums or {}) and not os.path.getsize(os.path.join(folder, SHORTLIST)):
+    if SHORTLIST in checksums and not os.path.getsize(os.path.join(folder, SHORTLIST)):
         raise TranslateError(f"--model {folder}: {SHORTLIST} is empty; export the model again")  # CTranslate2 crashes
 
 

@@ -308,7 +308,7 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
         InputError: the model cannot be packaged, or the check failed
     """
     settings = exported_settings(args.model)
-    refuse_changed_files(args.model, settings.get("sha256"))
+    refuse_changed_files(args.model, settings["sha256"])
     refuse_unsupported(args.model, settings)
     (from_code, to_code), (from_name, to_name) = languages(args, settings)
     if not re.fullmatch(r"\d+(\.\d+)*", args.package_version):

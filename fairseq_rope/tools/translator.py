@@ -69,7 +69,7 @@ class Translator:
         self.settings = exported_settings(folder)
         shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
         with ThreadPoolExecutor(1) as pool:  # check the files while the tokenisers and CTranslate2 are imported
-            check = pool.submit(refuse_changed_files, folder, self.settings.get("sha256"))
+            check = pool.submit(refuse_changed_files, folder, self.settings["sha256"])
             try:
                 self._text = Tokeniser(folder, self.settings)
             except InputError as error:

@@ -1,5 +1,6 @@
 """fairseq_rope/tools/package.py. test_argos_programs.py installs packages in the real programs."""
 
+import hashlib
 import json
 import shutil
 import zipfile
@@ -149,8 +150,11 @@ def test_an_existing_package_is_not_replaced(run, tmp_path):
 
 
 def test_a_package_with_other_tokens_than_the_data_is_refused(run, served, tmp_path):
-    model = changed(served, tmp_path / "other", sha256=None)
-    (model / "bpecodes").write_text("#version: 0.2\nt h\n")
+    codes = "#version: 0.2\nt h\n"
+    sums = {**json.loads((served / "fairseq_rope.json").read_text())["sha256"]}
+    sums["bpecodes"] = hashlib.sha256(codes.encode()).hexdigest()
+    model = changed(served, tmp_path / "other", sha256=sums)
+    (model / "bpecodes").write_text(codes)
     sentence = refusal(run, model=model)
     assert sentence.startswith("package: 20 of 20 sentences of the validation set have other tokens than in the data")
     assert "nothing was written (--force writes it anyway)" in sentence and not (tmp_path / NAME).exists()

@@ -517,17 +517,13 @@ def test_files_that_were_not_exported_are_refused_before_they_are_read(model, tm
         sums[name] = hashlib.sha256(b"").hexdigest()
         folder = edited(folder, tmp_path / "recorded", sha256=sums)
     assert f": {name} {reason}" in refused(folder)
-    if name == "vmap.txt" and content is not None:  # the first version wrote neither checksums nor shortlists
-        assert f": {name} {reason}" in refused(edited(folder, tmp_path / "old", sha256=None))
 
 
-def test_a_folder_of_links_and_a_folder_without_checksums_are_read(model, sources, tmp_path):
+def test_a_folder_of_links_is_read(model, sources, tmp_path):
     (tmp_path / "links").mkdir()
     for path in model.iterdir():
         (tmp_path / "links" / path.name).symlink_to(path)  # as in the cache of Hugging Face's hub
-    expected = Translator(str(model)).translate(sources)
-    for folder in (tmp_path / "links", edited(model, tmp_path / "model", sha256=None)):
-        assert Translator(str(folder)).translate(sources) == expected
+    assert Translator(str(tmp_path / "links")).translate(sources) == Translator(str(model)).translate(sources)
 
 
 @pytest.mark.parametrize(
@@ -563,10 +559,12 @@ def test_errors_do_not_show_the_content_of_a_linked_subword_model(model, tmp_pat
     assert "the secret" not in "".join([str(refused.value), *capfd.readouterr()])
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused_without_checksums(model, tmp_path, refused):
-    folder = edited(model, tmp_path / "model", sha256=None)
-    words = json.loads((folder / "shared_vocabulary.json").read_text())
-    (folder / "shared_vocabulary.json").write_text(json.dumps(words[:-10]))
+def test_a_vocabulary_that_does_not_fit_is_refused_also_with_its_checksum(model, tmp_path, refused):
+    words = json.dumps(json.loads((model / "shared_vocabulary.json").read_text())[:-10])
+    sums = {**json.loads((model / "fairseq_rope.json").read_text())["sha256"]}
+    sums["shared_vocabulary.json"] = hashlib.sha256(words.encode()).hexdigest()
+    folder = edited(model, tmp_path / "model", sha256=sums)
+    (folder / "shared_vocabulary.json").write_text(words)
     assert re.search("Invalid token|shared_vocab", refused(folder))
 
 
