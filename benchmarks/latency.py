@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.alternating import build_parser, report
 from benchmarks.serve import Exported, sentences
 from benchmarks.subjects import SIZES, dictionary
-from fairseq_rope.tools.translator import Translator
+from fairseq_rope.serving.translator import Translator
 
 
 def latencies(translator: Translator, lines: list[str], clients: int) -> tuple[list[float], float]:

@@ -31,11 +31,11 @@ from fairseq.tasks.translation import load_langpair_dataset
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.subjects import SIZES, batches, build, dictionary
-from fairseq_rope.tools.ctranslate2_model import quantize, to_spec, words
-from fairseq_rope.tools.ctranslate2_search import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, in_batches
-from fairseq_rope.tools.exported_folder import SETTINGS, SHORTLIST, checksum
-from fairseq_rope.tools.shortlist import CANDIDATES, Shortlist
-from fairseq_rope.tools.shortlist import build as build_shortlist
+from fairseq_rope.serving.ctranslate2_model import quantize, to_spec, words
+from fairseq_rope.serving.ctranslate2_search import BATCH_TOKENS, DEFAULT_BATCH_TOKENS, in_batches
+from fairseq_rope.serving.exported_folder import SETTINGS, SHORTLIST, checksum
+from fairseq_rope.serving.shortlist import CANDIDATES, Shortlist
+from fairseq_rope.serving.shortlist import build as build_shortlist
 
 QUANTIZATIONS = ("float32", "int16", "int8")
 BATCHES = 6  # of 64 sentences; enough that all cores end at about the same time
@@ -44,7 +44,7 @@ THREADS = torch.get_num_threads()  # now, because CTranslate2 changes torch's nu
 FIRST = """
 import json, sys, time
 import ctranslate2, sacremoses
-from fairseq_rope.tools.translator import Translator
+from fairseq_rope.serving.translator import Translator
 begun = time.perf_counter()
 translator = Translator(sys.argv[1])
 translator.translate(sys.argv[2])

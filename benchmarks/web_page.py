@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alternating import build_parser, in_turns, report
+from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import package
-from fairseq_rope.tools.translator import Translator
 
 CORES = len(os.sched_getaffinity(0))
 SERVER = {"ARGOS_BATCH_SIZE": "512", "ARGOS_INTER_THREADS": str(CORES), "ARGOS_INTRA_THREADS": "1"}

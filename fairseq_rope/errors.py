@@ -97,3 +97,8 @@ def refuse_output(path: str, flag: str = "--output") -> None:
     is_other = os.path.exists(path) and not os.path.isfile(path)  # a folder, or /dev/null
     if is_other or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         raise InputError(f"{flag} {path}: must be a file in a folder that exists")
+
+
+def warn(tool: str, message: str) -> None:
+    """Print a warning of ``fairseq-rope TOOL`` to standard error."""
+    print(f"fairseq-rope {tool}: warning: {message}", file=sys.stderr)

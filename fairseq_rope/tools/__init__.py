@@ -80,8 +80,3 @@ def escape_unencodable_output() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def warn(tool: str, message: str) -> None:
-    """Print a warning of ``fairseq-rope TOOL`` to standard error."""
-    print(f"fairseq-rope {tool}: warning: {message}", file=sys.stderr)

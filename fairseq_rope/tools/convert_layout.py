@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import InputError, ending_in_one_sentence, refuse_output
-from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir, warn
+from ..errors import InputError, ending_in_one_sentence, refuse_output, warn
+from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
 
 if TYPE_CHECKING:
     from torch import Size, Tensor

@@ -1,243 +1,19 @@
-"""Convert a checkpoint to CTranslate2, to translate without fairseq: ``fairseq-rope export``.
-
-Converts ``transformer_rope``, which CTranslate2's own converters do not support, and fairseq's
-``transformer``. The exported model gets its name only after the checks in :mod:`.export_checks`.
-"""
+"""The command ``fairseq-rope export``: convert a checkpoint to CTranslate2, and check the result."""
 
 import argparse
-import json
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from .. import __version__
-from ..errors import ending_in_one_sentence, naming_what_fairseq_reads
-from ..files import naming
-from ..lines import lines_of
+from ..errors import ending_in_one_sentence
+from ..serving import shortlist
+from ..serving.ctranslate2_model import INT8_BITS, POSITIONS
+from ..serving.export import MAX_LEN_B, SUBWORD_FLAGS, convert, refuse_missing_files, refuse_other_folders
+from ..serving.exported_folder import INT8, QUANTIZATIONS, refuse_numbers
+from ..serving.replaced_folder import replacing
 from ..text.segments import FILE as SEGMENTS
 from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
-from ..text.tokens import Tokeniser
-from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir, shortlist
-from .ctranslate2_model import INT8_BITS, POSITIONS, counts_padding, positions, quantize, to_spec
-from .ctranslate2_support import ExportError, refuse_unsupported
-from .export_checks import Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
-from .exported_folder import (
-    ALLOWED,
-    INT8,
-    QUANTIZATIONS,
-    SETTINGS,
-    SHORTLIST,
-    refuse_numbers,
-    separator_of,
-    write_folder,
-)
-from .replaced_folder import replacing
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
-
-MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
-SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
-
-
-def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> tuple[str | None, str | None]:
-    """Return the kind (a key of SUBWORDS) and the file of the subword model of flags or data folder, or two None."""
-    for flag, kind in SUBWORD_FLAGS.items():
-        path = getattr(args, flag[2:].replace("-", "_"))
-        if path is not None:
-            return kind, path
-    for kind, name in SUBWORDS.items():
-        if os.path.isfile(os.path.join(args.data, name)):
-            return kind, os.path.join(args.data, name)
-    if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
-        lacking = f"its dictionary has subwords, and it has neither {' nor '.join(SUBWORDS.values())}"
-        raise ExportError(f"--data {args.data}: {lacking}; name the file with {' or '.join(SUBWORD_FLAGS)}")
-    return None, None
-
-
-def tokenisation(
-    tokenizer: str | None, kind: str | None, dictionary: "Dictionary", source: str, target: str
-) -> dict[str, Any] | None:
-    """Return the setting ``moses``: how Moses tokenises text before the subwords of *kind*; None if it does not."""
-    if tokenizer == "none" or (tokenizer is None and kind == "sentencepiece"):
-        return None
-    return {"source": source, "target": target, "dash_splits": "@-@" in dictionary}  # Moses' -a makes @-@ of hyphens
-
-
-def segment_settings(args: argparse.Namespace, task: Any) -> dict[str, Any] | None:
-    """Return the setting ``segments`` of the flags and, for a flag that is not given, of the data folder."""
-    path = os.path.join(args.data, SEGMENTS)
-    flags = {"tokens": args.segment_tokens, "separator": args.separator}
-    flags = {name: value for name, value in flags.items() if value is not None}
-    segments: dict[str, Any] = {"separator": SEPARATOR}
-    if os.path.exists(path):
-        try:
-            with open(path, encoding="utf-8") as file:
-                segments = json.load(file)
-            if not isinstance(segments, dict):
-                raise ValueError("it is not a JSON object")
-        except (ValueError, RecursionError) as error:
-            raise ExportError(f"{path}: cannot be read ({error})") from None
-    elif not flags:
-        return None
-    segments = {**segments, **flags}
-    is_allowed, allowed = ALLOWED["segments"]
-    if not is_allowed(segments):
-        shown = f"--segment-tokens, --separator and {path} give {json.dumps(segments)[:200]}"
-        raise ExportError(f"{shown}, and the segments must be {allowed}")
-    separator = segments["separator"]
-    languages = (task.cfg.source_lang, task.cfg.target_lang)
-    for language, dictionary in zip(languages, (task.source_dictionary, task.target_dictionary)):
-        if dictionary.index(separator) < dictionary.nspecial:  # a word that is not there has the index of <unk>
-            where = f"--separator {separator}" if "separator" in flags else path
-            raise ExportError(f"{where}: the separator {separator} is not a word of dict.{language}.txt in {args.data}")
-    return {"tokens": segments["tokens"], "separator": separator}
-
-
-def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: Any) -> shortlist.Shortlist:
-    """Return the shortlist of the corpus that ``--shortlist`` names, or of the training set in ``--data``."""
-    if args.shortlist:
-        moses = settings["moses"] and {**settings["moses"], "source": settings["target"]}
-        tokens = [Tokeniser("", {**settings, "moses": of_side}).tokens for of_side in (settings["moses"], moses)]
-        lines = zip(*(lines_of(path) for path in args.shortlist))
-
-        def known(line: str, side: int) -> list[str]:  # the search, too, replaces words that are not in the dictionary
-            dictionary = (task.source_dictionary, task.target_dictionary)[side]
-            return [token if token in dictionary else dictionary.unk_word for token in tokens[side](line)]
-
-        pairs: Iterator[shortlist.Pair] = ((known(one, 0), known(other, 1)) for one, other in lines)
-    else:
-        training = f"--shortlist: --data {args.data}: its training set"
-        try:
-            task.load_dataset("train")
-            data = task.dataset("train")
-        except FileNotFoundError:
-            raise ExportError(f"{training} is missing; name two files of parallel text") from None
-        except Exception as error:  # as in validation_pairs
-            raise ExportError(f"{training} cannot be read ({error})") from error
-        if data.tgt is None:
-            raise ExportError(f"{training} has no target side; name two files of parallel text")
-        pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
-    return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, separator_of(settings))
-
-
-def load(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the model of the checkpoint, in float32 and eval mode, and its task."""
-    from fairseq import checkpoint_utils
-    from fairseq.tasks.translation import TranslationTask
-
-    from .. import plugin  # noqa: F401  registers the models and safe loading
-
-    load_user_dir(args.user_dir)
-    with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
-    if type(task) is not TranslationTask:
-        model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
-        raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
-    for dictionary in (task.source_dictionary, task.target_dictionary):
-        # fairseq's reader of FASTA adds unknown words to the dictionary, for which the model has no embeddings.
-        dictionary.encode_line = partial(dictionary.encode_line, add_if_not_exist=False)
-    return models[0].float().eval(), task
-
-
-def settings_of(args: argparse.Namespace, model: Any, task: Any, kind: str | None, file: str | None) -> dict[str, Any]:
-    """Return the settings of the exported folder; *kind* and *file* are those of the subword model."""
-    import ctranslate2
-    import fairseq
-    import torch
-
-    from ..transformer.meaning import meaning
-
-    source, target = task.cfg.source_lang, task.cfg.target_lang
-    return {
-        "source": source,
-        "target": target,
-        "moses": tokenisation(args.tokenizer, kind, task.source_dictionary, source, target),
-        "subwords": kind and {"kind": kind, "file": file},
-        # the number of tokens, with the end, that have positions (null: any number), and whether a <pad> takes one
-        "positions": {
-            "source": positions(model.encoder),
-            "target": positions(model.decoder),
-            "counts_padding": counts_padding(model.encoder),
-        },
-        "beam": args.beam,
-        "lenpen": args.lenpen,
-        "max_len_b": args.max_len_b,
-        "segments": segment_settings(args, task),  # of translate --documents (null: not trained on segments)
-        "quantization": args.quantization,
-        "int8_bits": args.int8_bits if args.quantization in INT8 else None,
-        "checkpoint": os.path.basename(args.path),
-        "model": meaning(model.cfg),
-        "version": __version__,
-        "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
-    }
-
-
-def convert(args: argparse.Namespace, folder: str) -> str:
-    """Write the model that the flags name into the new *folder*, and return the report of the checks."""
-    import ctranslate2  # noqa: F401  named first if it is missing
-
-    model, task = load(args)
-    refuse_unsupported(model, args.path, args.quantization)
-    kind, file = subwords(args, task.source_dictionary)
-    settings = settings_of(args, model, task, kind, file)
-    of_text = check_text("", settings, task, args.force)
-    built = None
-    if args.shortlist is not None:
-        samples = shortlist_samples(settings, task, args.force)
-        built = build_shortlist(args, settings, task)
-    if kind:
-        settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
-    reference = Reference(model, task, beam=args.beam, lenpen=args.lenpen, max_len_b=args.max_len_b)
-    report = []
-    quantized = None if args.quantization == "float32" else args.quantization
-    with naming(f"--output {args.output}"):
-        # Only float32 scores are exact enough to tell the right model from a wrong one, so they come first.
-        for quantization in dict.fromkeys([None, quantized]):
-            spec = to_spec(model, task.source_dictionary, task.target_dictionary)
-            spec.validate()
-            quantize(spec, quantization, args.int8_bits)
-            if os.path.exists(folder):
-                shutil.rmtree(folder)
-            write_folder(folder, spec, settings, file, built)
-            report.append(check_model(folder, reference, quantization, args.force))
-        if built is not None:
-            of_text.append(check_shortlist(folder, settings, samples, built, args.force))
-    return "\n".join([*report, *of_text])
-
-
-def refuse_missing_files(args: argparse.Namespace) -> None:
-    """Raise an ExportError or an OSError if a file or folder that *args* name does not exist."""
-    os.stat(args.path)
-    if not os.path.isdir(args.data):
-        raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
-    for flag in SUBWORD_FLAGS:
-        path = getattr(args, flag[2:].replace("-", "_"))
-        if path is not None and not os.path.isfile(path):
-            raise ExportError(f"{flag} {path}: must be a file that exists")
-    if args.shortlist:
-        shortlist.refuse_corpus(*args.shortlist)
-    if not os.path.isdir(os.path.dirname(os.path.realpath(args.output))):
-        raise ExportError(f"--output {args.output}: must be in a folder that exists")
-
-
-def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
-    """Raise an ExportError if *output* exists and must not be replaced."""
-    if not os.path.exists(output):
-        return
-    if not os.path.isdir(output):
-        raise ExportError(f"--output {args.output}: is a file, and must be a folder")
-    names = set(os.listdir(output))
-    own = {"model.bin", "config.json", SETTINGS, SHORTLIST, "README.md", *SUBWORDS.values()}
-    others = {name for name in names - own if not name.endswith("_vocabulary.json")}
-    if SETTINGS not in names or others:
-        what = f"files that are not a model's ({min(others)})" if others else "no exported model"
-        raise ExportError(f"--output {args.output}: exists and has {what}; it is not replaced")
-    if not args.replace and not args.force:
-        raise ExportError(f"--output {args.output}: exists already; --replace replaces it")
+from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -317,5 +93,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         output = os.path.realpath(args.output)
         with replacing(output) as folder:
             refuse_other_folders(output, args)
+            load_user_dir(args.user_dir)
             report = convert(args, folder)
     print(f"{report}\nwrote {args.output}")

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .. import __version__, metrics
-from ..errors import InputError, ending_in_one_sentence
+from ..errors import InputError, ending_in_one_sentence, warn
 from ..lines import named, read_lines
 from ..scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
 from ..text.generated import read_generated
 from ..text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
 from ..text.moses import aggressive_tokeniser, moses_round_trip
 from ..text.plain import check_plain, undo_preprocessing
-from . import FILE, REQUIRED, SWITCH, Parser, add_flags, command_parser, warn
+from . import FILE, REQUIRED, SWITCH, Parser, add_flags, command_parser
 
 
 class Sentences(NamedTuple):

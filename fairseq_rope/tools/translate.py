@@ -18,9 +18,9 @@ from typing import IO, Any
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import written_whole
 from ..lines import decode
+from ..serving.exported_folder import CHARACTERS, TranslateError, refuse_numbers
+from ..serving.translator import LINES, Translator
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
-from .exported_folder import CHARACTERS, TranslateError, refuse_numbers
-from .translator import LINES, Translator
 
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
 

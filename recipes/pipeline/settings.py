@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import decode
-from fairseq_rope.tools.exported_folder import QUANTIZATIONS
+from fairseq_rope.serving.exported_folder import QUANTIZATIONS
 
 
 class SettingsError(InputError):

@@ -10,7 +10,8 @@ import sentencepiece
 from fairseq.data import data_utils
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 
-from fairseq_rope.tools import export_checks, score
+from fairseq_rope.serving import export_checks
+from fairseq_rope.tools import score
 from tests.commands import call, outputs, train
 
 TEXT = ["5 € in the house", "the dog", "日本 sees a <x>cat", "naïve 🙂"]

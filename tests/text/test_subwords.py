@@ -5,9 +5,9 @@ import json
 import pytest
 import sentencepiece
 
+from fairseq_rope.serving import argos
 from fairseq_rope.text.subwords import text_of_pieces, undo_subwords
 from fairseq_rope.text.tokens import Tokeniser
-from fairseq_rope.tools import argos
 
 # Only the first line consists of learned pieces.
 TEXTS = ["the dog sees 5 houses", "5 €", "€5, 日本 and 🙂!", "the<x>dog <x>", "<0x41> <2de>", "naïve"]

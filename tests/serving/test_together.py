@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/together.py: requests of several threads share calls."""
+"""fairseq_rope/serving/together.py: requests of several threads share calls."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fairseq_rope.tools.together import Together
+from fairseq_rope.serving.together import Together
 
 TIMEOUT = 60  # seconds, so that a mistake ends the test
 

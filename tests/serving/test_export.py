@@ -27,14 +27,16 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS as KNOWN_ENCODINGS
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
+from fairseq_rope.serving import ctranslate2_model, export, export_checks, replaced_folder
+from fairseq_rope.serving.ctranslate2_model import quantize, to_spec, words
+from fairseq_rope.serving.ctranslate2_support import ExportError, refuse_unsupported
+from fairseq_rope.serving.exported_folder import QUANTIZATIONS, TranslateError
+from fairseq_rope.serving.replaced_folder import replacing
+from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.tokens import Tokeniser
-from fairseq_rope.tools import average, ctranslate2_model, export, export_checks, replaced_folder
-from fairseq_rope.tools.ctranslate2_model import quantize, to_spec, words
-from fairseq_rope.tools.ctranslate2_support import ExportError, refuse_unsupported
+from fairseq_rope.tools import average
+from fairseq_rope.tools import export as command
 from fairseq_rope.tools.export import main
-from fairseq_rope.tools.exported_folder import QUANTIZATIONS, TranslateError
-from fairseq_rope.tools.replaced_folder import replacing
-from fairseq_rope.tools.translator import Translator
 from fairseq_rope.transformer import architectures as presets
 from fairseq_rope.transformer.options import of_encodings
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
@@ -514,8 +516,9 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
 
 
 def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, data_bin):
-    code = "import sys; from argparse import Namespace as N; from fairseq_rope.tools.export import load; print(load(N("
-    words = [sys.executable, "-c", f"{code}path=sys.argv[1], data=sys.argv[2]))[0])", trained / "checkpoint_last.pt"]
+    code = "import sys; from argparse import Namespace; from fairseq_rope.serving.export import load; "
+    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2]))[0])"
+    words = [sys.executable, "-c", code, trained / "checkpoint_last.pt"]
     run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
 
@@ -633,7 +636,7 @@ def test_the_old_model_is_restored_if_replacing_fails(model, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "rename", full)
     monkeypatch.setattr(replaced_folder, "exchange", lambda one, other: False)
-    monkeypatch.setattr(export, "convert", lambda args, folder: os.mkdir(folder))
+    monkeypatch.setattr(command, "convert", lambda args, folder: os.mkdir(folder))
     with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
         exported(model, model, folder, "--replace")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -642,8 +645,8 @@ def test_the_old_model_is_restored_if_replacing_fails(model, tmp_path, monkeypat
 
 KILLED = """
 import os, signal, sys
-from fairseq_rope.tools import replaced_folder
-from fairseq_rope.tools.replaced_folder import InputError, replacing
+from fairseq_rope.serving import replaced_folder
+from fairseq_rope.serving.replaced_folder import InputError, replacing
 
 output, can_exchange = sys.argv[1:]
 if can_exchange == "no":

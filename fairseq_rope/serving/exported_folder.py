@@ -124,7 +124,7 @@ def separator_of(settings: dict[str, Any]) -> str:
 
 
 def refuse_changed_files(folder: str, checksums: dict[str, str]) -> None:
-    """Raise a TranslateError if a file that would be read is not in *checksums*, the folder's record, or has changed."""
+    """Raise a TranslateError if a file that would be read has changed, or is not in the record *checksums*."""
     for name in sorted(os.listdir(folder)):
         if name not in checksums and READ.fullmatch(name):
             surplus = f"{name} is not one of the files that were exported, which {SETTINGS} names"
@@ -167,7 +167,7 @@ A model for CTranslate2, converted by fairseq-rope {version} from {checkpoint}.
 
 or in Python:
 
-    from fairseq_rope.tools.translator import Translator
+    from fairseq_rope.serving.translator import Translator
     translator = Translator(".")
     print(translator.translate("A small dog runs."))
 

@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/shortlist.py, and the shortlist in exports and translations."""
+"""fairseq_rope/serving/shortlist.py, and the shortlist in exports and translations."""
 
 import contextlib
 import hashlib
@@ -17,12 +17,14 @@ import pytest
 from fairseq.data import Dictionary
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.tools import export, export_checks, shortlist
-from fairseq_rope.tools.ctranslate2_support import ExportError
-from fairseq_rope.tools.shortlist import ALIGNER, Shortlist, align, build, coverage, of_whole_words, words_of
+from fairseq_rope.serving import export_checks, shortlist
+from fairseq_rope.serving.ctranslate2_support import ExportError
+from fairseq_rope.serving.export import build_shortlist
+from fairseq_rope.serving.shortlist import ALIGNER, Shortlist, align, build, coverage, of_whole_words, words_of
+from fairseq_rope.serving.translator import Translator
+from fairseq_rope.tools import export
 from fairseq_rope.tools.translate import main
-from fairseq_rope.tools.translator import Translator
-from tests.tools.test_export import exported
+from tests.serving.test_export import exported
 
 # Stands for eflomal: links word i of the source with word J of the target, which has n words. One direction gets the
 # even words, the other one the odd ones.
@@ -324,8 +326,8 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
     texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1 --shortlist-candidates 3"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
-    built = export.build_shortlist(arguments, settings, task)
+    built = build_shortlist(arguments, settings, task)
     assert built.frequent == ["x", "<sep>"]
     assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
     monkeypatch.setattr(shortlist, "build", lambda _, *limits: limits)
-    assert export.build_shortlist(arguments, settings, task) == (3, 1, "<sep>")
+    assert build_shortlist(arguments, settings, task) == (3, 1, "<sep>")

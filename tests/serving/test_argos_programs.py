@@ -3,7 +3,7 @@
 The documented command, with the model of a whole demo (``bash recipes/demo/run.sh --work-dir DIR``, then again with
 ``--stage 11``) and an environment that is kept between runs:
 
-    DEMO=DIR PROGRAMS=lt SCREENSHOT=page.png pytest -s -m slow tests/tools/test_argos_programs.py
+    DEMO=DIR PROGRAMS=lt SCREENSHOT=page.png pytest -s -m slow tests/serving/test_argos_programs.py
 
 Without DEMO, the test trains a model on a few sentences. Without PROGRAMS, it installs the programs into a temporary
 folder.
@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
+from fairseq_rope.serving.argos import Package
 from fairseq_rope.tools import export
-from fairseq_rope.tools.argos import Package
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, setting_flags, small_corpus
 

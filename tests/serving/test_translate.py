@@ -31,13 +31,13 @@ import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.sequence_generator import SequenceGenerator
 
+from fairseq_rope.serving import translator as translator_module
+from fairseq_rope.serving.ctranslate2_model import to_spec
+from fairseq_rope.serving.exported_folder import TranslateError, write_folder
+from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.subwords import SUBWORDS
 from fairseq_rope.text.tokens import Tokeniser
 from fairseq_rope.tools import export, translate
-from fairseq_rope.tools import translator as translator_module
-from fairseq_rope.tools.ctranslate2_model import to_spec
-from fairseq_rope.tools.exported_folder import TranslateError, write_folder
-from fairseq_rope.tools.translator import Translator
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, ROOT, call
 
 SEARCH = ["--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50", "--buffer-size", "100"]
@@ -654,7 +654,7 @@ def test_the_class_needs_neither_torch_nor_fairseq(model, tmp_path, packages):
             (tmp_path / "packages" / path.name).symlink_to(path)
     (tmp_path / "work" / ("fairseq" if packages == "a folder named fairseq" else "")).mkdir(parents=True)
     code = (
-        "import sys; from fairseq_rope.tools.translator import Translator\n"
+        "import sys; from fairseq_rope.serving.translator import Translator\n"
         "print(Translator(sys.argv[1]).translate('the dog'), {'torch', 'fairseq'} & set(sys.modules))"
     )
     alone = [] if packages == "torch and fairseq" else ["-S"]

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
-from ..errors import InputError
+from ..errors import InputError, warn
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
-from . import warn
 from .ctranslate2_search import Hypotheses, Search, available_cores
 from .documents import segments_of
 from .exported_folder import (

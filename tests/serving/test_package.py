@@ -10,10 +10,12 @@ import pytest
 import sentencepiece
 from subword_nmt.learn_bpe import learn_bpe
 
+from fairseq_rope.serving import argos, package
+from fairseq_rope.serving.argos import Package
+from fairseq_rope.serving.exported_folder import SETTINGS, checksum
 from fairseq_rope.text.tokens import Tokeniser
-from fairseq_rope.tools import argos, export, package
-from fairseq_rope.tools.argos import Package
-from fairseq_rope.tools.exported_folder import SETTINGS, checksum
+from fairseq_rope.tools import export
+from fairseq_rope.tools import package as package_command
 from tests.commands import call
 
 TOP = "translate-en_de-1_0"
@@ -37,7 +39,7 @@ def run(served, data_bin, tmp_path, capsys):
     """run(*flags): package the model in tmp_path, or the one in *model*; return what is printed."""
 
     def run(*flags, model=served):
-        package.main(list(map(str, ["--model", model, "--data", data_bin, "--output", tmp_path, *flags])))
+        package_command.main(list(map(str, ["--model", model, "--data", data_bin, "--output", tmp_path, *flags])))
         return capsys.readouterr().out
 
     return run

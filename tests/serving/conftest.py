@@ -1,4 +1,4 @@
-"""Fixtures: models for the tests of the tools."""
+"""Fixtures: models for the tests of serving."""
 
 import pytest
 from fairseq import checkpoint_utils

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..errors import InputError
+from ..errors import InputError, warn
 from ..text.segments import segments
-from . import warn
 from .exported_folder import TranslateError
 
 # A text with more lines and without a blank line gives a warning: perhaps its documents are not marked.
