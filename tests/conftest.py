@@ -16,6 +16,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 import fairseq_rope  # noqa: F401  registers the architectures
 from tests.commands import LIMIT, call, train
 
+# Their assertions print the values that they compare, like those of test modules.
+pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transformer.language_models")
+
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
     *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "tools/test_translate.py"),

@@ -10,7 +10,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from fairseq_rope import criterion
 from fairseq_rope.criterion import output_weight
 from tests.commands import call, training
-from tests.transformer.test_block import MODELS as BLOCKS
+from tests.models import BLOCK_OPTIONS
 
 FUSED, FAIRSEQS = "fused_label_smoothed_cross_entropy", "label_smoothed_cross_entropy"
 
@@ -82,7 +82,8 @@ def test_value_gradient_and_logs_equal_fairseqs(build, task, sample, arch, optio
 
 
 @pytest.mark.parametrize(
-    "options", [*BLOCKS.values(), {"attention_type": "linear"}, {"attention_type": "linear", "feature_map": "favor"}]
+    "options",
+    [*BLOCK_OPTIONS.values(), {"attention_type": "linear"}, {"attention_type": "linear", "feature_map": "favor"}],
 )
 def test_each_part_of_the_block_has_fairseqs_loss_and_gradients(build, task, sample, options):
     model = build("transformer_rope_tiny", **options)

@@ -16,22 +16,16 @@ from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools.average import average_checkpoints
 from fairseq_rope.tools.convert_layout import convert_layout
 from tests.commands import train
-from tests.transformer.test_block import different, rotated
-from tests.transformer.test_transformer import batch, teacher_forced
-
-HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-LINEAR = {"attention_type": "linear"}
-FAVOR = {**LINEAR, "feature_map": "favor", "favor_features": 12}
-MODELS = {
-    "elu1": LINEAR,
-    "favor": {**FAVOR, **HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "qk_norm": True},
-    "half": {**LINEAR, "rope_layout": "half", "rope_fraction": 0.5, "norm_type": "rms", "no_projection_bias": True},
-    "no positions": {**LINEAR, "position_encoding": "none"},
-    "sinusoids": {**FAVOR, "position_encoding": "sinusoidal"},
-    "xpos": {**LINEAR, "encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
-    "the decoder only": {"decoder_attention_type": "linear"},
-}
-
+from tests.models import (
+    FAVOR,
+    FOUR_HEADS,
+    LINEAR,
+    LINEAR_ATTENTION_OPTIONS,
+    batch,
+    teacher_forced,
+    with_different_norms,
+)
+from tests.references import rotated
 
 # -- equation 19 -------------------------------------------------------------------------------------
 
@@ -83,7 +77,7 @@ def build_attention(name, groups=4, normalises=False):
     if normalises:
         module.q_norm, module.k_norm = RMSNorm(4).double(), RMSNorm(4).double()
     phi = elu1_by_formula if name == "elu1" else favor_by_formula(feature_map.omega.double())
-    return different(module), phi
+    return with_different_norms(module), phi
 
 
 TABLES = {"rtol": 0, "atol": 1e-6}  # cos and sin are float32
@@ -221,7 +215,7 @@ def test_sums_of_long_16_bit_inputs_stay_finite_and_close(name):
 @pytest.mark.slow
 def test_the_state_of_a_search_has_the_same_size_at_step_100_and_5000(build):
     """Memory of a search is what the incremental state holds, beside the tokens."""
-    options = {"decoder_layers": 1, "encoder_layers": 1, **HEADS}
+    options = {"decoder_layers": 1, "encoder_layers": 1, **FOUR_HEADS}
 
     def sizes(**more):
         model, state, measured = build(**options, **more), {}, {}
@@ -252,11 +246,11 @@ def side_mask(decoder):
 def test_it_is_where_the_flags_put_it_and_all_parameters_start_as_without_it(build):
     def built(**options):
         torch.manual_seed(7)
-        return build(**{**options, **HEADS})
+        return build(**{**options, **FOUR_HEADS})
 
     plain = built().state_dict()
-    for name, options in MODELS.items():
-        model = built(**{**options, **HEADS, "encoder_kv_heads": 0, "decoder_kv_heads": 0})
+    for name, options in LINEAR_ATTENTION_OPTIONS.items():
+        model = built(**{**options, **FOUR_HEADS, "encoder_kv_heads": 0, "decoder_kv_heads": 0})
         kinds = {side: type(getattr(model, side).layers[1].self_attn) for side in ("encoder", "decoder")}
         assert (kinds["encoder"] is LinearSelfAttention) is (name != "the decoder only")
         assert kinds["decoder"] is LinearSelfAttention
@@ -304,7 +298,7 @@ def test_a_model_trains_resumes_and_averages(data_bin, trained, tmp_path):
 
 @pytest.mark.parametrize("name", ["elu1", "favor"])
 def test_the_other_layout_gives_the_same_output(build, name):
-    options = {**MODELS[name], "rope_fraction": 0.5}
+    options = {**LINEAR_ATTENTION_OPTIONS[name], "rope_fraction": 0.5}
     args = Namespace(arch="transformer_rope_tiny", **options)
     ARCH_CONFIG_REGISTRY[args.arch](args)
     model, half = build(**options), build(**options, rope_layout="half")

@@ -11,10 +11,8 @@ import torch
 from fairseq_rope.modules.attention import CrossAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.tools.convert_layout import convert_layout
-from tests.positions.test_models import MODELS, assert_scores_of_the_full_pass
-from tests.search.test_search import PAD, fast, search
-from tests.search.test_search import batch as sentences
-from tests.transformer.test_transformer import EOS, batch
+from tests.models import ENCODING_OPTIONS, EOS, PAD, batch
+from tests.searches import assert_scores_of_the_full_pass, fast, search, sentences
 
 ROPE = {"cross_attention_positions": "rope"}
 C, H, D = 16, 2, 8
@@ -78,9 +76,9 @@ def test_it_is_the_formula_with_padding_on_both_sides(rotation, groups):
         )
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_padding_of_source_and_target_on_either_side_changes_nothing(build, name):
-    model = build(**MODELS[name], **ROPE)
+    model = build(**ENCODING_OPTIONS[name], **ROPE)
     (_, lengths), (_, target_lengths) = batch([9, 4], True), batch([3, 7], True)
 
     def previous(tokens):

@@ -16,30 +16,10 @@ from fairseq_rope.positions.kerple import Kerple
 from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.positions.t5 import T5Bias
 from fairseq_rope.positions.transformer_xl import sinusoids
+from tests.references import CASES, OPTIONS, C, D, H, bucket, by_the_paper, causal_mask, sinusoid
 
-T, B, H, D = 9, 3, 3, 4
-C = H * D
+T, B = 9, 3  # words of a sentence, and sentences
 
-SMALL_T5 = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
-ROPE = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}
-HALF = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.5}
-# the options of each encoding that are tested; sentences are longer than its largest distance
-OPTIONS = {
-    "none": [{}],
-    "rope": [ROPE, HALF],
-    "alibi": [{"alibi_type": "symmetric"}, {"alibi_type": "asymmetric"}],
-    "t5": [SMALL_T5],
-    "shaw": [{"max_relative_positions": 2}],
-    "transformer-xl": [{}],
-    "kerple": [{}],
-    "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
-}
-CASES = [
-    pytest.param(name, side, options, id=f"{name}-{side}-{number}")
-    for name, choices in OPTIONS.items()
-    for number, options in enumerate(choices)
-    for side in (("decoder",) if name == "xpos" else ("encoder", "decoder"))
-]
 DECODERS = [case for case in CASES if case.values[1] == "decoder"]
 PADS = {
     "none": torch.zeros(B, T).bool(),
@@ -56,126 +36,9 @@ def make(name, side, options, dtype=torch.float32):
     return attention.to(dtype).eval()
 
 
-def future(queries, keys=None, dtype=torch.float32):
-    """The causal mask (queries, keys) of the last *queries* of *keys* positions."""
-    keys = keys or queries
-    return torch.full((queries, keys), -math.inf, dtype=dtype).triu(keys - queries + 1)
-
-
 # -- the formulas ------------------------------------------------------------------------------------
 # Each score is that of one query q at position i and one key k at position j, both lists of D numbers, in head h.
 # p has the encoding's parameters as lists, o its options.
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def plus(a, b):
-    return [x + y for x, y in zip(a, b, strict=True)]
-
-
-def rotated(x, m, o, power=0.0):
-    """RoFormer, equation 34; with *power*, pair t is also multiplied by zeta_t^power (xPos, algorithm 1)."""
-    d, out = round(o["rope_fraction"] * D), list(x)
-    for t in range(d // 2):
-        a, b = (2 * t, 2 * t + 1) if o["rope_layout"] == "interleaved" else (t, t + d // 2)
-        angle, scale = m * o["rope_base"] ** (-2 * t / d), ((2 * t / d + 0.4) / 1.4) ** power
-        out[a] = scale * (x[a] * math.cos(angle) - x[b] * math.sin(angle))
-        out[b] = scale * (x[a] * math.sin(angle) + x[b] * math.cos(angle))
-    return out
-
-
-def xpos(q, k, i, j, h, p, o, side):
-    scale_base = o["xpos_scale_base"]
-    return dot(rotated(q, i, o, i / scale_base), rotated(k, j, o, -j / scale_base)) / math.sqrt(D)
-
-
-def alibi(q, k, i, j, h, p, o, side):
-    slope = [2**-4, 2**-8, 2**-2][h]  # of 2 heads, then the first of 4
-    nearer = 0.5 if o["alibi_type"] == "asymmetric" and j > i else 0.0
-    return dot(q, k) / math.sqrt(D) - slope * (abs(i - j) - nearer)
-
-
-def bucket(distance, both_directions, buckets, max_distance):
-    """mesh_tensorflow's _relative_position_bucket, of *distance* = j - i."""
-    first, n = 0, max(-distance, 0)
-    if both_directions:
-        buckets //= 2
-        first, n = (buckets if distance > 0 else 0), abs(distance)
-    exact = buckets // 2
-    if n < exact:
-        return first + n
-    part = math.log(n / exact) / math.log(max_distance / exact)
-    return first + min(buckets - 1, exact + math.floor(part * (buckets - exact)))
-
-
-def t5(q, k, i, j, h, p, o, side):
-    bias = p["relative_attention_bias"][bucket(j - i, side == "encoder", *o.values())][h]
-    return dot(q, k) / math.sqrt(D) + bias
-
-
-def clip(distance, o):
-    k = o["max_relative_positions"]
-    return max(-k, min(k, distance)) + k
-
-
-def shaw(q, k, i, j, h, p, o, side):
-    return dot(q, plus(k, p["relative_position_keys"][clip(j - i, o)])) / math.sqrt(D)
-
-
-def sinusoid(distance, width):
-    return [f(distance / 10000 ** (2 * t / width)) for t in range(width // 2) for f in (math.sin, math.cos)]
-
-
-def transformer_xl(q, k, i, j, h, p, o, side):
-    projected = [dot(p["linear_pos.weight"][h * D + n], sinusoid(i - j, C)) for n in range(D)]
-    with_u, with_v = plus(q, p["pos_bias_u"][h]), plus(q, p["pos_bias_v"][h])
-    return (dot(with_u, k) + dot(with_v, projected)) / math.sqrt(D)
-
-
-def kerple(q, k, i, j, h, p, o, side):
-    r1, r2 = max(0.01, p["r1"][h]), max(0.01, p["r2"][h])
-    return dot(q, k) / math.sqrt(D) - r1 * math.log(1 + r2 * abs(i - j))
-
-
-SCORES = {
-    "none": lambda q, k, i, j, h, p, o, side: dot(q, k) / math.sqrt(D),
-    "rope": lambda q, k, i, j, h, p, o, side: dot(rotated(q, i, o), rotated(k, j, o)) / math.sqrt(D),
-    "alibi": alibi,
-    "t5": t5,
-    "shaw": shaw,
-    "transformer-xl": transformer_xl,
-    "kerple": kerple,
-    "xpos": xpos,
-}
-
-
-def by_the_paper(attention, name, side, o, x, pad):
-    """Output (T, B, C) and weights (H, B, T, S), sentence by sentence without its padding; 0 where a pad stands."""
-    p = {key: value.double().tolist() for key, value in attention.position.named_parameters()}
-    out, all_weights = torch.zeros(*x.shape).double(), torch.zeros(H, x.size(1), x.size(0), x.size(0)).double()
-    for b in range(x.size(1)):
-        words = (~pad[b]).nonzero().squeeze(1)
-
-        def project(projection, words=words, b=b):
-            projected = x[words, b].double() @ projection.weight.double().T + projection.bias.double()
-            return projected.view(len(words), H, D).tolist()
-
-        q, k, v = map(project, (attention.q_proj, attention.k_proj, attention.v_proj))
-        for i, h in product(range(len(words)), range(H)):
-            keys = range(i + 1 if side == "decoder" else len(words))
-            exps = [math.exp(SCORES[name](q[i][h], k[j][h], i, j, h, p, o, side)) for j in keys]
-            for j in keys:
-                weight = exps[j] / sum(exps)
-                value = v[j][h]
-                if name == "shaw":
-                    value = plus(value, p["relative_position_values"][clip(j - i, o)])
-                all_weights[h, b, words[i], words[j]] = weight
-                out[words[i], b, h * D : (h + 1) * D] += weight * torch.tensor(value, dtype=torch.float64)
-        projection = attention.out_proj
-        out[words, b] = out[words, b] @ projection.weight.double().T + projection.bias.double()
-    return out, all_weights
 
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -184,7 +47,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 5e-2}
 def assert_exact(name, side, options, dtype, padding, need_weights):
     attention, pad = make(name, side, options, dtype), PADS[padding]
     x = torch.randn(T, B, C).to(dtype)
-    mask = future(T, dtype=dtype) if side == "decoder" else None
+    mask = causal_mask(T, dtype=dtype) if side == "decoder" else None
     out, weights = attention(
         *(x, x, x, pad if pad.any() else None),
         attn_mask=mask,
@@ -222,7 +85,7 @@ def assert_gradients(name, side, options, need_weights, second):
     if name == "kerple":  # not near 0.01, where the derivative has a step
         own = {key: value.clamp(min=0.1) for key, value in own.items()}
     x, pad = torch.randn(4, 2, C, dtype=torch.float64), torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]]).bool()
-    mask = future(4, dtype=torch.float64) if side == "decoder" else None
+    mask = causal_mask(4, dtype=torch.float64) if side == "decoder" else None
 
     def attend(x, *parameters):
         chosen = dict(zip(own, parameters, strict=True))
@@ -254,7 +117,7 @@ def test_torch_func_gives_autograds_gradients(name, side, options):
     attention, x = make(name, side, options).requires_grad_(False), torch.randn(2, T, B, C)
 
     def loss(x, need_weights):
-        return attention(x, x, x, PADS["right"], attn_mask=future(T), need_weights=need_weights)[0].square().sum()
+        return attention(x, x, x, PADS["right"], attn_mask=causal_mask(T), need_weights=need_weights)[0].square().sum()
 
     for need_weights in (False, True):
         leaf = x.clone().requires_grad_()
@@ -282,12 +145,12 @@ def test_step_by_step_with_reordered_beams_equals_all_at_once(name, side, option
             history = history[:, order]
         new = x[begin : begin + length]
         history, begin = torch.cat([history, new]), begin + length
-        mask = future(length, begin)
+        mask = causal_mask(length, begin)
         step, _ = attention(new, None, None, incremental_state=state, attn_mask=mask, need_weights=False)
-        all_at_once, _ = attention(history, None, None, attn_mask=future(begin), need_weights=False)
+        all_at_once, _ = attention(history, None, None, attn_mask=causal_mask(begin), need_weights=False)
         torch.testing.assert_close(step, all_at_once[-length:], atol=1e-5, rtol=1e-4)
-    chunk, _ = attention(x[:5], None, None, incremental_state=state, attn_mask=future(5, 45), need_weights=False)
-    all_at_once, _ = attention(torch.cat([history, x[:5]]), None, None, attn_mask=future(45))
+    chunk, _ = attention(x[:5], None, None, incremental_state=state, attn_mask=causal_mask(5, 45), need_weights=False)
+    all_at_once, _ = attention(torch.cat([history, x[:5]]), None, None, attn_mask=causal_mask(45))
     torch.testing.assert_close(chunk, all_at_once[-5:], atol=1e-5, rtol=1e-4)
 
 
@@ -304,7 +167,7 @@ def test_shifted_positions_and_padding_on_the_left_change_nothing(name, side, op
 
     for offset in (1, 90, 700):
         torch.testing.assert_close(scores(offset), scores(0), atol=1e-5, rtol=1e-5)
-    mask = (lambda n: future(n, dtype=torch.float64)) if side == "decoder" else lambda n: None
+    mask = (lambda n: causal_mask(n, dtype=torch.float64)) if side == "decoder" else lambda n: None
     alone, _ = attention(x, x, x, attn_mask=mask(T))
     padded = torch.cat([torch.randn(30, 1, C, dtype=torch.float64), x])
     pad = (torch.arange(T + 30) < 30).unsqueeze(0)

@@ -6,7 +6,6 @@ import random
 import threading
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import combinations, product
 
 import numpy
@@ -18,7 +17,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.modules.attention import SelfAttention
@@ -27,24 +25,14 @@ from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.transformer import TransformerRopeModel
 from fairseq_rope.transformer.options import read
 from tests.commands import train
-from tests.search.test_search import PAD, assert_same, fast, search, search_both_ways
-from tests.search.test_search import batch as sentences
-from tests.transformer.test_transformer import batch, teacher_forced
+from tests.models import ENCODING_OPTIONS, PAD, batch, is_of_positions, teacher_forced
+from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, search, search_both_ways, sentences
 
-ON_BOTH_SIDES = [name for name in ENCODINGS if name != "xpos"]
-MODELS = {
-    **{name: {"position_encoding": name} for name in ON_BOTH_SIDES},
-    "xpos": {"encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
-}
 LEARNED = ("t5", "shaw", "transformer-xl", "kerple", "learned")  # those with parameters
 
 
-def is_own(name):
-    return "embed_positions" in name or ".position." in name
-
-
 def with_all_slow_but(*fast_ones):
-    return [name if name in fast_ones else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+    return [name if name in fast_ones else pytest.param(name, marks=pytest.mark.slow) for name in ENCODING_OPTIONS]
 
 
 # -- the same start ----------------------------------------------------------------------------------
@@ -52,17 +40,17 @@ def with_all_slow_but(*fast_ones):
 
 def test_all_other_parameters_start_the_same_from_the_same_seed(build):
     started, random_states = {}, {}
-    for name, options in MODELS.items():
+    for name, options in ENCODING_OPTIONS.items():
         for draws, seed in ((torch, 7), (numpy.random, 7), (random, 7)):
             (getattr(draws, "manual_seed", None) or draws.seed)(seed)
         started[name] = build(**options).state_dict()
         random_states[name] = (torch.rand(4).tolist(), numpy.random.rand(), random.random())
     for name, state in started.items():
         state = {key: value for key, value in state.items() if not key.endswith("_float_tensor")}  # of older fairseqs
-        others = {key for key in state if not is_own(key)}
+        others = {key for key in state if not is_of_positions(key)}
         assert others == started["none"].keys()
         assert all(torch.equal(state[key], started["none"][key]) for key in others), name
-        assert any(is_own(key) for key in state) is (name in LEARNED), name
+        assert any(is_of_positions(key) for key in state) is (name in LEARNED), name
     # so batches, dropout and all that is drawn later are the same
     assert all(state == random_states["none"] for state in random_states.values())
 
@@ -78,10 +66,10 @@ def test_parameters_of_positions_are_drawn_from_numbers_of_their_own(build, name
     state = built(7)
     drawn = {key: value.detach().flatten()[-8:] for key, value in state.items() if value.numel() >= 8}
     drawn = {key: value for key, value in drawn.items() if value.std() > 0}  # no biases and norms
-    own = [key for key in drawn if is_own(key)]
+    own = [key for key in drawn if is_of_positions(key)]
     assert len(own) >= 2, "encoder and decoder"
     for one, other in combinations(drawn, 2):
-        if is_own(one) or is_own(other):
+        if is_of_positions(one) or is_of_positions(other):
             correlation = torch.corrcoef(torch.stack([drawn[one], drawn[other]]))[0, 1]
             assert abs(float(correlation)) < 0.9999, (one, other)
     again, another = built(7), built(8)
@@ -208,9 +196,9 @@ def test_shape_adds_one_number_to_the_positions_of_a_sentence_in_training(build,
 # -- attention in whole models -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_padding_on_either_side_changes_nothing(build, name):
-    model = build(**MODELS[name])
+    model = build(**ENCODING_OPTIONS[name])
     target, _ = batch([8, 8, 8], left_pad=False, seed=1)
     left, lengths = batch([40, 4, 6], left_pad=True)
     right, _ = batch([40, 4, 6], left_pad=False)
@@ -220,34 +208,21 @@ def test_padding_on_either_side_changes_nothing(build, name):
     torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_the_encoder_knows_the_order_of_words_unless_it_has_no_positions(build, name):
-    model, order = build(**MODELS[name]), [1, 0, 2, 3, 4, 5]
+    model, order = build(**ENCODING_OPTIONS[name]), [1, 0, 2, 3, 4, 5]
     source, lengths = batch([6], left_pad=False)
     swapped, straight = (model.encoder(tokens, lengths)["encoder_out"][0] for tokens in (source[:, order], source))
     assert torch.allclose(swapped, straight[order], atol=1e-5) is (name == "none")
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_layers_share_one_encoding_or_have_one_each(build, name):
-    model = build(**MODELS[name])
+    model = build(**ENCODING_OPTIONS[name])
     for side in (model.encoder, model.decoder):
         positions = {id(layer.self_attn.position) for layer in side.layers}
         assert len(positions) == (2 if name in ("shaw", "transformer-xl") else 1)
     assert model.encoder.layers[0].self_attn.position is not model.decoder.layers[0].self_attn.position
-
-
-def assert_scores_of_the_full_pass(model, sample, found):
-    """The scores that a search *found* step by step are those of all tokens at once."""
-    source, lengths = sample["net_input"]["src_tokens"], sample["net_input"]["src_lengths"]
-    for row, hypotheses in enumerate(found):
-        for hypothesis in hypotheses:
-            tokens = hypothesis["tokens"].unsqueeze(0)
-            alone = source[row : row + 1, -int(lengths[row]) :]
-            with torch.no_grad():
-                scores = teacher_forced(model, alone, lengths[row : row + 1], tokens).log_softmax(2)
-            scores = scores.gather(2, tokens.unsqueeze(2)).flatten()
-            torch.testing.assert_close(hypothesis["positional_scores"], scores, atol=1e-4, rtol=1e-4, check_dtype=False)
 
 
 def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
@@ -261,16 +236,9 @@ def test_the_search_notices_an_encoding_that_somebody_has_changed(build):
     search_both_ways(model, sentences(), bound=False)
 
 
-def checkpointed(model):
-    """*model* with each layer in torch's own checkpoint, which no flag of fairseq adds."""
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    return model
-
-
 @pytest.mark.parametrize("name", with_all_slow_but("t5", "rope"))
 def test_threads_that_share_a_model_get_what_one_gets(build, name):
-    model = build(**MODELS[name])
+    model = build(**ENCODING_OPTIONS[name])
     cases = [(*batch([length, 3], left_pad=True, seed=length), batch([4, length], False)[0]) for length in range(4, 12)]
     with torch.no_grad():
         expected = [teacher_forced(model, *case) for case in cases]
@@ -317,18 +285,18 @@ def test_threads_that_train_share_no_bias_and_no_gradient(build):
 @pytest.mark.parametrize("name", [*LEARNED, "sinusoidal"])
 @pytest.mark.parametrize("before", ["sinusoidal", "t5", "shaw"])
 def test_a_checkpoint_of_another_encoding_is_fitted_aloud(build, before, name, caplog):
-    checkpoint = build(**MODELS[before]).state_dict()
+    checkpoint = build(**ENCODING_OPTIONS[before]).state_dict()
     if before == "sinusoidal":  # as fairseq 0.12 writes it
         checkpoint.update({f"{side}.embed_positions._float_tensor": torch.zeros(1) for side in ("encoder", "decoder")})
     torch.manual_seed(9)
-    model = build(**MODELS[name])
+    model = build(**ENCODING_OPTIONS[name])
     start = {key: value.clone() for key, value in model.state_dict().items()}
     with caplog.at_level(logging.WARNING, "fairseq_rope"):
         model.load_state_dict({key: value.clone() for key, value in checkpoint.items()}, strict=True)
     messages = [record.getMessage() for record in caplog.records]
     for key, value in model.state_dict().items():
         if not key.endswith("_float_tensor"):
-            assert torch.equal(value, (checkpoint if before == name or not is_own(key) else start)[key]), key
+            assert torch.equal(value, (checkpoint if before == name or not is_of_positions(key) else start)[key]), key
     if before == name:
         assert messages == []
         return
@@ -349,7 +317,7 @@ PARTS = {
 
 @pytest.mark.parametrize("name", list(PARTS))
 def test_a_checkpoint_that_lacks_some_parameters_of_its_encoding_is_refused(build, name):
-    model = build(**MODELS[name])
+    model = build(**ENCODING_OPTIONS[name])
     state = dict(model.state_dict())
     del state[PARTS[name]]
     with pytest.raises(RuntimeError, match=f"Missing key.*{PARTS[name]}"):

@@ -15,10 +15,9 @@ from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.transformer.defaults import set_defaults
 from tests.commands import train
-from tests.positions.test_encodings import future
-from tests.positions.test_models import checkpointed
-from tests.search.test_search import assert_same, fast, search, search_both_ways
-from tests.search.test_search import batch as sentences
+from tests.models import checkpointed
+from tests.references import causal_mask
+from tests.searches import assert_same, fast, search, search_both_ways, sentences
 
 L = "original_max_position_embeddings"
 
@@ -401,7 +400,7 @@ def test_queries_are_multiplied_by_the_logarithm_of_the_number_of_keys(build, pa
             pad = torch.zeros(2, length, dtype=torch.bool)
             pad[1, slice(0, 2) if padding == "left" else slice(5, 7)] = True
             is_causal = side is model.decoder and scaled is attentions[0][0]
-            mask = future(length) if is_causal else None
+            mask = causal_mask(length) if is_causal else None
             masks = {"key_padding_mask": pad, "attn_mask": mask}
             out, weights = scaled(x, x, x, **masks, need_weights=True)
             for b in range(2):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fairseq.modules import PositionalEmbedding
-from fairseq.search import BeamSearch, DiverseBeamSearch, Sampling
+from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
 from fairseq_rope.search import ensemble
@@ -15,26 +15,8 @@ from fairseq_rope.search.cache import Beams
 from fairseq_rope.search.ensemble import LARGEST, FastEnsemble
 from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
-
-PAD, EOS = 1, 2
-
-
-def batch(lengths=(9, 3, 6, 12, 5)):
-    """A sample of sentences of *lengths*, padded on the left as in fairseq."""
-    tokens = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in enumerate(lengths):
-        tokens[row, -length:-1] = torch.randint(4, 44, (length - 1,))
-        tokens[row, -1] = EOS
-    return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths)}}
-
-
-def fast(model):
-    """*model* as fairseq-generate prepares it."""
-    model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
-    # An untrained model does not end sentences. A larger weight for the end lets them end at different times.
-    with torch.no_grad():
-        model.decoder.output_projection.weight[EOS] *= 3.0
-    return model
+from tests.models import EOS, PAD
+from tests.searches import assert_same, fast, search, search_both_ways, sentences
 
 
 def without_attention_weights(model):
@@ -51,51 +33,7 @@ def model(build):
 
 @pytest.fixture
 def sample():
-    return batch()
-
-
-def search(model, sample, plain=False, beam_size=4, strategy=BeamSearch, prefix_tokens=None, max_len_b=6, **options):
-    """The hypotheses of SequenceGenerator, and whether its decoder took bound steps.
-
-    *plain* turns the fast search off.
-    """
-    torch.manual_seed(5)
-    words = model.decoder.dictionary
-    options = {"beam_size": beam_size, "max_len_b": max_len_b, "search_strategy": strategy(words), **options}
-    begun = []
-    real = ensemble.begin
-
-    def begin(*args):
-        begun.append(real(*args))
-        return begun[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ensemble, "begin", begin)
-        if plain:
-            patch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
-        generator = SequenceGenerator([model], words, **options)
-        hypotheses = generator.generate([model], sample, prefix_tokens=prefix_tokens)
-    return hypotheses, bool(begun) and None not in begun
-
-
-def assert_same(actual, expected):
-    assert len(actual) == len(expected)
-    for hypotheses, true in zip(actual, expected, strict=True):
-        assert [h["tokens"].tolist() for h in hypotheses] == [h["tokens"].tolist() for h in true]
-        for one, other in zip(hypotheses, true, strict=True):
-            scores, expected_scores = one["positional_scores"], other["positional_scores"]
-            rounding = 1e-6 * len(scores)  # scores are differences of sums
-            torch.testing.assert_close(scores, expected_scores, rtol=0, atol=1e-5 + rounding)
-
-
-def search_both_ways(model, sample, bound=True, **options):
-    """The hypotheses of the default search, which must equal those of the plain search and be fast if *bound*."""
-    expected, took_steps = search(model, sample, plain=True, **options)
-    assert not took_steps
-    actual, took_steps = search(model, sample, **options)
-    assert took_steps is bound
-    assert_same(actual, expected)
-    return actual
+    return sentences()
 
 
 def test_the_switch_turns_the_search_off_and_on(model, sample, monkeypatch):
@@ -141,7 +79,7 @@ def test_float64_bfloat16_and_inference_mode_find_the_same(build, sample):
 
 def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
-    generator, sample = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=20), batch()
+    generator, sample = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=20), sentences()
     actual = generator.generate(models, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
     assert_same(actual, generator.generate(models, sample))
@@ -212,7 +150,7 @@ OVERRIDES = {
 def before_overrides(build):
     """The hypotheses of the model of the next test, before it is changed."""
     torch.manual_seed(0)
-    actual, took_steps = search(fast(build(decoder_normalize_before=True)), batch())
+    actual, took_steps = search(fast(build(decoder_normalize_before=True)), sentences())
     assert took_steps
     return actual
 
@@ -220,7 +158,7 @@ def before_overrides(build):
 @pytest.mark.parametrize("name", list(OVERRIDES))
 def test_overridden_parts_of_the_decoder_are_used(build, before_overrides, name, monkeypatch):
     torch.manual_seed(0)
-    model, sample = fast(build(decoder_normalize_before=True)), batch()
+    model, sample = fast(build(decoder_normalize_before=True)), sentences()
     OVERRIDES[name](model.decoder, monkeypatch)
     (expected, _), (actual, _) = search(model, sample, plain=True), search(model, sample)
     assert_same(actual, expected)
@@ -386,7 +324,7 @@ ENCODINGS = {
 def begun(model, beam=3):
     """The ensemble of *model*, and its search for three sentences after their rows were repeated."""
     fast_ensemble = FastEnsemble([model])
-    encoded = fast_ensemble.forward_encoder(batch((9, 3, 6))["net_input"])
+    encoded = fast_ensemble.forward_encoder(sentences((9, 3, 6))["net_input"])
     outs = fast_ensemble.reorder_encoder_out(encoded, torch.arange(3).repeat_interleave(beam))
     assert isinstance(outs[0], Beams)
     return fast_ensemble, outs
@@ -403,7 +341,7 @@ def test_rows_may_be_reordered_within_sentences(build, name, options):
     torch.manual_seed(3)
     plain = EnsembleModel([model])
     rows = plain.reorder_encoder_out(
-        plain.forward_encoder(batch((9, 3, 6))["net_input"]), torch.arange(3).repeat_interleave(3)
+        plain.forward_encoder(sentences((9, 3, 6))["net_input"]), torch.arange(3).repeat_interleave(3)
     )
     tokens = torch.full((9, 1), EOS)
     orders = [[1, 1, 0, 3, 5, 5, 8, 7, 7], ORDERS[name], list(range(len(ORDERS[name])))]
@@ -450,7 +388,7 @@ def test_only_fairseqs_search_of_our_models_gets_the_fast_ensemble(build):
     assert type(SequenceGenerator(OwnEnsemble([model]), words).model) is OwnEnsemble
     generator = OwnSearch([model], words, beam_size=4, max_len_b=6)
     assert type(generator.model) is EnsembleModel
-    generator.generate([model], batch())
+    generator.generate([model], sentences())
 
 
 def test_threads_that_share_a_model_find_the_same(model, sample):

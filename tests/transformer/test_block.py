@@ -20,37 +20,9 @@ from fairseq_rope.search.ensemble import FastEnsemble
 from fairseq_rope.tools.average import AverageError, average_checkpoints
 from fairseq_rope.transformer.options import inner_width, read
 from tests.commands import train
-from tests.positions.test_models import MODELS as ENCODINGS
-from tests.positions.test_models import assert_scores_of_the_full_pass
-from tests.search.test_search import batch as sentences
-from tests.search.test_search import fast, search_both_ways
-from tests.transformer.test_transformer import batch, teacher_forced
-
-HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-LLAMA = {
-    **{"encoder_normalize_before": True, "decoder_normalize_before": True, "norm_type": "rms", "ffn_type": "glu"},
-    **{"scale_glu_width": True, "activation_fn": "swish", "no_projection_bias": True},
-}
-MODELS = {
-    "rms": {"norm_type": "rms", "layernorm_embedding": True},
-    "swiglu": {"ffn_type": "glu", "activation_fn": "swish"},
-    "no biases": {"no_projection_bias": True},
-    "two heads of keys": {**HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2},
-    "multi-query": {**HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
-    "qk norm": {"qk_norm": True, "rope_layout": "half", "rope_fraction": 0.5},
-    "llama": LLAMA,
-    "all": {**LLAMA, **HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2, "cross_kv_heads": 1, "qk_norm": True},
-}
-
-
-def different(model):
-    """*model* with norms that differ in each dimension, as after a training."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.add_(torch.rand_like(parameter) - 0.5)
-    return model
-
+from tests.models import BLOCK_OPTIONS, ENCODING_OPTIONS, FOUR_HEADS, LLAMA, batch, teacher_forced, with_different_norms
+from tests.references import rotated
+from tests.searches import assert_scores_of_the_full_pass, fast, search_both_ways, sentences
 
 # -- each part beside its formula --------------------------------------------------------------------
 
@@ -62,7 +34,7 @@ def normalised(x, weight):
 
 
 def test_rms_norm_is_its_formula():
-    norm = different(torch.nn.ModuleDict({"norm": RMSNorm(6)})).double()["norm"]
+    norm = with_different_norms(torch.nn.ModuleDict({"norm": RMSNorm(6)})).double()["norm"]
     x = torch.randn(3, 2, 6, dtype=torch.float64) * torch.tensor([1e-3, 1.0, 1e3], dtype=torch.float64)[:, None, None]
     expected = [[normalised(vector, norm.weight.tolist()) for vector in row] for row in x.tolist()]
     torch.testing.assert_close(norm(x), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
@@ -76,7 +48,7 @@ def test_rms_norm_is_its_formula():
 
 @pytest.mark.parametrize("dtype, rounding", [(torch.float16, 2**-11), (torch.bfloat16, 2**-8)])
 def test_rms_norm_of_16_bits_is_computed_in_float32(dtype, rounding):
-    norm = different(torch.nn.ModuleDict({"norm": RMSNorm(8)})).to(dtype)["norm"]
+    norm = with_different_norms(torch.nn.ModuleDict({"norm": RMSNorm(8)})).to(dtype)["norm"]
     x = (torch.randn(5, 8) * 1000).to(dtype)  # the squares do not fit into float16
     actual, exact = norm(x), norm.double()(x.double())
     assert actual.dtype == dtype
@@ -111,15 +83,6 @@ def test_gated_layers_are_their_formula(build, name, biases):
     torch.testing.assert_close(layer.fc2(hidden), torch.tensor(expected, dtype=torch.float64), **exact)
     if name == "swish":
         assert torch.autograd.gradcheck(layer.fc1, (x[:1, :],), fast_mode=True)
-
-
-def rotated(x, position, base=10000.0):
-    """The list *x*, rotated as RoPE rotates neighbours at *position*."""
-    out = []
-    for i in range(len(x) // 2):
-        cos, sin = (f(position * base ** (-2 * i / len(x))) for f in (math.cos, math.sin))
-        out += [x[2 * i] * cos - x[2 * i + 1] * sin, x[2 * i] * sin + x[2 * i + 1] * cos]
-    return out
 
 
 def attention_by_loops(module, query, memory, is_allowed, is_self):
@@ -160,7 +123,7 @@ def test_self_attention_with_shared_keys_is_its_formula(groups, normalises):
     module.keep_key_value_heads(groups)
     if normalises:
         module.q_norm, module.k_norm = RMSNorm(4).double(), RMSNorm(4).double()
-    different(module)
+    with_different_norms(module)
     x, is_pad = torch.randn(5, 2, 16, dtype=torch.float64), torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]])
     causal = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1)
     with torch.no_grad():
@@ -213,12 +176,12 @@ def repeated(q, k, v, mask, dropout, is_causal):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize("name", list(ENCODINGS))
+@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_shared_keys_are_repeated_keys_with_every_encoding(build, name):
     """The reference has as many heads of keys as of queries, and the same weights in those that share one."""
     few = {f"{part}_kv_heads": 2 for part in ("encoder", "decoder", "cross")}
-    shared = build(**ENCODINGS[name], **HEADS, **few, dropout=0.0).train()
-    reference = build(**ENCODINGS[name], **HEADS, dropout=0.0).train()
+    shared = build(**ENCODING_OPTIONS[name], **FOUR_HEADS, **few, dropout=0.0).train()
+    reference = build(**ENCODING_OPTIONS[name], **FOUR_HEADS, dropout=0.0).train()
     state = shared.state_dict()
     for key, value in state.items():
         if ".k_proj." in key or ".v_proj." in key:
@@ -265,7 +228,7 @@ def test_each_part_is_where_its_flag_puts_it(build):
     for layer in (plain.encoder.layers[0], plain.decoder.layers[0]):
         assert type(layer.fc1) is torch.nn.Linear
         assert not {name for name, _ in layer.named_parameters() if name.endswith("bias") and "norm" not in name}
-    model = build(qk_norm=True, **HEADS, cross_kv_heads=1)
+    model = build(qk_norm=True, **FOUR_HEADS, cross_kv_heads=1)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         assert layer.self_attn.q_norm.weight.shape == layer.self_attn.k_norm.weight.shape == (16,)
         assert layer.self_attn.k_proj.out_features == 64
@@ -285,11 +248,11 @@ def test_the_scaled_width_is_two_thirds_rounded_up(width, scaled):
 def test_other_parameters_start_as_without_the_parts(build):
     def built(**options):
         torch.manual_seed(7)
-        return build(**{**options, **HEADS}).state_dict()
+        return build(**{**options, **FOUR_HEADS}).state_dict()
 
     plain = built()
     for name in ("rms", "no biases", "two heads of keys", "multi-query", "qk norm", "swiglu"):
-        for key, value in built(**{**MODELS[name], "layernorm_embedding": False}).items():
+        for key, value in built(**{**BLOCK_OPTIONS[name], "layernorm_embedding": False}).items():
             same = plain.get(key.replace(".fc1.gate.", ".fc1."))
             if same is None:
                 assert "q_norm" in key or "k_norm" in key or ".fc1.up." in key, key
@@ -305,7 +268,7 @@ def test_other_parameters_start_as_without_the_parts(build):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_bound_steps_of_16_bits_are_close_to_the_layers(build, dtype):
-    model, tokens = different(build(**MODELS["all"])).to(dtype), torch.randint(4, 44, (5, 8))
+    model, tokens = with_different_norms(build(**BLOCK_OPTIONS["all"])).to(dtype), torch.randint(4, 44, (5, 8))
     model.make_generation_fast_(need_attn=False)
     ensemble, source = FastEnsemble([model]), sentences()["net_input"]
     with torch.no_grad():
@@ -364,7 +327,7 @@ UNBINDABLE = {
 
 @pytest.mark.parametrize("name", list(UNBINDABLE))
 def test_a_changed_part_is_called(build, name):
-    model = fast(build(**MODELS["all"]))
+    model = fast(build(**BLOCK_OPTIONS["all"]))
     UNBINDABLE[name](model.decoder.layers[0])
     search_both_ways(model, sentences(), bound=False)
 

@@ -18,16 +18,13 @@ from omegaconf import OmegaConf
 from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.tools import average, convert_layout, export
 from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
-from tests.modules.test_linear_attention import FAVOR, LINEAR
-from tests.positions.test_encodings import CASES, C, H, by_the_paper
-from tests.positions.test_models import is_own
-from tests.transformer.test_block import different
-from tests.transformer.test_transformer import EOS, PAD, batch
+from tests.models import EOS, FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.references import CASES, C, H, layer_normalised, plain_layers
+from tests.transformer.language_models import assert_resumes, averaged, fit
 
 SIZES = {"decoder_layers": 2, "decoder_attention_heads": H, "decoder_ffn_embed_dim": 20, "max_target_positions": 30}
 SIZES.update((f"decoder_{name}_dim", C) for name in ("embed", "input", "output"))
@@ -42,39 +39,12 @@ def of_decoder(options):
 @pytest.fixture
 def language_model(build):
     def language_model(arch="transformer_lm_rope", **options):
-        return different(build(arch, **{**SIZES, **options}))
+        return with_different_norms(build(arch, **{**SIZES, **options}))
 
     return language_model
 
 
 # -- beside the formula and fairseq --------------------------------------------------------------------
-
-
-def normalised(x, norm):
-    centred = x - x.mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    return scaled * norm.weight.double() + norm.bias.double()
-
-
-def linear(x, layer):
-    return x @ layer.weight.double().T + layer.bias.double()
-
-
-def gelu(x):
-    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
-def plain_layers(layers, name, side, options, x, pad, activation):
-    """The layers, with norms before or after their two parts, for *x* (T, B, C)."""
-    for layer in layers:
-        for part, norm in (("attention", layer.self_attn_layer_norm), ("feed-forward", layer.final_layer_norm)):
-            before = normalised(x, norm) if layer.normalize_before else x
-            if part == "attention":
-                x = x + by_the_paper(layer.self_attn, name, side, options, before, pad)[0]
-            else:
-                x = x + linear(activation(linear(before, layer.fc1)), layer.fc2)
-            x = x if layer.normalize_before else normalised(x, norm)
-    return x
 
 
 @pytest.mark.parametrize("name, side, options", [case for case in CASES if case.values[1] == "decoder"])
@@ -85,7 +55,7 @@ def test_the_model_is_its_formula(language_model, name, side, options):
     decoder = model.decoder
     x = decoder.embed_tokens.weight.double()[tokens].transpose(0, 1) * math.sqrt(C)
     x = plain_layers(decoder.layers, name, side, options, x, tokens.eq(PAD), torch.relu)
-    expected = normalised(x, decoder.layer_norm).transpose(0, 1) @ decoder.output_projection.weight.double().T
+    expected = layer_normalised(x, decoder.layer_norm).transpose(0, 1) @ decoder.output_projection.weight.double().T
     words = tokens.ne(PAD)
     torch.testing.assert_close(model(tokens)[0][words], expected[words], rtol=1e-6, atol=1e-6)
 
@@ -131,17 +101,6 @@ def test_without_rope_it_is_fairseqs_model_from_the_same_seed(task, name, parts)
 def by_hydra(args, task):
     """The model of *args*, as fairseq-hydra-train builds it."""
     return build_model(OmegaConf.create(args), task).eval()
-
-
-def assert_same_start(built, names):
-    """The parameters that are not those of positions have the same initial values with each encoding of *names*."""
-    started = {}
-    for name in names:
-        torch.manual_seed(7)
-        started[name] = dict(built(position_encoding=name).named_parameters())
-    for name, parameters in started.items():
-        assert {key for key in parameters if not is_own(key)} == started["none"].keys()
-        assert all(torch.equal(parameters[key], value) for key, value in started["none"].items()), name
 
 
 def test_all_encodings_start_the_same_from_the_same_seed(build):
@@ -256,22 +215,11 @@ NOT_BUILT = {
 }
 
 
-def changing(built, output, values):
-    """The names of *values* with which the same weights have another output."""
-    one = built()
-    for name, value in values.items():
-        other, weights = built(**{name: value}), one.state_dict()
-        if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
-            other.load_state_dict(weights)
-            if not torch.equal(output(one), output(other)):
-                yield name
-
-
 def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(language_model):
     own = set(flags_of_model("transformer_lm_rope")) - {"help"} - set(all_flags(("decoder",)))
     assert own - NOT_BUILT == set(OTHER_VALUES)
     compared, tokens = {*FUNCTION, *OF_OTHER_MODELS}, batch([7, 4], left_pad=False)[0]
-    assert set(changing(language_model, lambda model: model(tokens)[0], OTHER_VALUES)) - compared == set()
+    assert set(effective_options(language_model, lambda model: model(tokens)[0], OTHER_VALUES)) - compared == set()
 
 
 def test_each_size_is_fairseqs():
@@ -297,49 +245,10 @@ TINY = (
 )
 
 
-def fit(flags, data, save_dir, *more):
-    """Train the model of *flags*. Returns the log."""
-    return call("fairseq-train", data, "--user-dir", PLUGIN, *flags.split(), "--save-dir", save_dir, *more)
-
-
-def losses_of(log):
-    return {epoch: float(loss) for epoch, loss in valid_losses(log).items()}
-
-
 def perplexity(data, checkpoint, *more):
     words = ["--path", checkpoint, "--user-dir", PLUGIN, "--max-tokens", 512, "--tokens-per-sample", 32, *more]
     log = call("fairseq-eval-lm", data, *words, "--cpu", "--num-workers", 0)
     return float(re.search(r"Perplexity: ([\d.]+)", log).group(1))
-
-
-def averaged(folder):
-    """The path of the average of the two checkpoints of updates 2 and 4 in *folder*."""
-    average.main(["--inputs", str(folder), "--num-update-checkpoints", "2", "--output", str(folder / "average.pt")])
-    return folder / "average.pt"
-
-
-def converted(checkpoint):
-    """The path of *checkpoint* in the other layout."""
-    output = checkpoint.with_name("half.pt")
-    convert_layout.main(["--path", str(checkpoint), "--rope-layout", "half", "--output", str(output)])
-    return output
-
-
-def assert_resumes(flags, data, folder, *more):
-    """Training that resumes, also from the other layout, has the losses of uninterrupted training to update 4."""
-    losses = losses_of(fit(flags, data, folder / "whole", *more, "--max-update", 4))
-    fit(flags, data, folder / "halves", *more, "--max-update", 2)
-    half = converted(folder / "halves" / "checkpoint_last.pt")
-    resumed = fit(flags, data, folder / "halves", *more, "--max-update", 4)
-    assert losses_of(resumed) == losses
-    turned = ["--rope-layout", "half", "--restore-file", half, "--max-update", 4]
-    assert losses_of(fit(flags, data, folder / "half", *more, *turned)) == pytest.approx(losses, abs=2e-3)
-    last = folder / "whole" / "checkpoint_last.pt"
-    with pytest.raises(InputError, match="was trained with --rope-base 10000.0, not 500.0"):
-        fit(flags, data, folder / "whole", *more, "--rope-base", 500)
-    with pytest.raises(SystemExit, match="it is a .*Rope.* with the task .*, and must be a model of --task transl"):
-        export.main(["--path", str(last), "--data", str(data), "--output", str(folder / "exported")])
-    return last
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import torch
 from fairseq_rope.checkpoints import Reading, reading_for
 from fairseq_rope.transformer.layer_numbers import numbers_of, read_layers
 from fairseq_rope.transformer.meaning import refuse_other_model
-from tests.positions.test_models import MODELS
-from tests.transformer.test_transformer import batch, teacher_forced
+from tests.models import ENCODING_OPTIONS, batch, teacher_forced
 
 GIVEN = [
     ("0,4", 6, [0, 4], "0,4"),
@@ -47,7 +46,8 @@ def without_positions(attention, x, causal):
 @pytest.mark.parametrize("name", ["rope", "alibi", "t5", "kerple", "shaw", "transformer-xl", "xpos"])
 def test_the_layers_named_have_no_positions_and_the_others_have_theirs(build, name):
     lists = {"encoder_layers_without_positions": "0,3", "decoder_layers_without_positions": "every 2nd"}
-    model, x = build(encoder_layers=4, decoder_layers=4, **MODELS[name], **lists).double(), torch.randn(5, 64).double()
+    model = build(encoder_layers=4, decoder_layers=4, **ENCODING_OPTIONS[name], **lists).double()
+    x = torch.randn(5, 64).double()
     for side, expected in ((model.encoder, [0, 3]), (model.decoder, [1, 3])):
         causal, found = side is model.decoder, []
         mask = torch.full((5, 5), float("-inf")).triu(1).double() if causal else None
@@ -64,7 +64,7 @@ def test_the_layers_named_have_no_positions_and_the_others_have_theirs(build, na
 
 @pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
 def test_layers_to_keep_count_the_layers_of_the_trained_model(build, name):
-    options = {**MODELS[name], "encoder_layers": 4, "encoder_layers_without_positions": "every 2nd"}
+    options = {**ENCODING_OPTIONS[name], "encoder_layers": 4, "encoder_layers_without_positions": "every 2nd"}
     layers_to_keep = {"encoder_layers_to_keep": "3,2", "decoder_layers_to_keep": "0,1"}
     whole, kept = build(**options), build(**options, **layers_to_keep)
     given = Namespace(arch="transformer_rope_tiny", **layers_to_keep)
@@ -109,7 +109,7 @@ def test_a_start_is_reported_if_the_layers_that_are_kept_differ(caplog, side, tr
 @pytest.mark.parametrize("trained, new", [("", "0"), ("0", ""), ("0", "1")])
 def test_a_training_can_start_from_a_checkpoint_with_other_layers(build, name, own, trained, new, caplog):
     lists = [{"encoder_layers_without_positions": layers} for layers in (trained, new)]
-    checkpoint, model = (build(encoder_layers=3, **MODELS[name], **layers) for layers in lists)
+    checkpoint, model = (build(encoder_layers=3, **ENCODING_OPTIONS[name], **layers) for layers in lists)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with caplog.at_level(logging.WARNING, "fairseq_rope"), reading_for(Reading(["start.pt"])):
         model.load_state_dict({key: value.clone() for key, value in checkpoint.state_dict().items()}, strict=True)
@@ -136,7 +136,7 @@ def test_a_training_can_start_from_a_checkpoint_with_other_layers(build, name, o
 
 def test_shared_parameters_move_to_other_layers_if_no_layer_has_positions_in_both_models(build):
     lists = [{"encoder_layers_without_positions": layers} for layers in ("0,1", "2")]
-    checkpoint, model = (build(encoder_layers=3, **MODELS["t5"], **layers) for layers in lists)
+    checkpoint, model = (build(encoder_layers=3, **ENCODING_OPTIONS["t5"], **layers) for layers in lists)
     with reading_for(Reading(["start.pt"])):
         model.load_state_dict(checkpoint.state_dict(), strict=True)
     (trained,) = checkpoint.encoder.layers[2].self_attn.position.parameters()
@@ -146,6 +146,6 @@ def test_shared_parameters_move_to_other_layers_if_no_layer_has_positions_in_bot
 
 
 def test_a_subclass_can_build_more_layers_than_its_configuration_has(build):
-    encoder = build(**MODELS["rope"], encoder_layers=2, encoder_layers_without_positions="0").encoder
+    encoder = build(**ENCODING_OPTIONS["rope"], encoder_layers=2, encoder_layers_without_positions="0").encoder
     more = encoder.build_encoder_layer(encoder.cfg)
     assert more.self_attn.position is encoder.layers[1].self_attn.position

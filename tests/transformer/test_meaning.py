@@ -13,6 +13,7 @@ from fairseq_rope.transformer import options
 from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, differences, in_words, meaning
 from tests.commands import train
+from tests.models import FOUR_HEADS
 
 # A value other than the default for every option of the transformer and of the rotary model.
 OTHER_VALUES = {
@@ -72,12 +73,11 @@ def test_the_compared_options_are_those_that_change_the_output_of_the_same_weigh
 
 
 SCALING = {"rope_type": "linear", "factor": 2}
-HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 # The options of two models, and what differs.
 PAIRS = [
     ({}, {"rope_base": 10000.0, "dropout": 0.3, "encoder_layerdrop": 0.1, "max_source_positions": 7}, ""),
     ({"position_encoding": "shape"}, {"position_encoding": "shape", "shape_max_shift": 7}, ""),
-    ({**HEADS, "encoder_kv_heads": 4}, {**HEADS, "cross_kv_heads": 4}, ""),
+    ({**FOUR_HEADS, "encoder_kv_heads": 4}, {**FOUR_HEADS, "cross_kv_heads": 4}, ""),
     ({"cross_attention_positions": "rope"}, {}, "with --cross-attention-positions rope, not none"),
     (
         {"position_encoding": "t5", "cross_attention_positions": "rope", "rope_base": 500.0},
@@ -90,7 +90,7 @@ PAIRS = [
         {},
         "with --encoder-layers-without-positions 0, not without --encoder-layers-without-positions",
     ),
-    ({**HEADS, "encoder_kv_heads": 2}, HEADS, "with --encoder-kv-heads 2, not 0"),
+    ({**FOUR_HEADS, "encoder_kv_heads": 2}, FOUR_HEADS, "with --encoder-kv-heads 2, not 0"),
     ({"encoder_kv_heads": 1}, {}, "with --encoder-kv-heads 1, not 0"),
     ({"share_all_embeddings": True}, {"share_all_embeddings": True, "share_decoder_input_output_embed": True}, ""),
     ({"adaptive_softmax_cutoff": "8, 16"}, {"adaptive_softmax_cutoff": [8, 16]}, ""),

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tests.transformer.test_block import HEADS
+from tests.models import FOUR_HEADS
 
 
 def of(position_encoding, **options):
@@ -119,7 +119,7 @@ REFUSED = [
     # parts of the block
     ({"norm_type": "batch"}, "--norm-type batch: must be one of layer, rms"),
     ({"ffn_type": "moe"}, "--ffn-type moe: must be one of mlp, glu"),
-    ({**HEADS, "encoder_kv_heads": 3}, "--encoder-kv-heads 3: must divide --encoder-attention-heads 4 without rem"),
+    ({**FOUR_HEADS, "encoder_kv_heads": 3}, "--encoder-kv-heads 3: must divide --encoder-attention-heads 4 without"),
     ({"decoder_kv_heads": 8}, "--decoder-kv-heads 8: must divide --decoder-attention-heads 2 without remainder"),
     ({"cross_kv_heads": 3}, "--cross-kv-heads 3: must divide --decoder-attention-heads 2 without remainder"),
     ({"cross_kv_heads": -1}, "--cross-kv-heads -1: must be an integer from 0 to 2147483647"),

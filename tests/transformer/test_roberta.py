@@ -15,22 +15,9 @@ from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import valid_losses
-from tests.modules.test_linear_attention import FAVOR, LINEAR
-from tests.positions.test_encodings import CASES, C, H
-from tests.transformer.test_block import different
-from tests.transformer.test_language_model import (
-    assert_resumes,
-    assert_same_start,
-    averaged,
-    changing,
-    converted,
-    fit,
-    gelu,
-    linear,
-    normalised,
-    plain_layers,
-)
-from tests.transformer.test_transformer import PAD, batch
+from tests.models import FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
+from tests.transformer.language_models import assert_resumes, averaged, converted, fit
 
 SIZES = {"encoder_layers": 2, "encoder_attention_heads": H, "encoder_embed_dim": C, "encoder_ffn_embed_dim": 20}
 SIZES.update(max_positions=30, quant_noise_pq_block_size=4)
@@ -39,7 +26,7 @@ SIZES.update(max_positions=30, quant_noise_pq_block_size=4)
 @pytest.fixture
 def roberta(build):
     def roberta(arch="roberta_rope", **options):
-        return different(build(arch, **{**SIZES, **options}))
+        return with_different_norms(build(arch, **{**SIZES, **options}))
 
     return roberta
 
@@ -49,10 +36,10 @@ def test_the_model_is_its_formula(roberta, name, side, options):
     model = roberta(position_encoding=name, **options).double()
     tokens, _ = batch([7, 4], left_pad=False)
     encoder, head, words = model.encoder.sentence_encoder, model.encoder.lm_head, tokens.ne(PAD)
-    x = normalised(encoder.embed_tokens.weight.double()[tokens], encoder.layernorm_embedding).transpose(0, 1)
+    x = layer_normalised(encoder.embed_tokens.weight.double()[tokens], encoder.layernorm_embedding).transpose(0, 1)
     x = plain_layers(encoder.layers, name, side, options, x, ~words, gelu).transpose(0, 1)
     torch.testing.assert_close(model(tokens, features_only=True)[0][words], x[words], rtol=1e-6, atol=1e-6)
-    scores = normalised(gelu(linear(x, head.dense)), head.layer_norm) @ encoder.embed_tokens.weight.T + head.bias
+    scores = layer_normalised(gelu(linear(x, head.dense)), head.layer_norm) @ encoder.embed_tokens.weight.T + head.bias
     torch.testing.assert_close(model(tokens)[0][words], scores[words], rtol=1e-6, atol=1e-6)
     model.register_classification_head("pairs", num_classes=2)
     pairs = model.classification_heads["pairs"].double()
@@ -180,7 +167,8 @@ def test_the_compared_options_are_those_that_change_the_output_of_the_same_weigh
         of_head = model(tokens, classification_head_name="pairs")[0]
         return torch.cat([model(tokens)[0].flatten(), of_head.flatten()])
 
-    assert "pooler_activation_fn" in (names := set(changing(built, output, OTHER_VALUES))) and names - compared == set()
+    names = set(effective_options(built, output, OTHER_VALUES))
+    assert "pooler_activation_fn" in names and names - compared == set()
 
 
 @pytest.mark.parametrize("name", ["roberta", "roberta_base", "roberta_large", "roberta_prenorm"])

@@ -17,25 +17,6 @@ from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.modules.attention import CrossAttention, SelfAttention
 
-PAD, EOS = 1, 2
-
-
-def batch(lengths, left_pad, seed=0):
-    """Token ids (B, T) with end of sentence, padded to the longest sentence; and the lengths."""
-    torch.manual_seed(seed)
-    longest = max(lengths)
-    tokens = torch.full((len(lengths), longest), PAD)
-    for row, length in zip(tokens, lengths, strict=True):
-        sentence = torch.cat([torch.randint(4, 44, (length - 1,)), torch.tensor([EOS])])
-        row[slice(longest - length, None) if left_pad else slice(length)] = sentence
-    return tokens, torch.tensor(lengths)
-
-
-def teacher_forced(model, source, lengths, target):
-    previous = target.roll(1, dims=1)
-    previous[:, 0] = EOS
-    return model(source, lengths, previous)[0]
-
 
 def test_only_self_attention_is_rotary(build):
     options = {"rope_base": 500.0, "rope_layout": "half", "rope_fraction": 0.25}

@@ -6,15 +6,18 @@ import pytest
 import torch
 
 from fairseq_rope.search.cache import FIRST_CAPACITY
-from tests.modules.test_linear_attention import FAVOR
-from tests.modules.test_linear_attention import MODELS as LINEAR
-from tests.positions.test_models import MODELS as ENCODINGS
-from tests.positions.test_models import assert_scores_of_the_full_pass, checkpointed, is_own
-from tests.search.test_search import batch as sentences
-from tests.search.test_search import fast, search_both_ways
-from tests.transformer.test_block import MODELS as BLOCKS
-from tests.transformer.test_block import different
-from tests.transformer.test_transformer import batch, teacher_forced
+from tests.models import (
+    BLOCK_OPTIONS,
+    ENCODING_OPTIONS,
+    FAVOR,
+    LINEAR_ATTENTION_OPTIONS,
+    batch,
+    checkpointed,
+    is_of_positions,
+    teacher_forced,
+    with_different_norms,
+)
+from tests.searches import assert_scores_of_the_full_pass, fast, search_both_ways, sentences
 
 HALF = {"rope_layout": "half", "rope_fraction": 0.5}
 SIZES = {
@@ -34,12 +37,18 @@ POSITIONS = {
     "t5, some layers": {"position_encoding": "t5", **LAYERS},
     "transformer-xl, some layers": {"position_encoding": "transformer-xl", **LAYERS},
 }
-MODELS = {**SIZES, **BLOCKS, **ENCODINGS, **POSITIONS, **{f"linear, {name}": each for name, each in LINEAR.items()}}
+MODELS = {
+    **SIZES,
+    **BLOCK_OPTIONS,
+    **ENCODING_OPTIONS,
+    **POSITIONS,
+    **{f"linear, {name}": each for name, each in LINEAR_ATTENTION_OPTIONS.items()},
+}
 FAST = ("half, some layers", "rope in cross-attention")
 OF_LINEAR = [name for name in MODELS if name.startswith("linear, ")]
 
 
-def of(*names, slow=(*ENCODINGS, *POSITIONS)):
+def of(*names, slow=(*ENCODING_OPTIONS, *POSITIONS)):
     """The *names* of MODELS, and those of *slow* as slow tests."""
     return [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in slow if name not in names)]
 
@@ -53,12 +62,12 @@ def teacher_forcing_of(model, source=(9, 4, 6), target=(5, 5, 5)):
     return teacher_forced(model, *batch(source, left_pad=True), batch(target, left_pad=False, seed=1)[0])
 
 
-@pytest.mark.parametrize("name", of(*SIZES, *BLOCKS, *FAST, "t5", "transformer-xl", "xpos", *OF_LINEAR))
+@pytest.mark.parametrize("name", of(*SIZES, *BLOCK_OPTIONS, *FAST, "t5", "transformer-xl", "xpos", *OF_LINEAR))
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_a_search_has_the_scores_of_the_full_pass(build, name, beam_size):
     model, sample = fast(build(**MODELS[name])), sentences()
     if name not in SIZES:
-        different(model)
+        with_different_norms(model)
     options = {"bound": is_bound(name), "beam_size": beam_size}
     found = search_both_ways(model, sample, max_len_a=1, max_len_b=5, len_penalty=0.6, **options)
     assert_scores_of_the_full_pass(model, sample, found)
@@ -67,13 +76,13 @@ def test_a_search_has_the_scores_of_the_full_pass(build, name, beam_size):
 
 @pytest.mark.parametrize("name", of("the default", "all", "two heads of keys"))
 def test_a_search_of_long_outputs_has_the_scores_of_the_full_pass(build, name):
-    model, sample = different(build(**MODELS[name])).double(), sentences()
+    model, sample = with_different_norms(build(**MODELS[name])).double(), sentences()
     model.make_generation_fast_(need_attn=False)
     longer = {"min_len": 2 * FIRST_CAPACITY + 1, "max_len_b": 2 * FIRST_CAPACITY + 5}
     assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, bound=is_bound(name), **longer))
 
 
-OTHERS = {"all, favor": {**BLOCKS["all"], **FAVOR}}
+OTHERS = {"all, favor": {**BLOCK_OPTIONS["all"], **FAVOR}}
 
 
 @pytest.mark.parametrize("name", of("all", *OTHERS, "t5", "kerple", "rope", "alibi"))
@@ -88,7 +97,7 @@ def test_activation_checkpointing_gives_the_same_gradients(build, name):
         (scores[0].square().sum() + scores[1, :4].square().sum() + scores[2, :2].square().sum()).backward()
         gradients.append({key: value.grad for key, value in model.named_parameters()})
     for key, gradient in gradients[0].items():
-        assert bool(gradient.any()) or (name in ENCODINGS and not is_own(key)), key
+        assert bool(gradient.any()) or (name in ENCODING_OPTIONS and not is_of_positions(key)), key
         for other in gradients[1:]:
             torch.testing.assert_close(other[key], gradient, msg=key, rtol=1e-9, atol=1e-9)
 

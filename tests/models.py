@@ -1,0 +1,107 @@
+"""Models for tests: tables of their options, inputs for them, and functions on models."""
+
+from functools import partial
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_rope.positions import ENCODINGS
+
+PAD, EOS = 1, 2
+
+# -- options of models: name -> arguments of the fixture build() ---------------------------------------
+
+FOUR_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+LLAMA = {
+    **{"encoder_normalize_before": True, "decoder_normalize_before": True, "norm_type": "rms", "ffn_type": "glu"},
+    **{"scale_glu_width": True, "activation_fn": "swish", "no_projection_bias": True},
+}
+BLOCK_OPTIONS = {
+    "rms": {"norm_type": "rms", "layernorm_embedding": True},
+    "swiglu": {"ffn_type": "glu", "activation_fn": "swish"},
+    "no biases": {"no_projection_bias": True},
+    "two heads of keys": {**FOUR_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2},
+    "multi-query": {**FOUR_HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
+    "qk norm": {"qk_norm": True, "rope_layout": "half", "rope_fraction": 0.5},
+    "llama": LLAMA,
+    "all": {**LLAMA, **FOUR_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 2, "cross_kv_heads": 1, "qk_norm": True},
+}
+LINEAR = {"attention_type": "linear"}
+FAVOR = {**LINEAR, "feature_map": "favor", "favor_features": 12}
+LINEAR_ATTENTION_OPTIONS = {
+    "elu1": LINEAR,
+    "favor": {**FAVOR, **FOUR_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "qk_norm": True},
+    "half": {**LINEAR, "rope_layout": "half", "rope_fraction": 0.5, "norm_type": "rms", "no_projection_bias": True},
+    "no positions": {**LINEAR, "position_encoding": "none"},
+    "sinusoids": {**FAVOR, "position_encoding": "sinusoidal"},
+    "xpos": {**LINEAR, "encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
+    "the decoder only": {"decoder_attention_type": "linear"},
+}
+ENCODING_OPTIONS = {
+    **{name: {"position_encoding": name} for name in ENCODINGS if name != "xpos"},
+    "xpos": {"encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
+}
+
+
+# -- inputs and functions ------------------------------------------------------------------------------
+
+
+def batch(lengths, left_pad, seed=0):
+    """Token ids (B, T) with end of sentence, padded to the longest sentence; and the lengths."""
+    torch.manual_seed(seed)
+    longest = max(lengths)
+    tokens = torch.full((len(lengths), longest), PAD)
+    for row, length in zip(tokens, lengths, strict=True):
+        sentence = torch.cat([torch.randint(4, 44, (length - 1,)), torch.tensor([EOS])])
+        row[slice(longest - length, None) if left_pad else slice(length)] = sentence
+    return tokens, torch.tensor(lengths)
+
+
+def teacher_forced(model, source, lengths, target):
+    """The scores of each word of *target* after the words before it."""
+    previous = target.roll(1, dims=1)
+    previous[:, 0] = EOS
+    return model(source, lengths, previous)[0]
+
+
+def with_different_norms(model):
+    """*model* with norms that differ in each dimension, as after a training."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.rand_like(parameter) - 0.5)
+    return model
+
+
+def checkpointed(model):
+    """*model* with each layer in torch's own checkpoint, which no flag of fairseq adds."""
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    return model
+
+
+def is_of_positions(name):
+    """Whether a parameter or buffer of this *name* belongs to the position encoding."""
+    return "embed_positions" in name or ".position." in name
+
+
+def assert_same_start(built, names):
+    """Assert that all parameters but those of positions start the same with each of the encodings *names*."""
+    started = {}
+    for name in names:
+        torch.manual_seed(7)
+        started[name] = dict(built(position_encoding=name).named_parameters())
+    for name, parameters in started.items():
+        assert {key for key in parameters if not is_of_positions(key)} == started["none"].keys()
+        assert all(torch.equal(parameters[key], value) for key, value in started["none"].items()), name
+
+
+def effective_options(built, output, values):
+    """The names of *values*, options of a model, with which the same weights have another output."""
+    one = built()
+    for name, value in values.items():
+        other, weights = built(**{name: value}), one.state_dict()
+        if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
+            other.load_state_dict(weights)
+            if not torch.equal(output(one), output(other)):
+                yield name
