@@ -10,7 +10,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPECo
 
 from recipes.text import bpe
 from tests.commands import BIN, LIMIT
-from tests.recipes.test_tokenise import DIRTY, read, tool, write
+from tests.recipes.texts import DIRTY_LINES, read_lines, start_tool, write_lines
 from tests.recipes.wmt14_lookalike import write_lookalike
 
 ODD = ["", "  two  blanks ", "ein Wort@@ mit @@", "ünbekannt 漢字 x", "a", "no\u00a0break"]
@@ -24,8 +24,8 @@ def corpus(tmp_path_factory):
     dirty = {at for places in lookalike.dirty.values() for at in places}
     clean = [pair for at, pair in enumerate(lookalike.train) if at not in dirty]
     for name, pairs in (("train", clean), ("test", lookalike.test)):
-        write(folder / f"{name}.en", [f"the {en}" for en, _ in pairs])
-        write(folder / f"{name}.de", [f"das {de}" for _, de in pairs])
+        write_lines(folder / f"{name}.en", [f"the {en}" for en, _ in pairs])
+        write_lines(folder / f"{name}.de", [f"das {de}" for _, de in pairs])
     return folder
 
 
@@ -51,9 +51,9 @@ def model(corpus):
 def apply(learnt, text, folder, workers=1):
     """The lines of *text*, split by the codes or model *learnt*."""
     tool = ("sentencepiece-encode", "--model") if learnt.name.endswith("model") else ("apply", "--codes")
-    source = write(folder / "in", text)
+    source = write_lines(folder / "in", text)
     run(*tool, learnt, "--input", source, "--output", folder / "out", "--workers", workers)
-    return read(folder / "out")
+    return read_lines(folder / "out")
 
 
 def refused(*words):
@@ -79,13 +79,13 @@ def test_codes_and_subwords_equal_those_of_subword_nmts_commands(corpus, codes, 
 @pytest.mark.parametrize("vocab_size", [300, 600])
 def test_the_joint_vocabulary_has_about_the_requested_size(corpus, tmp_path, vocab_size):
     codes = learn(corpus, tmp_path / "codes", vocab_size)
-    lines = [line for lang in ("en", "de") for line in apply(codes, read(corpus / f"train.{lang}"), tmp_path)]
+    lines = [line for lang in ("en", "de") for line in apply(codes, read_lines(corpus / f"train.{lang}"), tmp_path)]
     assert 0.9 * vocab_size <= len({subword for line in lines for subword in line.split()}) <= vocab_size
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fairseq does not close the codes
 def test_fairseqs_encoders_split_the_same_and_decode_it(corpus, codes, model, tmp_path):
-    text = read(corpus / "test.de") + read(corpus / "test.en") + ["ünbekannt 漢字 x"]
+    text = read_lines(corpus / "test.de") + read_lines(corpus / "test.en") + ["ünbekannt 漢字 x"]
     odd, plain = ["", "„Ja“ – 5\u00a0% …"], ["", "„Ja“ – 5 % ..."]
     for learnt, encoder, lines, decoded in (
         (codes, SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes))), text, text),
@@ -107,7 +107,7 @@ def test_the_word_cache_is_cleared_when_it_is_full(codes, monkeypatch):
 
 
 def test_only_blanks_and_line_ends_separate_words(tmp_path):
-    path = write(tmp_path / "text", ["  a b\r", "b\u2028c b", "", "d\x85"])
+    path = write_lines(tmp_path / "text", ["  a b\r", "b\u2028c b", "", "d\x85"])
     assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
@@ -116,7 +116,7 @@ def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(co
     assert len(processor) == 600
     assert {"▁the", "▁das"} <= {processor.id_to_piece(number) for number in range(len(processor))}
     words = ["sentencepiece-train", "--vocab-size", 600, "--output", tmp_path / "model"]
-    process = tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
+    process = start_tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0 and (tmp_path / "model").read_bytes() == model.read_bytes()
     # It prints only its progress and one line.
@@ -125,7 +125,7 @@ def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(co
 
 
 def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
-    text = write(tmp_path / "text", ["abc abd"] * 1000 + ["abc " * 20000 + "漢"])
+    text = write_lines(tmp_path / "text", ["abc abd"] * 1000 + ["abc " * 20000 + "漢"])
     run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert processor.piece_to_id("漢") != processor.unk_id()
@@ -134,7 +134,7 @@ def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
 @pytest.mark.parametrize("name", ["codes", "model"])
 def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request, capsys, name):
     learnt = request.getfixturevalue(name)
-    text = [line for line in DIRTY if "\r" not in line] + read(corpus / "train.de") * 2
+    text = [line for line in DIRTY_LINES if "\r" not in line] + read_lines(corpus / "train.de") * 2
     one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
     assert one == two and len(one) == len(text)
     assert capsys.readouterr().out.count(f"{len(text)} lines in ") == 2
@@ -143,8 +143,8 @@ def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request,
 @pytest.fixture
 def small(tmp_path):
     """Two files in which only "low" occurs twice, which allows 2 merges."""
-    write(tmp_path / "text.en", ["low low"])
-    write(tmp_path / "text.de", ["er tut"])
+    write_lines(tmp_path / "text.en", ["low low"])
+    write_lines(tmp_path / "text.de", ["er tut"])
     return tmp_path
 
 
@@ -170,7 +170,7 @@ def test_an_impossible_vocabulary_size_is_refused_with_the_limit(small, tool, vo
 
 
 def test_a_corpus_of_single_letters_is_refused(tmp_path):
-    text = write(tmp_path / "text", ["a b", "a c"])
+    text = write_lines(tmp_path / "text", ["a b", "a c"])
     message = refused("learn", "--vocab-size", 30, "--output", tmp_path / "codes", text)
     assert message == "vocab_size 30: must be at most 3 for the words of this corpus"
 
@@ -196,7 +196,7 @@ def test_learning_from_bad_text_is_refused(small, name):
 def test_files_that_are_not_codes_or_models_are_refused(small, name, flag, kind, workers):
     words = ["--input", small / "text.en", "--output", small / "out", "--workers", workers]
     (small / "empty").write_bytes(b"")
-    for wrong in (write(small / "text", ["a line of text"]), small / "empty"):
+    for wrong in (write_lines(small / "text", ["a line of text"]), small / "empty"):
         assert refused(name, flag, wrong, *words).startswith(f"{wrong}: cannot be read as {kind}")
     assert refused(name, flag, small / "none", *words) == f"{small}/none: No such file or directory"
     assert not (small / "out").exists()

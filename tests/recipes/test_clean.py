@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import CHUNK_BYTES
 from recipes.text.clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean, main, why_not
-from tests.recipes.test_tokenise import read, write
+from tests.recipes.texts import read_lines, write_lines
 
 
 def pairs_of(folder, name):
-    return list(zip(read(folder / f"{name}.en"), read(folder / f"{name}.de"), strict=True))
+    return list(zip(read_lines(folder / f"{name}.en"), read_lines(folder / f"{name}.de"), strict=True))
 
 
 def write_pairs(folder, name, pairs):
     for lang, side in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-        write(folder / f"{name}.{lang}", side)
+        write_lines(folder / f"{name}.{lang}", side)
 
 
 def run(folder, *flags):
@@ -58,12 +58,12 @@ def test_pairs_are_removed_by_length_ratio_and_the_longest_word(source, target, 
 
 def test_a_language_without_blanks_is_measured_in_characters(tmp_path, capsys):
     """12 words and 15 characters are a ratio of 15 : 12, and 251 characters are too long."""
-    write(tmp_path / "in.en", ["The small dog runs over the green hill to its old house", "no", "yes " * 250])
+    write_lines(tmp_path / "in.en", ["The small dog runs over the green hill to its old house", "no", "yes " * 250])
     chinese = ["小狗跑过绿色的山丘去它的老房子", "小狗跑过绿色的山丘去它的老房子小狗跑过", "小" * 251]
     for code in ("zh", "zh_CN"):
-        write(tmp_path / f"in.{code}", chinese)
+        write_lines(tmp_path / f"in.{code}", chinese)
         run(tmp_path, "--target-lang", code)
-        assert read(tmp_path / f"out.{code}") == chinese[:1]
+        assert read_lines(tmp_path / f"out.{code}") == chinese[:1]
         counts = counted(capsys)
         assert counts[f"removed: {LONG.format(max_words=250)}"] == counts[f"removed: {UNLIKE.format(max_ratio=9)}"] == 1
 

@@ -24,7 +24,7 @@ from recipes.text import segments as module
 from recipes.text.old_model import with_rows, with_separator
 from tests.commands import PLUGIN, ROOT, call
 from tests.recipes.small_demo import describe, run_here, setting_flags, small_corpus, usage_error
-from tests.recipes.test_tokenise import read, write
+from tests.recipes.texts import read_lines, write_lines
 from tests.recipes.wmt14_lookalike import sgm, tarball
 
 TOKENS = 120
@@ -99,7 +99,7 @@ def test_the_manifest_has_the_recipes_files_and_wmt14s_newstest():
 
 def longest_segments(work, name, tokens):
     """The lines of both sides with the longest segments of the set *name*, without the tool's own functions."""
-    sides = [documents_of(read(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
+    sides = [documents_of(read_lines(work / "bpe" / f"{name}.{lang}")) for lang in ("en", "de")]
     expected = []
     for document in zip(*sides, strict=True):
         line = None
@@ -117,26 +117,28 @@ def longest_segments(work, name, tokens):
 def test_validation_and_test_lines_are_the_longest_segments_of_their_documents(finished):
     work, _, _ = finished
     for name in ("valid", "test"):
-        segments = [read(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
+        segments = [read_lines(work / "segments" / f"{name}.{lang}") for lang in ("en", "de")]
         assert segments == longest_segments(work, name, TOKENS)
-        sentences = [line for line in read(work / "bpe" / f"{name}.en") if line]
+        sentences = [line for line in read_lines(work / "bpe" / f"{name}.en") if line]
         assert len(segments[0]) < len(sentences), "some segments have several sentences"
 
 
 @pytest.mark.slow
 def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finished):
     work, _, printed = finished
-    sides = [documents_of(read(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
+    sides = [documents_of(read_lines(work / "bpe" / f"train.{lang}")) for lang in ("en", "de")]
     for side, lang in zip(sides, ("en", "de"), strict=True):
-        lines = read(work / "segments" / f"train.{lang}")
+        lines = read_lines(work / "segments" / f"train.{lang}")
         assert [part for line in lines for part in line.split(" <sep> ")] == sum(side, [])  # in their order
         joined = [len(line.split()) for line in lines if " <sep> " in line]
         assert joined and max(joined) <= TOKENS and min(joined) < TOKENS / 2
-    counts = [[line.count(" <sep> ") for line in read(work / "segments" / f"train.{lang}")] for lang in ("en", "de")]
+    counts = [
+        [line.count(" <sep> ") for line in read_lines(work / "segments" / f"train.{lang}")] for lang in ("en", "de")
+    ]
     assert counts[0] == counts[1]
     assert json.loads((work / "data-bin" / "segments.json").read_text()) == {"tokens": TOKENS, "separator": "<sep>"}
     for lang in ("en", "de"):
-        entries = dict(line.split() for line in read(work / "data-bin" / f"dict.{lang}.txt"))
+        entries = dict(line.split() for line in read_lines(work / "data-bin" / f"dict.{lang}.txt"))
         assert int(entries["<sep>"]) == sum(map(sum, counts))
     assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments", printed)
 
@@ -144,15 +146,15 @@ def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finishe
 @pytest.mark.slow
 def test_translated_segments_become_one_line_for_each_sentence(finished):
     work, model, printed = finished
-    sources, hypotheses = read(work / "raw" / "test.sentences.en"), read(model / "hypotheses.de")
-    assert sources == [line for line in read(work / "raw" / "test.en") if line]
+    sources, hypotheses = read_lines(work / "raw" / "test.sentences.en"), read_lines(model / "hypotheses.de")
+    assert sources == [line for line in read_lines(work / "raw" / "test.en") if line]
     assert len(sources) == len(hypotheses) == 30
     generated = (model / "generate.txt").read_text()
     translations = {int(n): text for n, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
     detokenised = {int(n): text for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", generated, re.MULTILINE)}
     differ, alone = 0, 0
     lines = iter(hypotheses)
-    for number, segment in enumerate(read(work / "segments" / "test.en")):
+    for number, segment in enumerate(read_lines(work / "segments" / "test.en")):
         count = segment.split().count("<sep>")
         differ += translations[number].split().count("<sep>") != count
         sentences = [next(lines) for _ in range(count + 1)]
@@ -169,11 +171,11 @@ def test_translated_segments_become_one_line_for_each_sentence(finished):
 @pytest.mark.slow
 def test_documents_are_scored_beside_sentences(finished):
     work, model, printed = finished
-    hypotheses, references = read(model / "hypotheses.de"), documents_of(read(work / "raw" / "test.de"))
-    assert sum(references, []) == read(work / "raw" / "test.sentences.de")
+    hypotheses, references = read_lines(model / "hypotheses.de"), documents_of(read_lines(work / "raw" / "test.de"))
+    assert sum(references, []) == read_lines(work / "raw" / "test.sentences.de")
     lines = iter(hypotheses)
     joined = [" ".join(filter(None, (next(lines) for _ in document))) for document in references]
-    assert read(model / "documents.de") == joined
+    assert read_lines(model / "documents.de") == joined
     of_documents = sacrebleu.corpus_bleu(joined, [[" ".join(document) for document in references]]).score
     of_sentences = sacrebleu.corpus_bleu(hypotheses, [sum(references, [])]).score
     assert re.search(rf"^document BLEU: +{of_documents:.2f}$", printed, re.MULTILINE)
@@ -184,7 +186,7 @@ def test_documents_are_scored_beside_sentences(finished):
 @pytest.mark.slow
 def test_a_model_of_segments_is_exported(finished, published, tmp_path):
     work = shutil.copytree(finished[0], tmp_path / "work")
-    segments = read(work / "segments" / "valid.en")
+    segments = read_lines(work / "segments" / "valid.en")
     assert sum("<sep>" in line for line in segments) > len(segments) / 8, "too many to count as tokenised differently"
     flags = ["--name", "m", "--stage", "11", "--set", "export_quantization=float32"]
     printed = run_here(words(published, work, *flags))
@@ -211,8 +213,8 @@ def test_without_documents_no_command_makes_segments(capsys):
 def test_a_line_that_is_blank_on_one_side_only_is_refused_by_file_and_line(tmp_path, name):
     files = setting_flags("segment_tokens=9", *(f"{name}_files={name}.{{lang}}" for name in ("train", "valid", "test")))
     for text in ("train", "valid", "test"):
-        write(tmp_path / f"{text}.en", ["one", "", "two", "three"])
-        write(tmp_path / f"{text}.de", ["eins", "", "zwei", "\u200b " if text in ("train", name) else "drei"])
+        write_lines(tmp_path / f"{text}.en", ["one", "", "two", "three"])
+        write_lines(tmp_path / f"{text}.de", ["eins", "", "zwei", "\u200b " if text in ("train", name) else "drei"])
     where = ["--data-dir", str(tmp_path), "--work-dir", str(tmp_path / "work")]
     raw = f"{tmp_path}/work/raw/{name}"
     message = f"stage 2 .*: {raw}.de, line 4: is blank, and the same line of {raw}.en is not"
@@ -250,13 +252,13 @@ def test_lines_that_cannot_be_joined_are_refused_by_file_and_line(tmp_path, sour
 
 def join(folder, source, target, tokens, share=None):
     """The lines that the tool makes of *source* and *target*, as pairs."""
-    write(folder / "in.en", source)
-    write(folder / "in.de", target)
+    write_lines(folder / "in.en", source)
+    write_lines(folder / "in.de", target)
     flags = [] if share is None else ["--share", share]
     languages = ["--source-lang", "en", "--target-lang", "de"]
     main_words = [*languages, "--input", folder / "in", "--output", folder / "out", "--tokens", tokens, *flags]
     module.main(["join", *map(str, main_words)])
-    return list(zip(read(folder / "out.en"), read(folder / "out.de"), strict=True))
+    return list(zip(read_lines(folder / "out.en"), read_lines(folder / "out.de"), strict=True))
 
 
 # -- the tool ----------------------------------------------------------------------------------------
@@ -294,28 +296,28 @@ def test_segments_of_training_have_all_lengths_equally_often():
 
 
 def test_a_translation_that_lacks_separators_keeps_the_number_of_lines(tmp_path):
-    write(tmp_path / "test.en", ["a <sep> b <sep> c", "d", "e <sep> f"])
+    write_lines(tmp_path / "test.en", ["a <sep> b <sep> c", "d", "e <sep> f"])
     hypotheses = {2: "e@@ ins &amp; <sep> f", 0: "ein Haus . <sep> b c", 1: "d <sep> mehr"}
     lines = ["log", *(f"H-{n}\t-0.5\t{text}" for n, text in hypotheses.items()), "H-1\t-0.9\tsecond of an n-best list"]
-    write(tmp_path / "generated", lines)
+    write_lines(tmp_path / "generated", lines)
     (tmp_path / "bpecodes").write_text("#version: 0.2\na b\n")
     flags = ["--segments", "test.en", "--generated", "generated", "--output", "out", "--counts", "counts.json"]
     flags = [word if word.startswith("--") else str(tmp_path / word) for word in flags]
     module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes"), "--moses", "en", "de"])
-    assert read(tmp_path / "out") == ["ein Haus.", "b c", "", "d mehr", "eins &", "f"]
+    assert read_lines(tmp_path / "out") == ["ein Haus.", "b c", "", "d mehr", "eins &", "f"]
     assert json.loads((tmp_path / "counts.json").read_text()) == {"segments": 3, "with_other_separators": 2}
-    write(tmp_path / "generated", lines[:2])
+    write_lines(tmp_path / "generated", lines[:2])
     message = r"generated: lacks 2 sentences \(0, 1\), and .*test.en has 3 lines, which are sentences 0 to 2"
     with pytest.raises(SystemExit, match=message):
         module.main(["divide", *flags, "--subwords", str(tmp_path / "bpecodes")])
 
 
 def test_a_document_is_one_line(tmp_path):
-    write(tmp_path / "like", ["", "a", "b", "", "\u00a0", "c", ""])
-    write(tmp_path / "in", ["A\rA", "", "C"])
+    write_lines(tmp_path / "like", ["", "a", "b", "", "\u00a0", "c", ""])
+    write_lines(tmp_path / "in", ["A\rA", "", "C"])
     assert module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out"))) == 2
-    assert read(tmp_path / "out") == ["A A", "C"]
-    write(tmp_path / "in", ["A", "B"])
+    assert read_lines(tmp_path / "out") == ["A A", "C"]
+    write_lines(tmp_path / "in", ["A", "B"])
     with pytest.raises(InputError, match="in: has 2 lines, and .*like has 3 that are not blank"):
         module.join_documents(*(str(tmp_path / name) for name in ("like", "in", "out")))
 
@@ -337,13 +339,13 @@ def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_a
     results = json.loads((work / "compare.m" / "results.json").read_text())
     lengths = (1, 64, 128, 256, 512, 1000)
     assert [joined["tokens"] for joined in results["joined"]] == [TOKENS, *lengths]
-    references = read(work / "raw" / "test.sentences.de")
+    references = read_lines(work / "raw" / "test.sentences.de")
     for joined in results["joined"][1:]:
         tokens = joined["tokens"]
-        segments = [read(work / "joined" / f"{tokens}.bpe.{lang}") for lang in ("en", "de")]
+        segments = [read_lines(work / "joined" / f"{tokens}.bpe.{lang}") for lang in ("en", "de")]
         assert segments == longest_segments(work, "test", tokens) and joined["lines"] == len(segments[0])
         for system, model in models.items():
-            hypotheses = read(model / "joined" / f"{tokens}.de")
+            hypotheses = read_lines(model / "joined" / f"{tokens}.de")
             assert joined["scores"][system] == [pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score)]
             counts = json.loads((model / "joined" / f"{tokens}.separators.json").read_text())
             assert counts["segments"] == len(segments[0])
@@ -353,7 +355,7 @@ def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_a
                 assert sorted(map(int, sources)) == [*range(len(segments[0]))]
             else:
                 assert f"segments of up to {tokens} subwords: the same as in" in printed
-    first, second = (read(work / "joined" / f"{tokens}.bpe.en") for tokens in (512, 1000))
+    first, second = (read_lines(work / "joined" / f"{tokens}.bpe.en") for tokens in (512, 1000))
     assert first == second and printed.count("segments of up to 1000 subwords: the same as in 512.de") == 2
     assert (work / "compare.m" / "report.html").exists()
 
@@ -364,9 +366,9 @@ def test_the_recipe_divides_segments_of_sentencepiece(published, tmp_path):
     assert re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
     assert "--bpe sentencepiece --sentencepiece-model" in printed and "--tokenizer" not in printed
     assert (tmp_path / "data-bin" / "sentencepiece.bpe.model").exists()
-    hypotheses = read(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
+    hypotheses = read_lines(tmp_path / "transformer_rope.seed1.m" / "hypotheses.de")
     assert len(hypotheses) == 30 and not any(mark in line for line in hypotheses for mark in ("▁", "<sep>", "@@"))
-    pieces = "\n".join(read(tmp_path / "bpe" / "test.de")).replace(" ", "").replace("▁", " ").replace("\n ", "\n")
+    pieces = "\n".join(read_lines(tmp_path / "bpe" / "test.de")).replace(" ", "").replace("▁", " ").replace("\n ", "\n")
     normalised = unicodedata.normalize(
         "NFKC", (tmp_path / "tokenised" / "test.de").read_text()
     )  # as sentencepiece does
@@ -397,7 +399,7 @@ def old(finished, tmp_path_factory):
         folder = tmp_path_factory.mktemp(kind)
         for path in (work / "bpe").iterdir():
             if path.name != "bpecodes":
-                write(folder / path.name, [line for line in read(path) if line])
+                write_lines(folder / path.name, [line for line in read_lines(path) if line])
         sets = [word for n in ("train", "valid") for word in (f"--{n}pref", folder / n)]
         joined = ["--joined-dictionary", "--padding-factor", 1] if kind == "fairseq" else ["--padding-factor", 64]
         languages = ["--source-lang", "en", "--target-lang", "de"]
@@ -427,7 +429,7 @@ def test_training_on_segments_starts_with_the_weights_of_an_old_model(finished, 
     weights = load_checkpoint(str(checkpoint))["model"]
     trained = load_checkpoint(str(work / "transformer_rope.seed1.m" / "checkpoints" / "checkpoint_last.pt"))["model"]
     for side, lang in (("encoder", "en"), ("decoder", "de")):
-        before, after = (read(folder / f"dict.{lang}.txt") for folder in (data, work / "data-bin"))
+        before, after = (read_lines(folder / f"dict.{lang}.txt") for folder in (data, work / "data-bin"))
         expected = weights[f"{side}.embed_tokens.weight"]
         if kind == "fairseq":
             assert after == [*before, "<sep> 1"]
@@ -463,10 +465,10 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
     inputs = {path for stage in STAGES for path in stage.inputs(started)}
     assert {checkpoint, *(data / name for name in ("bpecodes", "dict.en.txt", "dict.de.txt"))} <= inputs
     other = shutil.copytree(data, tmp_path / "other")
-    write(other / "dict.de.txt", [*read(data / "dict.de.txt"), "more 1"])
+    write_lines(other / "dict.de.txt", [*read_lines(data / "dict.de.txt"), "more 1"])
     twice = shutil.copytree(data, tmp_path / "twice")
-    write(twice / "dict.de.txt", 2 * read(data / "dict.de.txt"))
-    entries = len(read(data / "dict.de.txt")) + 4
+    write_lines(twice / "dict.de.txt", 2 * read_lines(data / "dict.de.txt"))
+    entries = len(read_lines(data / "dict.de.txt")) + 4
     cases = [
         (checkpoint, data, ["--set", "width=64"], f"--set width=64: start_checkpoint={checkpoint} has 32"),
         (checkpoint, data, ["--set", "heads=4"], f"--set heads=4: start_checkpoint={checkpoint} has 2"),

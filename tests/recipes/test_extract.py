@@ -13,7 +13,7 @@ import pytest
 
 from recipes.text import extract as module
 from tests.commands import LIMIT
-from tests.recipes.test_tokenise import tool
+from tests.recipes.texts import start_tool
 from tests.recipes.wmt14_lookalike import TEST, TRAINING, VALID, tarball, write_lookalike
 
 DENSE = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -334,7 +334,7 @@ def test_names_and_links_in_an_archive_write_nothing(tmp_path, monkeypatch):
 def test_a_killed_run_leaves_only_temporary_files_which_the_next_run_overwrites(tmp_path):
     text = (b"word " * 1999 + b"\n") * 100
     write(tmp_path, {"c.en": text, "c.de": text})
-    process = tool(*words(tmp_path, *["c.{lang}"] * 500), module="extract")
+    process = start_tool(*words(tmp_path, *["c.{lang}"] * 500), module="extract")
     assert process.stdout.readline().endswith(": 100 pairs\n")
     process.kill()
     process.communicate(timeout=LIMIT)

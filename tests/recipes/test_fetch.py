@@ -2,108 +2,25 @@
 
 import hashlib
 import os
-import random
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
-from collections import defaultdict
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from recipes.text import fetch as module
 from tests.commands import LIMIT, default_signals
+from tests.recipes.site import GOOD, Reply, Site
 
 ROOT = Path(__file__).resolve().parents[2]
-GOOD = random.Random(5).randbytes(300_000)
 BAD = GOOD[:-1] + bytes([GOOD[-1] ^ 1])
 SIZE = len(GOOD)
 SHA256 = "sha256:" + hashlib.sha256(GOOD).hexdigest()
 HEADER = "file\tbytes\tchecksum\turl"
-
-
-@dataclass
-class Reply:
-    """What the server does with one request."""
-
-    content: bytes = GOOD
-    status: int = 200
-    ranges: bool = True  # whether it supports Range headers
-    has_length: bool = True
-    cut: int | None = None  # closes the connection after so many bytes of the body; negative: resets it
-    hang: bool = False  # keeps the connection open and silent until the test ends
-    content_range: str | None = None  # a wrong header to send
-    location: str | None = None
-
-
-class Site(ThreadingHTTPServer):
-    """A local server. It has a list of replies for each path, and repeats the last one."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/"
-        self.replies = {}
-        self.seen = defaultdict(list)  # path -> Range headers of its requests
-        self.over = threading.Event()
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=(0.01,)).start()
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        self.shutdown()
-        self.server_close()
-
-    def put(self, name, *replies):
-        """Set the replies for *name*, and return its address."""
-        self.replies["/" + name] = list(replies)
-        return self.url + name
-
-    def handle_error(self, *args):
-        """Print nothing when the tool closes a connection."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        site = self.server
-        site.seen[self.path.lstrip("/")].append(self.headers.get("Range"))
-        replies = site.replies.get(self.path, [Reply(b"gone", 404)])
-        reply = replies.pop(0) if len(replies) > 1 else replies[0]
-        content, status, start = reply.content, reply.status, 0
-        asked = self.headers.get("Range")
-        if asked and reply.ranges and status == 200:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            status = 206 if start < len(content) else 416
-        self.send_response(status)
-        if status == 206:
-            right = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            self.send_header("Content-Range", reply.content_range or right)
-        if reply.location:
-            self.send_header("Location", reply.location)
-        body = b"" if status == 416 else content[start:]
-        if reply.has_length:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body if reply.cut is None else body[: abs(reply.cut)])
-        if reply.hang:
-            self.wfile.flush()
-            site.over.wait(60)
-        if reply.cut is not None and reply.cut < 0:
-            time.sleep(0.05)  # so that the client reads the data before the reset
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @pytest.fixture

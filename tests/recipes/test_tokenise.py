@@ -21,6 +21,7 @@ from fairseq_rope.lines import CHUNK_BYTES, count_lines, read_chunks
 from recipes.text import lines
 from recipes.text.tokenise import main
 from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT
+from tests.recipes.texts import DIRTY_LINES, read_lines, start_tool, write_lines
 
 CLEAN = {
     "en": [
@@ -41,27 +42,11 @@ CLEAN = {
         "",
     ],
 }
-DIRTY = [
-    "carriage\rreturn", "at the end\r", "next\x85line", "line\u2028separator", "paragraph\u2029separator",
-    "vertical\x0btab", "form\x0cfeed", "file\x1cseparator", "record\x1eseparator", "zero\u200bwidth",
-    "\ufeffbyte order mark", "soft\u00adhyphen", "null\x00byte", "Windows' \x84quote", "private\ue000use",
-]  # fmt: skip
 
 
 def blanked(line):
     """*line* after Moses' remove-non-printing-char.perl, without the two separators that the script leaves."""
     return "".join(" " if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in line)
-
-
-def write(path, lines_):
-    path.write_bytes("".join(line + "\n" for line in lines_).encode())
-    return str(path)
-
-
-def read(path):
-    text = path.read_bytes().decode()
-    assert text.endswith("\n")
-    return text.split("\n")[:-1]
 
 
 def run(*words):
@@ -71,22 +56,15 @@ def run(*words):
 
 def tokenise(tmp_path, lines_, *flags, lang="en"):
     """The lines that the tool writes for *lines_*."""
-    source = write(tmp_path / "in", lines_)
+    source = write_lines(tmp_path / "in", lines_)
     run("--lang", lang, "--input", source, "--output", tmp_path / "out", "--workers", 1, *flags)
-    return read(tmp_path / "out")
-
-
-def tool(*words, module="tokenise", **kwargs):
-    """Start the tool in a separate process."""
-    command = [sys.executable, "-m", f"recipes.text.{module}", *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes, **kwargs)
+    return read_lines(tmp_path / "out")
 
 
 def on_full_disk(module, size, *words):
     """The last line on stderr if no file can have more than *size* bytes."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    process = tool(*words, module=module, preexec_fn=limit)
+    process = start_tool(*words, module=module, preexec_fn=limit)
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1 and "Traceback" not in err
     return err.splitlines()[-1]
@@ -102,7 +80,7 @@ def sacremoses(lang, lines_, *commands):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("lang", ["en", "de"])
 def test_the_output_equals_that_of_sacremoses_and_fairseqs_tokenizer(tmp_path, lang):
-    text = CLEAN[lang] + [blanked(line) for line in DIRTY]
+    text = CLEAN[lang] + [blanked(line) for line in DIRTY_LINES]
     fairseqs = MosesTokenizer(MosesTokenizerConfig(source_lang=lang, moses_no_dash_splits=True))
     plain = tokenise(tmp_path, text, lang=lang)
     assert plain == sacremoses(lang, text, "tokenize") == [fairseqs.encode(line) for line in text]
@@ -112,8 +90,8 @@ def test_the_output_equals_that_of_sacremoses_and_fairseqs_tokenizer(tmp_path, l
 
 @pytest.mark.parametrize("flags", [[], ["--no-tokeniser"], ["--normalise-punctuation"]])
 def test_non_printing_characters_become_blanks_and_the_number_of_lines_stays(tmp_path, flags):
-    out = tokenise(tmp_path, DIRTY, *flags)
-    assert len(out) == len(DIRTY)
+    out = tokenise(tmp_path, DIRTY_LINES, *flags)
+    assert len(out) == len(DIRTY_LINES)
     assert out == [blanked(line) for line in out]
     assert "\n".join(out).splitlines() == out  # and contain no other line ends
     assert out[2].split() == ["next", "line"] and out[9].split() == ["zero", "width"]
@@ -128,7 +106,7 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
 
 
 def test_two_processes_write_the_same_as_one(tmp_path, capsys):
-    text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY]
+    text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY_LINES]
     (tmp_path / "in").write_bytes("\n".join(text).encode())  # the last line has no end
     assert os.path.getsize(tmp_path / "in") > 2 * CHUNK_BYTES
     for workers in (1, 2):
@@ -137,7 +115,7 @@ def test_two_processes_write_the_same_as_one(tmp_path, capsys):
         printed, shown = capsys.readouterr()
         assert printed.startswith(f"{out}: {len(text)} lines in ") and "lines per second" in printed
         assert "per core" in printed and "lines/s" in shown
-    assert read(tmp_path / "out1") == read(tmp_path / "out2") == [blanked(line) for line in text]
+    assert read_lines(tmp_path / "out1") == read_lines(tmp_path / "out2") == [blanked(line) for line in text]
 
 
 @settings(deadline=None)
@@ -156,7 +134,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     # The wrong byte is in the second chunk. A CR does not end a line.
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
-    write(tmp_path / "in", ["a"])
+    write_lines(tmp_path / "in", ["a"])
     (tmp_path / "out").write_text("of an earlier run")
     for source, out, workers, message in (
         ("empty", "out", 1, f"{tmp_path}/empty: is empty"),
@@ -174,7 +152,7 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path):
 
 
 def test_a_changed_number_of_lines_is_refused(tmp_path):
-    source = write(tmp_path / "in", ["a", "b"])
+    source = write_lines(tmp_path / "in", ["a", "b"])
     with pytest.raises(InputError, match="after line 0: 2 lines became 4"):
         lines.convert_file(lambda: lambda some: [f"{line}\n" for line in some], source, source + "2", 1, "")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
@@ -195,8 +173,8 @@ PAIR = "--source-lang en --target-lang de --output FOLDER/out"
 )
 def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path, module, limit, source, words, output):
     count = 20_000 if module == "clean" else 1
-    write(tmp_path / "in.en", [source] * count)
-    write(tmp_path / "in.de", ["abcdefgh"] * count)
+    write_lines(tmp_path / "in.en", [source] * count)
+    write_lines(tmp_path / "in.de", ["abcdefgh"] * count)
     message = on_full_disk(module, limit, *words.replace("FOLDER", str(tmp_path)).split())
     assert message == f"recipes.text.{module}: {tmp_path}/{output}: File too large"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
@@ -205,9 +183,9 @@ def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path, m
 @pytest.fixture
 def at_work(tmp_path):
     """The tool in the middle of a long text, and its two worker processes."""
-    source, part = write(tmp_path / "in", CLEAN["en"] * 15000), tmp_path / "out.tmp"
+    source, part = write_lines(tmp_path / "in", CLEAN["en"] * 15000), tmp_path / "out.tmp"
     words = ["--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2]
-    process = tool(*words, start_new_session=True)
+    process = start_tool(*words, start_new_session=True)
     deadline = time.time() + 60
     children = []
     while len(children) < 2 or not part.exists() or part.stat().st_size == 0:

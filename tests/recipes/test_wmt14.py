@@ -14,8 +14,8 @@ import pytest
 
 from recipes.pipeline.__main__ import main
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, call, outputs
+from tests.recipes.site import Reply, Site
 from tests.recipes.small_demo import label, run_here
-from tests.recipes.test_fetch import Reply, Site
 from tests.recipes.wmt14_lookalike import write_lookalike
 
 REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
