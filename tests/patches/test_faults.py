@@ -24,7 +24,7 @@ from fairseq_rope.patches.loading import why_weights_do_not_fit
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, call, run_program, train, training, valid_losses
-from tests.patches.test_loading import RunsCode
+from tests.patches.contents import RunsCode
 
 
 def losses_by_update(log):

@@ -23,7 +23,8 @@ from fairseq.data import Dictionary, FastaDataset
 from fairseq_rope.checkpoints import CheckpointError, load_checkpoint
 from fairseq_rope.patches import options
 from tests.commands import LIMIT
-from tests.patches.test_patches import equal, fasta_dataset_alone, translation_task
+from tests.patches.contents import RunsCode, same_contents
+from tests.patches.fairseq_alone import fasta_dataset_alone, translation_task
 
 # -- contents of checkpoints ---------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ def test_fairseqs_checkpoints_load_with_weights_only(tmp_path):
         state = checkpoint_utils.torch.load(str(file))
         dictionary = state["task_state"]["target_dictionary"]
         assert (dictionary.indices["word"], dictionary.count[-1]) == (4, 7)
-        assert equal(state, {**fairseq_state(), "task_state": state["task_state"]})
+        assert same_contents(state, {**fairseq_state(), "task_state": state["task_state"]})
     assert torch.load is not checkpoint_utils.torch.load and torch.save is checkpoint_utils.torch.save
 
 
@@ -113,14 +114,6 @@ def test_models_loaded_in_parallel_threads_keep_their_languages(trained, data_bi
 
 
 # -- code in a checkpoint ------------------------------------------------------------------------------
-
-
-class RunsCode:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 HOSTILE = {

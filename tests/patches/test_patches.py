@@ -8,7 +8,6 @@ import builtins
 import contextlib
 import errno
 import functools
-import importlib.util
 import io
 import itertools
 import os
@@ -53,35 +52,8 @@ from fairseq_rope.patches import optimizers, options, saving, table
 from fairseq_rope.plugin import REPLACEMENTS
 from fairseq_rope.search.ensemble import FastEnsemble
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT, call, outputs, train
-
-
-def without_replacements(path):
-    """A second copy of a module of fairseq, loaded from its file."""
-    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}_alone", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.lru_cache
-def fairseq_alone():
-    return without_replacements(checkpoint_utils.__file__)
-
-
-@functools.lru_cache
-def fasta_dataset_alone():
-    return without_replacements(sys.modules[FastaDataset.__module__].__file__)
-
-
-def equal(one, other):
-    """Whether two states of a checkpoint are the same. Tensors are compared by value."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one == other
+from tests.patches.contents import same_contents
+from tests.patches.fairseq_alone import fairseq_alone, fasta_dataset_alone, translation_task, without_replacements
 
 
 def test_docs_differences_is_generated_from_the_table_of_patches():
@@ -97,14 +69,14 @@ def loading_gives_the_same_state(request, folder):
     path = request.getfixturevalue("trained") / "checkpoint_last.pt"
     with open(path, "rb") as file:
         state = checkpoint_utils.torch.load(file, map_location="cpu")
-    assert equal(state, torch.load(path, map_location="cpu", weights_only=False))
+    assert same_contents(state, torch.load(path, map_location="cpu", weights_only=False))
 
 
 def upgrading_gives_the_same_state(request, folder):
     path = str(request.getfixturevalue("trained") / "checkpoint_last.pt")
     for overrides in (None, {"dropout": 0.3, "data": "elsewhere"}):
         state = checkpoint_utils.load_checkpoint_to_cpu(path, overrides)
-        assert equal(state, fairseq_alone().load_checkpoint_to_cpu(path, overrides))
+        assert same_contents(state, fairseq_alone().load_checkpoint_to_cpu(path, overrides))
 
 
 def an_ensemble_has_the_same_weights(request, folder):
@@ -112,7 +84,7 @@ def an_ensemble_has_the_same_weights(request, folder):
     overrides = {"data": str(request.getfixturevalue("data_bin"))}
     (ours,), _, _ = checkpoint_utils.load_model_ensemble_and_task(paths, overrides)
     (theirs,), _, _ = fairseq_alone().load_model_ensemble_and_task(paths, overrides)
-    assert equal(ours.state_dict(), theirs.state_dict())
+    assert same_contents(ours.state_dict(), theirs.state_dict())
 
 
 def resuming_reads_the_same(request, folder):
@@ -188,7 +160,7 @@ def a_saved_state_is_the_same(request, folder):
         path = folder / f"{name}.pt"
         module.torch_persistent_save(state, str(path))
         loaded.append(torch.load(path))
-    assert equal(*loaded) and sorted(os.listdir(folder)) == ["ours.pt", "theirs.pt"]
+    assert same_contents(*loaded) and sorted(os.listdir(folder)) == ["ours.pt", "theirs.pt"]
 
 
 def a_second_try_succeeds(request, folder):
@@ -302,11 +274,6 @@ def a_training_from_the_beginning_takes_the_same_batches(request, folder):
     assert of_start["ours", 1] == of_start["fairseq's", 1]
     assert of_start["ours", 3] == of_start["ours", 1][2:]
     assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is fixed: remove the patch"
-
-
-def translation_task(data, source="en", target="de"):
-    flags = [str(data), "--arch", "transformer_tiny", "-s", source, "-t", target]
-    return tasks.setup_task(parse_args_and_arch(get_training_parser(), flags))
 
 
 def outputs_without_unknown_words_are_the_same(request, folder):
@@ -457,12 +424,12 @@ def states_differ_in_the_copies_only(request, folder):
     mixin = fp16_optimizer._FP16OptimizerMixin
     ours, alone = mixin.state_dict(made), mixin.state_dict.__wrapped__(made)
     copies = ours.pop("float32_params")
-    assert ours == alone and equal(copies, [torch.full((2,), 1.001)])
+    assert ours == alone and same_contents(copies, [torch.full((2,), 1.001)])
     made.fp32_params[0].data.fill_(1.0)
     for load in (mixin.load_state_dict, mixin.load_state_dict.__wrapped__):
         load(made, dict(state), {"lr": 1})
     assert inner.load_state_dict.call_args_list == [mock.call(state, {"lr": 1})] * 2
-    assert equal(made.fp32_params[0].data, torch.ones(2))
+    assert same_contents(made.fp32_params[0].data, torch.ones(2))
 
 
 def gradients_are_cleared(request, folder):
@@ -477,7 +444,7 @@ def gradients_are_cleared(request, folder):
         made = mock.Mock(fp16_params=[weight], fp32_params=[copy], has_flat_params=False, _multiply_factor=3.0)
         made.scaler.loss_scale = 4.0
         clear(made)
-        assert weight.grad is None and equal(copy.grad, torch.zeros(2)) and made._multiply_factor == 0.25
+        assert weight.grad is None and same_contents(copy.grad, torch.zeros(2)) and made._multiply_factor == 0.25
         made.scaler, made._multiply_factor = None, 3.0
         clear(made)
         assert made._multiply_factor == (1.0 if clear is optimizers.zero_grad else 3.0), (
@@ -525,7 +492,7 @@ def groups_of_one_batch_are_the_same(request, folder):
             scores, sums = torch.randn(len(remaining), 4, 9), torch.randn(len(remaining), 4, number)
             results += step(search, number, scores, sums, None, torch.tensor(remaining))
         made.append(results)
-    assert equal(*made)
+    assert same_contents(*made)
     with pytest.raises(IndexError):  # what the patch mends
         for number in (0, 1):
             step(search, number, torch.randn(2, 4, 9), torch.randn(2, 4, number), None, torch.tensor([7, 3]))
@@ -556,7 +523,7 @@ def one_sentence_has_the_same_hypotheses(request, folder):
             generate(hub, [sentence], 3, inference_step_args=given, max_len_b=5)[0]
             for generate in (GeneratorHubInterface.generate, GeneratorHubInterface.generate.__wrapped__)
         )
-        assert equal(ours, alone) and len(ours) == 3
+        assert same_contents(ours, alone) and len(ours) == 3
 
 
 def losses_without_the_words_left_out_are_the_same(request, folder):
@@ -573,7 +540,7 @@ def losses_without_the_words_left_out_are_the_same(request, folder):
         for forward in (AdaptiveLoss.forward, AdaptiveLoss.forward.__wrapped__):
             loss, size, logged = forward(criterion, model, sample)
             made.append([loss, size, logged, *torch.autograd.grad(loss, [features, *softmax.head.parameters()])])
-        assert equal(*made)
+        assert same_contents(*made)
 
 
 def criteria_are_the_same(request, folder):
