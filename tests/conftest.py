@@ -21,9 +21,9 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "tools/test_translate.py"),
+    *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "serving/test_translate.py"),
     *("recipes/test_recipes_on_gpus.py", "test_whole_commands_on_gpus.py", "test_several_gpus.py"),
-    *("tools/test_export.py", "patches/test_precision.py"),
+    *("serving/test_export.py", "patches/test_precision.py"),
     *("patches/test_patches.py", "patches/test_faults.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py"),
 )

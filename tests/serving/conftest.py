@@ -3,16 +3,14 @@
 import pytest
 from fairseq import checkpoint_utils
 
-from fairseq_rope.tools import export
+from tests.serving.exports import exported
 
 
 @pytest.fixture(scope="session")
 def model(trained, data_bin, tmp_path_factory):
     """The folder that fairseq-rope export makes from the trained checkpoint. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("exported") / "model"
-    checkpoint = trained / "checkpoint_last.pt"
-    export.main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(folder)])
-    return folder
+    return exported(trained, data_bin, folder)
 
 
 @pytest.fixture

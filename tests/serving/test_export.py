@@ -40,6 +40,8 @@ from fairseq_rope.tools.export import main
 from fairseq_rope.transformer import architectures as presets
 from fairseq_rope.transformer.options import of_encodings
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
+from tests.models import FOUR_HEADS, LLAMA
+from tests.serving.exports import exported
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +114,6 @@ EXPORTED = {
         "arch": "transformer_tiny", **LEARNT, "max_source_positions": 30, "max_target_positions": 20,
     },
 }  # fmt: skip
-LLAMA = {
-    **PRE_NORM, "norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "activation_fn": "swish",
-    "no_projection_bias": True,
-}  # fmt: skip
-FEW_HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 SMALL_VARIANCE = {"layernorm_embedding": True, "no_scale_embedding": True}  # so that a wrong epsilon matters
 EXPORTED.update({
     "RMSNorm": {"norm_type": "rms", **SMALL_VARIANCE},
@@ -124,15 +121,15 @@ EXPORTED.update({
     "SwiGLU": {"ffn_type": "glu", "activation_fn": "swish"},
     "ReGLU": {"ffn_type": "glu", "encoder_ffn_embed_dim": 40},
     "no biases": {"no_projection_bias": True},
-    "multi-query": {**FEW_HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
-    "two heads of keys in the encoder": {**FEW_HEADS, "encoder_kv_heads": 2},
-    "two heads of keys in the decoder": {**FEW_HEADS, "decoder_kv_heads": 2},
-    "two heads of keys in cross-attention": {**FEW_HEADS, "cross_kv_heads": 2},
+    "multi-query": {**FOUR_HEADS, "encoder_kv_heads": 1, "decoder_kv_heads": 1, "cross_kv_heads": 1},
+    "two heads of keys in the encoder": {**FOUR_HEADS, "encoder_kv_heads": 2},
+    "two heads of keys in the decoder": {**FOUR_HEADS, "decoder_kv_heads": 2},
+    "two heads of keys in cross-attention": {**FOUR_HEADS, "cross_kv_heads": 2},
     "normalised queries and keys": {"qk_norm": True},
     "normalised queries and keys, half layout": {"qk_norm": True, "rope_layout": "half"},
     "the block of LLaMA": LLAMA,
     "all parts": {
-        **LLAMA, **FEW_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "cross_kv_heads": 2, "qk_norm": True,
+        **LLAMA, **FOUR_HEADS, "encoder_kv_heads": 2, "decoder_kv_heads": 1, "cross_kv_heads": 2, "qk_norm": True,
     },
 })  # fmt: skip
 TRAINED = {"original_max_position_embeddings": 40}
@@ -168,7 +165,7 @@ ENCODINGS = {
     },
     "shaw, one layer without": {**WITHOUT, "position_encoding": "shaw"},
     **{
-        f"{name}, two heads of keys": {"position_encoding": name, **FEW_HEADS, "decoder_kv_heads": 2}
+        f"{name}, two heads of keys": {"position_encoding": name, **FOUR_HEADS, "decoder_kv_heads": 2}
         for name in ("alibi", "t5", "shaw", "kerple", "none", "sinusoidal")
     },
     "shaw and none": {"encoder_position_encoding": "shaw", "decoder_position_encoding": "none"},
@@ -479,12 +476,6 @@ def test_a_word_that_is_twice_in_the_dictionary_is_refused(word):
 
 
 # -- the command -----------------------------------------------------------------------------------
-
-
-def exported(trained, data_bin, output, *more):
-    checkpoint = trained if trained.is_file() else trained / "checkpoint_last.pt"
-    main(["--path", str(checkpoint), "--data", str(data_bin), "--output", str(output), *map(str, more)])
-    return output
 
 
 ROPE = {"rope_base": 10000.0, "rope_layout": "interleaved", "rope_fraction": 1.0}

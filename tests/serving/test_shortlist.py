@@ -24,7 +24,7 @@ from fairseq_rope.serving.shortlist import ALIGNER, Shortlist, align, build, cov
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import export
 from fairseq_rope.tools.translate import main
-from tests.serving.test_export import exported
+from tests.serving.exports import exported
 
 # Stands for eflomal: links word i of the source with word J of the target, which has n words. One direction gets the
 # even words, the other one the odd ones.
