@@ -1,5 +1,6 @@
 """Fixtures: a tiny corpus in fairseq's binary form, and models for it; a limit on the time of each test."""
 
+import gc
 import random
 import signal
 import threading
@@ -57,6 +58,12 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_garbage():
+    """Collect garbage. In Python 3.11, ast.parse fails if an object that is collected meanwhile raises an error."""
+    gc.collect()
 
 
 def write_pairs(folder, count, seed):

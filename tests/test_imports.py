@@ -79,7 +79,7 @@ def imported_tests(path, tests):
     return tests & {part for word in words for part in word.split(".")}
 
 
-def test_no_test_module_is_imported():
+def test_no_test_module_is_imported(no_garbage):
     """What several test modules use is in a module named after its subject, for example tests/searches.py."""
     paths = sorted((ROOT / "tests").rglob("*.py"))
     tests = {path.stem for path in paths if path.name.startswith("test_")}

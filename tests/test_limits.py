@@ -36,7 +36,7 @@ def without_limit(source):
     return calls
 
 
-def test_every_wait_in_the_tests_has_a_limit():
+def test_every_wait_in_the_tests_has_a_limit(no_garbage):
     paths = sorted((ROOT / "tests").rglob("*.py"))
     calls = {str(path.relative_to(ROOT)): without_limit(path.read_text(encoding="utf-8")) for path in paths}
     assert {path: lines for path, lines in calls.items() if lines} == {}, "pass LIMIT of tests/commands.py"
