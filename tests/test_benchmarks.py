@@ -14,7 +14,7 @@ from benchmarks.generate import ARCHS, Translating
 from benchmarks.processes import OutOfMemoryError, in_a_process
 from benchmarks.subjects import dictionary
 from fairseq_rope.patches import optimizers
-from fairseq_rope.tools.shortlist import Shortlist
+from fairseq_rope.serving.shortlist import Shortlist
 
 
 def test_a_process_returns_its_result_and_its_own_peak():

@@ -57,7 +57,7 @@ NOT_RUN = {
     "export TORCH_CUDNN": "changes the shell",
     "pip install": "downloads packages",
     "python3 -m venv lt": "downloads packages",
-    "ARGOS_PACKAGES_DIR=": "needs LibreTranslate; tests/tools/test_argos_programs.py runs it if it is installed",
+    "ARGOS_PACKAGES_DIR=": "needs LibreTranslate; tests/serving/test_argos_programs.py runs it if it is installed",
     "bash tests/other_fairseqs.sh": "downloads packages",
     "bash recipes/NAME/run.sh [": "a list of flags",
     "[--": "more of the list",
