@@ -623,7 +623,7 @@ def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_b
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
 
-def test_the_old_model_is_restored_if_replacing_fails(model, tmp_path, monkeypatch):
+def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, tmp_path, monkeypatch):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").read_bytes()
     rename, count = os.rename, iter(range(3))
@@ -637,7 +637,7 @@ def test_the_old_model_is_restored_if_replacing_fails(model, tmp_path, monkeypat
     monkeypatch.setattr(replaced_folder, "exchange", lambda one, other: False)
     monkeypatch.setattr(export, "convert", lambda args, folder: os.mkdir(folder))
     with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
-        exported(model, model, folder, "--replace")
+        exported(trained, data_bin, folder, "--replace")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "model.bin").read_bytes() == before
 
