@@ -516,8 +516,9 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
 
 
 def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, data_bin):
-    code = "import sys; from argparse import Namespace as N; from fairseq_rope.tools.export import load; print(load(N("
-    words = [sys.executable, "-c", f"{code}path=sys.argv[1], data=sys.argv[2]))[0])", trained / "checkpoint_last.pt"]
+    code = "import sys; from argparse import Namespace; from fairseq_rope.tools.export import load; "
+    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2], user_dir=None))[0])"
+    words = [sys.executable, "-c", code, trained / "checkpoint_last.pt"]
     run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
 
