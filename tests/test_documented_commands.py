@@ -333,9 +333,9 @@ def run_script(words):
 
 def make(words):
     """Run the command that make would run."""
-    done = subprocess.run(
-        ["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT
-    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    words = ["make", "-n", *words[1:]]  # not as a part of the make that runs the tests
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=LIMIT)
     *_, line = done.stdout.splitlines()
     line = re.sub(r"^.*?((bash|python) )", r"\1", line)
     (run_script if line.startswith("bash") else run_module)(shlex.split(line))

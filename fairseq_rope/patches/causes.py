@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from .criteria import USUAL
+
 Variables = Mapping[str, Any]
 
 
@@ -52,6 +54,11 @@ def _metric(local: Variables, name: str) -> str | None:
     if name != local["cfg"].checkpoint.best_checkpoint_metric:
         return None
     return f"--best-checkpoint-metric {name}: must be one of {', '.join(sorted(local['stats']))}"
+
+
+def _lacking_criterion(local: Variables, _: str) -> str | None:
+    task = local["args"].task
+    return f"--task {task}: its criterion must be {USUAL[task]}, or have the same options" if task in USUAL else None
 
 
 def _not_registered(local: Variables, name: str) -> str | None:
@@ -118,8 +125,29 @@ CAUSES = [
     Cause("fairseq_cli.train.(validate|get_valid_stats)", "KeyError: (.*)", _metric),
     Cause("fairseq.registry.build_x", "KeyError: (.*)", _not_registered),
     Cause(
+        "fairseq.dataclass.utils.convert_namespace_to_omegaconf",
+        "InterpolationKeyError: Interpolation key 'criterion",
+        _lacking_criterion,
+    ),
+    Cause(
+        "fairseq.optim.lr_scheduler.inverse_square_root_schedule.__init__",
+        "ZeroDivisionError",
+        "--warmup-updates 0: must be at least 1 with --lr-scheduler inverse_sqrt",
+    ),
+    Cause(
+        "fairseq.modules.multihead_attention.__init__",
+        "AssertionError: embed_dim must be divisible by num_heads",
+        "the width {embed_dim} (--encoder-embed-dim, --decoder-embed-dim) must be divisible by the number of attention "
+        "heads, {num_heads} (--encoder-attention-heads, --decoder-attention-heads)",
+    ),
+    Cause(
+        "fairseq.data.encoders.sentencepiece_bpe.__init__",
+        "RuntimeError: .*could not parse ModelProto",
+        "--sentencepiece-model {cfg.sentencepiece_model}: is not a model of SentencePiece",
+    ),
+    Cause(
         "fairseq.tasks.translation.build_model",
-        "JSONDecodeError:",
+        "(?:JSONDecodeError:|TypeError: argparse.Namespace)",
         "--eval-bleu-args {self.cfg.eval_bleu_args}, --eval-bleu-detok-args {self.cfg.eval_bleu_detok_args}: "
         "must be JSON, like '{{\"beam\": 4}}'",
     ),

@@ -15,14 +15,18 @@ logger = logging.getLogger(__name__)
 _build_criterion = criterions.build_criterion
 
 # The criterion of each task that is not trained with fairseq's default one, cross_entropy.
-USUAL = {"masked_lm": "masked_lm", "sentence_prediction": "sentence_prediction"}
+USUAL = {
+    **{"masked_lm": "masked_lm", "multilingual_masked_lm": "masked_lm", "legacy_masked_lm": "legacy_masked_lm_loss"},
+    **{"sentence_prediction": "sentence_prediction", "sentence_ranking": "sentence_ranking"},
+    "translation_lev": "nat_loss",
+}
 
 
 @functools.wraps(_build_criterion)
 def build_criterion(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
     given = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)  # of the configuration, or of the flags
     for name, usual in USUAL.items():
-        is_other = given not in (None, usual) and type(task) is tasks.TASK_REGISTRY[name]
+        is_other = given not in (None, usual) and type(task) is tasks.TASK_REGISTRY.get(name)
         if is_other and distributed_utils.get_global_rank() == 0:
             logger.warning(f"--criterion {given} with --task {name}: its usual criterion is {usual}, with another loss")
     return _build_criterion(cfg, task, *args, **kwargs)

@@ -42,6 +42,10 @@ def trained_on(text_bin, tmp_path):
             "masked_lm --arch roberta_rope_small --criterion label_smoothed_cross_entropy",
             "--criterion label_smoothed_cross_entropy with --task masked_lm: ",
         ),
+        (
+            "multilingual_masked_lm --arch roberta_rope_small --criterion label_smoothed_cross_entropy",
+            "--criterion label_smoothed_cross_entropy with --task multilingual_masked_lm: its usual criterion is ",
+        ),
         (f"{SENTENCES} --criterion sentence_prediction", ""),
         (f"{SENTENCES} --criterion sentence_prediction_adapters", "--criterion sentence_prediction_adapters with "),
         ("language_modeling --arch transformer_lm_rope", ""),

@@ -182,9 +182,10 @@ def test_the_baseline_shares_the_data_and_has_its_own_folder(finished):
 
 def test_a_message_names_at_most_four_changes():
     new = dict.fromkeys("abcdef", 1)
-    assert differences({"a": 1, "b": 2, "c": 1}, new) == "b, d, e, f"
-    assert differences({}, new) == "a, b, c, 3 more"
-    assert differences({}, {"clean/test.en": 1, "vocab_size": 4000}) == "vocab_size, clean/test.en"
+    assert differences({"a": 1, "b": 2, "c": 1}, new) == "b, d, e, f changed"
+    assert differences({}, new) == "a, b, c, 3 more changed"
+    assert differences({}, {"clean/test.en": 1, "vocab_size": 4000}) == "vocab_size, clean/test.en changed"
+    assert differences({"clean/test.en": 1}, {"clean/test.en": "none"}) == "clean/test.en is missing"
 
 
 def test_a_second_run_in_a_moved_folder_repeats_only_damaged_stages(finished, copied, capsys):
