@@ -80,7 +80,8 @@ def refuse_numbers(given: Any, flags: Collection[str]) -> None:
         flags: the names of the options of fairseq's program, without those that tasks, models and others add
     """
     least_and_most = {name: (least, math.inf) for name, least in LEAST.items() if name in flags}
-    least_and_most |= dict.fromkeys(_dropouts(getattr(given, "arch", None)), (0, 1))
+    if "update_freq" in flags:  # fairseq-train; fairseq-generate has an --arch too, wav2vec2 by default, and ignores it
+        least_and_most |= dict.fromkeys(_dropouts(getattr(given, "arch", None)), (0, 1))
     for name, (least, most) in least_and_most.items():
         value = getattr(given, name, None)
         numbers = value if isinstance(value, list) else [value]
