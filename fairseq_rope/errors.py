@@ -22,10 +22,12 @@ REQUIREMENTS = {
     "tqdm": "tqdm>=4.66.3,<5",
 }
 
+CLOSE = 0.75  # from 0 to 1: how alike a misspelt word and the one that a message suggests must be
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown *word*: the nearest one of *known*; "" if none is near."""
-    names = difflib.get_close_matches(word, list(known), 1)
+    names = difflib.get_close_matches(word, list(known), 1, CLOSE)
     return f"; the nearest one is {names[0]}" if names else ""
 
 

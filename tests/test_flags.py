@@ -1,8 +1,9 @@
 """Every flag of fairseq's programs that a translator uses works, ends in one sentence, or changes nothing for a reason.
 
 In the first tables, a line has a flag with its value and, after "|", flags of both runs: the run with the flag must
-print or write something else than the run without it. ENDS has the error of a run with the flag, ELSEWHERE the test of
-the flag, and NOT_SEEN why a flag changes nothing in a test. docs/compatibility.md lists the flags that are ignored.
+print or write something else than the run without it. ENDS has the error of a run with the flag, WARNINGS the warning,
+ELSEWHERE the test of the flag, and NOT_SEEN why a flag changes nothing in a test. docs/compatibility.md lists the flags
+that are ignored.
 """
 
 import argparse
@@ -16,9 +17,14 @@ import fairseq_cli.score
 import pytest
 import torch
 from fairseq import options
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModel
+from fairseq.tasks import TASK_REGISTRY, LegacyFairseqTask
+from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
 from fairseq_rope.checkpoints import load_checkpoint
+from fairseq_rope.errors import InputError
 from tests.commands import PLUGIN, ROOT, call, outputs, training
 
 # Of fairseq-generate and fairseq-interactive.
@@ -246,21 +252,15 @@ SCORING = """
 # (programs, flags, the end): what the error of a run says.
 PROGRAMS = ("generate", "interactive", "train", "preprocess", "score")
 ENDS = [
-    ("generate", "--print-step", "--print-step: is for --task translation_lev, and this is translation"),
-    ("generate", "--retain-iter-history", "--retain-iter-history: is for --task translation_lev"),
     ("generate", "--shard-id 2 --num-shards 2", "--shard-id 2: must be from 0 to 1, one less than --num-shards 2"),
     ("generate", "--max-target-positions 5", "Size of sample #"),
     ("generate", "--distributed-world-size 2 --num-shards 2", "both divide the data: give one of them"),
-    ("interactive", "--print-step", "--print-step: fairseq-interactive prints no steps: use fairseq-generate"),
-    ("interactive", "--retain-iter-history", "--retain-iter-history: fairseq-interactive prints no steps"),
     ("interactive", "--lm-path x.pt", "--lm-path: fairseq-interactive reads no language model"),
-    ("interactive", "--prefix-size 2", "--prefix-size: fairseq-interactive has no references"),
     ("interactive", "--score-reference", "--score-reference: fairseq-interactive has no references"),
     ("interactive", "--print-alignment soft", "--print-alignment soft: fairseq-interactive prints hard alignments"),
     ("interactive", "--distributed-world-size 2", "world size is 2 but have 0 available devices"),
     ("interactive", "--pipeline-model-parallel", "--pipeline-balance is currently required"),
     ("interactive train", "--num-shards 2", "--num-shards 2: is for fairseq-generate and fairseq-eval-lm"),
-    ("interactive train", "--shard-id 1", "--num-shards 1: is for fairseq-generate and fairseq-eval-lm"),
     (
         "interactive train",
         "--distributed-init-method env://",
@@ -292,6 +292,16 @@ ENDS = [
     ("train", "--base-layers 1", "Default process group has not been initialized"),
     ("train", "--store-ema --ema-seed-model missing.pt", "missing.pt"),
     ("train", "--continue-once missing.pt", "--continue-once missing.pt does not exist"),
+]
+# (programs, flags, the warning): the run has the result of a run without the flags.
+WARNINGS = [
+    ("generate", "--print-step", "--print-step: has no effect: it is for --task translation_lev, and this is transl"),
+    ("generate", "--retain-iter-history", "--retain-iter-history: has no effect: it is for --task translation_lev"),
+    ("generate", "--num-shards 1 --shard-id 1", "--shard-id 1: has no effect without --num-shards, and all is read"),
+    ("interactive", "--print-step", "--print-step: has no effect: fairseq-interactive prints no steps"),
+    ("interactive", "--retain-iter-history", "--retain-iter-history: has no effect: fairseq-interactive prints no "),
+    ("interactive", "--prefix-size 2", "--prefix-size: has no effect: fairseq-interactive has no references"),
+    ("interactive train", "--shard-id 1", "--shard-id 1: has no effect in this program, and all is read"),
 ]
 COMPATIBILITY, PRECISION = "tests/test_compatibility.py", "tests/patches/test_precision.py"
 ELSEWHERE = {
@@ -427,7 +437,7 @@ TABLES = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_flag_has_a_row(program):
     run = {flag for lines in TABLES[program] for flag, *_ in table(lines, **PLACES)}
-    ending = " ".join(words.replace("=", " ") for programs, words, _ in ENDS if program in programs.split())
+    ending = " ".join(words.replace("=", " ") for programs, words, _ in ENDS + WARNINGS if program in programs.split())
     others = " ".join([ending, *ELSEWHERE, *NOT_SEEN[program].values()]).split()
     known = {*run, *others, *ignored_flags(program), *ALWAYS}
     flags = set(actions(program))
@@ -553,6 +563,104 @@ def test_a_flag_ends_a_run(data_bin, tmp_path, search, program, flags, end):
             call(*training(data_bin, tmp_path, "--max-update", 1, *shlex.split(flags)))
         else:
             search(program, *shlex.split(flags), again=True)
+
+
+@pytest.mark.parametrize(
+    "program, flags, warning",
+    [(program, flags, warning) for programs, flags, warning in WARNINGS for program in programs.split()],
+    ids=lambda value: value[:40],
+)
+def test_a_flag_without_an_effect_gives_one_warning(data_bin, tmp_path, search, run_training, program, flags, warning):
+    if program == "train":
+        log = call(*training(data_bin, tmp_path, *QUICK, *shlex.split(flags)))
+        assert trained_state(tmp_path, log)[0] == run_training(*QUICK)[0]
+    else:
+        log = "\n".join(search(program, *shlex.split(flags)))
+        expected = [line for line in search(program) if re.match("[A-Z]-[0-9]|Generate", line)]
+        assert [line for line in log.splitlines() if re.match("[A-Z]-[0-9]|Generate", line)] == expected != []
+    assert log.count("has no effect") == log.count(warning) == 1
+
+
+# -- tasks of a user dir -------------------------------------------------------------------------------
+
+
+def parsed(program, *words):
+    parser = getattr(options, f"get_{program}_parser")()
+    return options.parse_args_and_arch(parser, ["data", *words])
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """register(name, task, flags): registers *task* with more *flags*, a dict of defaults."""
+
+    def run(name, task, flags):
+        def add_args(parser):
+            task.add_args(parser)
+            if task is LegacyFairseqTask:
+                parser.add_argument("data")
+            for flag, default in flags.items():
+                parser.add_argument(flag, default=default, type=type(default))
+
+        members = {"add_args": staticmethod(add_args), "__module__": "my_user_dir"}
+        monkeypatch.setitem(TASK_REGISTRY, name, type("MyTask", (task,), members))
+
+    return run
+
+
+def test_flags_of_a_users_task_are_not_those_of_other_programs(register):
+    """Flags with which only one of fairseq's parsers begins say nothing if a task adds them."""
+    others = {"--beam": 0, "--buffer-size": 5, "--context-window": 7, "--sacrebleu": "x", "--lm-path": "x"}
+    register("mine", LegacyFairseqTask, {**others, "--prefix-size": 3, "--print-step": "x", "--num-batch-buckets": 2})
+    training = ["--task", "mine", "--arch", "transformer_rope", "--num-shards", "1"]
+    given = parsed("training", *training)
+    assert (given.beam, given.buffer_size, given.prefix_size, given.num_batch_buckets) == (0, 5, 3, 2)
+    with pytest.raises(InputError, match="--num-shards 2: is for fairseq-generate"):
+        parsed("training", *training, "--num-shards", "2")
+    with pytest.raises(InputError, match="--distributed-init-method env://"):
+        parsed("training", *training, "--distributed-init-method", "env://")
+    register("mine", LegacyFairseqTask, {"--context-window": 7, "--buffer-size": 5, "--max-epoch": 3})
+    given = parsed("generation", "--task", "mine", "--num-shards", "3", "--shard-id", "2", "--sacrebleu")
+    assert (given.distributed_world_size, given.distributed_rank, given.scoring) == (3, 2, "sacrebleu")
+    assert parsed("generation", "--task", "mine", "--write-checkpoints-asynchronously")
+    assert parsed("generation", "--task", "translation_lev", "--num-batch-buckets", "2")  # it reads data without them
+
+
+def test_numbers_of_a_users_task_have_no_limits(register):
+    register("mine", LegacyFairseqTask, {"--word-dropout": 20.0, "--update-freq": 0, "--adam-betas": "0.9"})
+    given = parsed("generation", "--task", "mine", "--beam", "1")
+    assert (given.word_dropout, given.update_freq, given.adam_betas) == (20.0, 0, "0.9")
+    register("mine", LegacyFairseqTask, {"--word-dropout": 20.0, "--beam": 0})
+    given = parsed("training", "--task", "mine", "--arch", "transformer_rope")
+    assert (given.word_dropout, given.beam) == (20.0, 0)
+
+
+@pytest.mark.parametrize("arch", ["transformer", "transformer_rope", "lstm", "my_transformer"])
+@pytest.mark.parametrize("dropout", ["-0.1", "1.5"])
+def test_rates_of_dropout_of_fairseqs_models_are_limited(monkeypatch, arch, dropout):
+    def add_args(parser):
+        TransformerModel.add_args(parser)
+        parser.add_argument("--word-dropout", type=float, default=20.0)
+
+    mine = type("Mine", (TransformerModel,), {"add_args": staticmethod(add_args), "__module__": "my_user_dir"})
+    for registry in (ARCH_MODEL_REGISTRY, MODEL_REGISTRY):
+        monkeypatch.setitem(registry, "my_transformer", mine)
+    assert parsed("training", "--arch", arch, "--dropout", "0.3").dropout == 0.3
+    with pytest.raises(InputError, match=f"--dropout {dropout}: must be from 0 to 1"):
+        parsed("training", "--arch", arch, f"--dropout={dropout}")
+
+
+def test_the_steps_of_iterative_decoding_depend_on_the_class_of_the_task(register, caplog):
+    steps = ["--print-step", "--retain-iter-history"]
+    register("mine", TranslationLevenshteinTask, {})
+    register("elevated", TranslationTask, {})
+    for name, expected in (("mine", True), ("translation_lev", True), ("elevated", False), ("translation", False)):
+        caplog.clear()
+        given = parsed("generation", "--task", name, *steps)
+        assert given.print_step == given.retain_iter_history == expected
+        assert caplog.text.count("has no effect") == (0 if expected else 2)
+    register("mine", TranslationTask, {})
+    TASK_REGISTRY["mine"].build_generator = lambda self, models, args: None  # its generator may return steps
+    assert parsed("generation", "--task", "mine", *steps).print_step
 
 
 # -- train ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ These functions replace fairseq's; the table in ``patches/table.py`` says why.
 import functools
 import inspect
 import logging
+import traceback
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,11 @@ def _name_the_longest(indices: Any, num_tokens_fn: Any, max_tokens: Any = None, 
     """Raise an InputError that names the longest sentence if it has more than *max_tokens* tokens."""
     length, number = max((num_tokens_fn(index), index) for index in indices)
     if max_tokens and length > max_tokens:
+        callers = (frame.f_code.co_name for frame, _ in traceback.walk_stack(None))
+        flag = "--max-tokens-valid" if "get_valid_iterator" in callers else "--max-tokens"  # that of fairseq's Trainer
         raise InputError(
-            f"sentence {number} has {length} tokens, more than --max-tokens {max_tokens} (in validation, "
-            f"--max-tokens-valid): give {length} or more, or skip such sentences with "
-            "--skip-invalid-size-inputs-valid-test"
+            f"sentence {number} has {length} tokens, more than {flag} {max_tokens}: give {length} or more, or skip "
+            "such sentences with --skip-invalid-size-inputs-valid-test"
         )
 
 

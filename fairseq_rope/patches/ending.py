@@ -13,6 +13,7 @@ from typing import NoReturn
 import fairseq
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import MODEL_REGISTRY
+from fairseq.options import get_training_parser
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import import_user_module
@@ -21,6 +22,8 @@ from ..errors import InputError, nearest
 from .causes import sentence_of_cause
 
 _excepthook = sys.excepthook
+# Named first among the values of --criterion, --task, --arch, … that have a flag.
+USUAL = ("label_smoothed_cross_entropy", "translation", "transformer_rope", "transformer", "adam", "inverse_sqrt")
 MOST_USERS = 6  # the most values that a message lists for a flag that belongs to them
 MOST_CHOICES = 12  # the most values of a flag that a message lists
 
@@ -94,7 +97,9 @@ def users_of_flag(flag: str) -> str:
             if flag in parser._option_string_actions:
                 users.append(name)
         if users:
-            return f"{kind} {' or '.join(users)}" if len(users) <= MOST_USERS else f"other values of {kind}"
+            usual = next((name for name in USUAL if name in users), users[0])
+            few = len(users) <= MOST_USERS
+            return f"{kind} {' or '.join(users)}" if few else f"other values of {kind}, such as {usual}"
     return ""
 
 
@@ -102,12 +107,23 @@ def refuse_flags(parser: ArgumentParser, message: str) -> NoReturn:
     """Exit with status 2 and one sentence for *message*, an error of argparse, without the list of all flags."""
     unknown = re.match("unrecognized arguments: (--[^ =]+)", message)
     if unknown:
-        users = users_of_flag(unknown[1])
-        near = nearest(unknown[1], parser._option_string_actions)
-        message = f"{unknown[1]}: " + (f"is a flag of {users}" if users else f"unknown flag{near}")
+        flag, flags = unknown[1], parser._option_string_actions
+        users = users_of_flag(flag)
+        of_training = re.search("--(arch|criterion|optimizer|lr-scheduler)", users)
+        trains = any(group.title == "Model configuration" for group in parser._action_groups)
+        if not trains and (of_training or flag in get_training_parser()._option_string_actions):
+            users = "fairseq-train; this program takes the options of the model from the checkpoint"
+        near = nearest(flag, flags)
+        message = f"{flag}: " + (f"is a flag of {users}" if users else f"unknown flag{near}")
     message = re.sub(
         r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: invalid \w+ value: '\?\?\?'", r"\1: must be given", message
     )
+    message = re.sub(
+        r"argument (?:\S+/)?(--[\w-]+)(?:/\S+)?: invalid <lambda> value: '(.*)'$",  # fairseq's reader of lists
+        r"\1 \2: must be a number, or a list like 1,2",
+        message,
+    )
+    message = re.sub(r"argument (--[\w-]+): invalid eval_bool value: '(.*)'$", r"\1 \2: must be True or False", message)
     choice = re.match(r"(argument .*): invalid choice: '(.*)' \(choose from (.*)\)$", message)
     if choice and choice[3].count(",") >= MOST_CHOICES:
         names = re.sub("['\" ]", "", choice[3]).split(",")  # newer versions of Python print no quotes

@@ -1,16 +1,22 @@
-"""Flags that fairseq's programs ignore in silence: they do what their help says, or end in one sentence.
+"""Flags that fairseq's programs ignore in silence: they do what their help says, give a warning, or are refused.
+
+They are refused only if the result would be wrong or lost.
 
 The flags of the other programs that a program accepts and ignores are listed in docs/compatibility.md.
 """
 
 import importlib.util
 import logging
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq.logging import progress_bar
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
 from ..checkpoints import option
@@ -18,61 +24,84 @@ from ..errors import InputError
 
 logger = logging.getLogger(__name__)
 
-# What each program does not do, by the flag that asks for it.
+# What fairseq-interactive does not do, by the flag that asks for it: without that, its translations would be others.
 NOT_DONE_BY_INTERACTIVE = {
     "lm_path": "fairseq-interactive reads no language model: give it to fairseq-generate",
-    "prefix_size": "fairseq-interactive has no references, whose first words it could keep: use fairseq-generate",
-    "print_step": "fairseq-interactive prints no steps: use fairseq-generate",
-    "retain_iter_history": "fairseq-interactive prints no steps: use fairseq-generate",
     "score_reference": "fairseq-interactive has no references: use fairseq-generate",
+}
+# Flags without which its translations are the same.
+WITHOUT_EFFECT_IN_INTERACTIVE = {
+    "prefix_size": "fairseq-interactive has no references, whose first words it could keep; fairseq-generate has",
+    "print_step": "fairseq-interactive prints no steps; fairseq-generate does",
+    "retain_iter_history": "fairseq-interactive prints no steps; fairseq-generate does",
 }
 # Their results are entries of the hypotheses of fairseq's generator for such models; others have none.
 OF_ITERATIVE_DECODING = ("print_step", "retain_iter_history")
 
 
-def heed_flags(parser: ArgumentParser, given: Namespace, words: list[str]) -> None:
+def heed_flags(parts: Collection[str | None], given: Namespace, words: list[str]) -> None:
     """Change the options *given* so that their program does not ignore them, or raise an InputError.
 
+    A flag that changes no result of the program gives a warning.
+
     Args:
-        parser: the parser of one of fairseq's programs
-        given: what it read, which this function changes in place
+        parts: the titles of the groups of flags that fairseq gave the parser of the program, before a task, model
+            or criterion added its flags: they say which program it is
+        given: what the parser read, which this function changes in place
         words: the command line
     """
-    flags = parser._option_string_actions
-    is_interactive, searches = "--buffer-size" in flags, "--beam" in flags
+    is_interactive, searches = "Interactive" in parts, "Generation" in parts
+    generates = searches and not is_interactive
+    task = TASK_REGISTRY.get(option(given, "task"))
     if is_interactive:
         for name, why in NOT_DONE_BY_INTERACTIVE.items():
             if option(given, name):
                 raise InputError(f"--{name.replace('_', '-')}: {why}")
         if option(given, "print_alignment") == "soft":
             raise InputError("--print-alignment soft: fairseq-interactive prints hard alignments: give hard")
-    elif searches:
+        for name, why in WITHOUT_EFFECT_IN_INTERACTIVE.items():
+            if option(given, name):
+                logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
+    elif generates:
         for name in OF_ITERATIVE_DECODING:
-            if option(given, name) and "lev" not in given.task:
-                raise InputError(f"--{name.replace('_', '-')}: is for --task translation_lev, and this is {given.task}")
-        if given.sacrebleu and given.scoring == "bleu":
+            if option(given, name) and _searches_without_steps(task):
+                why = f"it is for --task translation_lev, and this is {given.task}"
+                logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
+                setattr(given, name, False)
+        if option(given, "sacrebleu") and option(given, "scoring") == "bleu":
             given.scoring = "sacrebleu"
     if searches:
         given.no_seed_provided = "--no-seed-provided" in words
-    if option(given, "num_batch_buckets") and not is_interactive and not hasattr(np, "compat"):
+    buckets = getattr(task, "load_dataset", None) is TranslationTask.load_dataset and not hasattr(np, "compat")
+    if option(given, "num_batch_buckets") and buckets and not is_interactive:
         raise InputError(f"--num-batch-buckets {given.num_batch_buckets}: fairseq needs NumPy before 2.0 for it")
-    trains = "--max-epoch" in flags
+    trains = "optimization" in parts
     if trains and option(given, "write_checkpoints_asynchronously") and importlib.util.find_spec("iopath") is None:
         raise InputError("--write-checkpoints-asynchronously: needs iopath, which is not installed")
-    generates = searches and not is_interactive
     method = None if generates else option(given, "distributed_init_method")  # fairseq-generate is one process
-    if method and not given.distributed_no_spawn and not torch.cuda.device_count():
+    if method and not option(given, "distributed_no_spawn") and not torch.cuda.device_count():
         raise InputError(
             f"--distributed-init-method {method}: fairseq starts a process for each GPU, and there is none: start the "
             "processes yourself, with --distributed-no-spawn and --distributed-rank"
         )
-    _take_one_shard(given, generates, heeds_it="--context-window" in flags)
+    if "dataset_data_loading" in parts and "LM Evaluation" not in parts:  # fairseq-eval-lm reads one part itself
+        _take_one_shard(given, generates)
 
 
-def _take_one_shard(given: Namespace, can: bool, heeds_it: bool) -> None:
-    """Let a program that *can* read one of --num-shards parts do so; others than fairseq-eval-lm refuse the flag."""
+def _searches_without_steps(task: Any) -> bool:
+    """Return whether the class *task* searches with fairseq's methods, and these return no steps of a decoding."""
+    methods = [getattr(task, name, None) for name in ("build_generator", "inference_step")]
+    of_fairseq = all(getattr(method, "__module__", "").startswith("fairseq.tasks.") for method in methods)
+    return of_fairseq and not issubclass(task, TranslationLevenshteinTask)
+
+
+def _take_one_shard(given: Namespace, can: bool) -> None:
+    """Let a program that *can* read one of --num-shards parts do so; others refuse the flag."""
     shards, number = (option(given, name) for name in ("num_shards", "shard_id"))
-    if not shards or (shards == 1 and number == 0) or heeds_it:
+    if shards == 1 and number:
+        where = "without --num-shards" if can else "in this program"
+        logger.warning(f"--shard-id {number}: has no effect {where}, and all is read")
+    if not shards or shards == 1:
         return
     if not can:
         raise InputError(f"--num-shards {shards}: is for fairseq-generate and fairseq-eval-lm; this program reads all")

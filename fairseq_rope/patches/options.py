@@ -3,8 +3,11 @@
 import ast
 import math
 import operator
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection
 from typing import Any
+
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 
 from ..errors import InputError
 
@@ -68,21 +71,40 @@ def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
             raise ValueError(f"it would have more than {LONGEST} entries")
 
 
-def refuse_numbers(given: Any) -> None:
-    """Raise an InputError if an option *given* is a number with which fairseq or torch would end in another error."""
-    for name, value in vars(given).items():
+def refuse_numbers(given: Any, flags: Collection[str]) -> None:
+    """Raise an InputError if an option *given* is a number with which fairseq or torch would end in another error.
+
+    The options that a user dir adds are not checked: a user's ``word_dropout`` may be a percentage.
+
+    Args:
+        flags: the names of the options of fairseq's program, without those that tasks, models and others add
+    """
+    least_and_most = {name: (least, math.inf) for name, least in LEAST.items() if name in flags}
+    if "update_freq" in flags:  # fairseq-train; fairseq-generate has an --arch too, wav2vec2 by default, and ignores it
+        least_and_most |= dict.fromkeys(_dropouts(getattr(given, "arch", None)), (0, 1))
+    for name, (least, most) in least_and_most.items():
+        value = getattr(given, name, None)
         numbers = value if isinstance(value, list) else [value]
-        least, most = LEAST.get(name, -math.inf), math.inf
-        if name.endswith("dropout"):
-            least, most = 0, 1
         if any(isinstance(number, (int, float)) and not (least <= number <= most) for number in numbers):
             allowed = f"from 0 to {most}" if most == 1 else f"{least} or more"
             raise InputError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
     betas = getattr(given, "adam_betas", None)
+    if not isinstance(betas, str) or getattr(given, "optimizer", None) not in ("adam", "cpu_adam"):
+        return
     try:
-        pair = literal(betas) if isinstance(betas, str) else (0, 0)
-        is_pair = len(pair) == 2
+        is_pair = len(literal(betas)) == 2
     except (ValueError, TypeError):
         is_pair = False
     if not is_pair:
         raise InputError(f"--adam-betas {betas}: must be two numbers, like '(0.9, 0.98)'")
+
+
+def _dropouts(arch: str | None) -> list[str]:
+    """Return the rates of dropout among the options of *arch* that fairseq's and this package's classes declare."""
+    model = MODEL_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(arch, arch))
+    bases = [cls for cls in getattr(model, "__mro__", ()) if hasattr(cls, "add_args")]
+    declared = [cls for cls in bases if cls.__module__.split(".")[0] in ("fairseq", "fairseq_rope")]
+    parser = ArgumentParser(add_help=False, conflict_handler="resolve")
+    for base in declared[:1]:  # the nearest one has the options of the others
+        base.add_args(parser)
+    return [action.dest for action in parser._actions if action.dest.endswith("dropout")]

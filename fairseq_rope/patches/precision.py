@@ -82,11 +82,16 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
     refuse_two_types(name for name in TYPES if name != "amp" and as_flag(name) in words)
+    is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
     parser.error = functools.partial(refuse_flags, parser)
+    # Later, the parser also has the flags of tasks, models and others, which can have any names.
+    flags = [action.dest for action in parser._actions]
+    parts = [group.title for group in parser._action_groups]
     parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
-    refuse_numbers(namespace)
-    heed_flags(parser, namespace, words)
+    refuse_numbers(namespace, flags)
+    if not (is_second or kwargs.get("suppress_defaults")):  # then the flags were heeded by an earlier call
+        heed_flags(parts, namespace, words)
     if option(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed

@@ -272,7 +272,7 @@ PATCHES: list[Patch] = [
         "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
         "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it "
         "does not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends "
-        "with status 0 without training.",
+        "with status 0 without training. Flags without an effect on the result give a warning.",
         "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
     Patch(

@@ -41,7 +41,9 @@ def read_system(name: str, flags: str, where: str) -> System:
     except (ValueError, argparse.ArgumentError) as error:
         raise SettingsError(f"{where}: the flags of {name}, {flags}, cannot be read: {error}") from None
     if given.arch is None:
-        raise SettingsError(f"{where}: the flags of {name}{flags and f', {flags},'} must contain --arch")
+        example = f"--arch transformer_rope {flags}".rstrip()
+        whose = f"the flags of {name}, {flags}," if flags else f"the flags of {name}"
+        raise SettingsError(f"{where}: {whose} must contain --arch, like {example}")
     return System(name, given.arch, shlex.join(further))
 
 

@@ -32,16 +32,16 @@ def long_bin(data_bin, tmp_path_factory):
     return folder / "bin"
 
 
-def refusal(limit):
+def refusal(limit, flag="--max-tokens"):
     return (
-        rf"^sentence 1 has {LONG + 1} tokens, more than --max-tokens {limit} \(in validation, --max-tokens-valid\): "
+        rf"^sentence 1 has {LONG + 1} tokens, more than {flag} {limit}: "
         rf"give {LONG + 1} or more, or skip such sentences with {SKIP}$"
     )
 
 
 @pytest.mark.parametrize("flags", [["--max-tokens", 50], ["--max-tokens", 500, "--max-tokens-valid", 50]])
 def test_a_long_validation_sentence_is_named_before_training(long_bin, tmp_path, flags, caplog):
-    with pytest.raises(InputError, match=refusal(50)):
+    with pytest.raises(InputError, match=refusal(50, "--max-tokens-valid")):
         train(long_bin, tmp_path, "--ignore-unused-valid-subsets", *flags)
     assert "begin training epoch" not in caplog.text and list(tmp_path.iterdir()) == []
 
@@ -73,6 +73,6 @@ def test_a_long_sentence_is_named_or_skipped_in_translation(long_bin, trained, f
 
 def test_the_lengths_of_other_data_sets_are_checked_too():
     lengths = {0: 9, 1: 70, 2: 5}
-    with pytest.raises(InputError, match="^sentence 1 has 70 tokens, more than --max-tokens 69 "):
+    with pytest.raises(InputError, match="^sentence 1 has 70 tokens, more than --max-tokens 69: "):
         data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=69)
     assert len(data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=70)) == 3

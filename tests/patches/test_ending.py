@@ -172,8 +172,10 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
         ("--arch transformer_rop", "argument --arch/-a: transformer_rop is unknown; the nearest one is transformer_r"),
         ("--log-format jsn", "argument --log-format: invalid choice: 'jsn' (choose from"),
         ("--lr-scheduler triangular", "--max-lr: must be given"),
-        ("--criterion cross_entropy", "--label-smoothing: is a flag of "),
+        ("--criterion cross_entropy", "--label-smoothing: is a flag of other values of --criterion, such as label_sm"),
         ("--task masked_lm --eval-bleu", "--eval-bleu: is a flag of "),
+        ("--lr x", "--lr x: must be a number, or a list like 1,2"),
+        ("--update-freq x,", "--update-freq x,: must be a number, or a list like 1,2"),
         ("--max-epoch ten", "argument --max-epoch: invalid int value: 'ten'"),
     ],
 )  # fmt: skip
@@ -182,6 +184,26 @@ def test_a_wrong_flag_is_named_without_the_list_of_flags(data_bin, tmp_path, cap
         call(*training(data_bin, tmp_path, *flags.split()))
     refused, hint = capsys.readouterr().err.splitlines()
     assert refused.startswith(f"fairseq-train: error: {expected}") and hint == "see fairseq-train --help"
+
+
+OF_TRAINING = "is a flag of fairseq-train; this program takes the options of the model from the checkpoint"
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--rope-bsae 3", "--rope-bsae: unknown flag"),  # no flag of fairseq-generate is like it
+        ("--bream 3", "--bream: unknown flag; the nearest one is --beam"),
+        ("--rope-base 3", f"--rope-base: {OF_TRAINING}"),
+        ("--decoder-layers 3", f"--decoder-layers: {OF_TRAINING}"),
+        ("--label-smoothing 0.1", f"--label-smoothing: {OF_TRAINING}"),
+        ("--max-epoch 3", f"--max-epoch: {OF_TRAINING}"),
+    ],
+)
+def test_a_flag_of_another_program_is_named(tmp_path, capsys, flags, expected):
+    with pytest.raises(SystemExit, match="2"):
+        call("fairseq-generate", tmp_path, "--user-dir", PLUGIN, "--path", "x.pt", *flags.split())
+    assert capsys.readouterr().err.splitlines()[0] == f"fairseq-generate: error: {expected}"
 
 
 def test_a_log_whose_package_is_missing_gives_one_warning(data_bin, tmp_path, monkeypatch):
