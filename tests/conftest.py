@@ -22,6 +22,7 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
+    *("recipes/test_compare.py", "test_fairseq_suite.py"),  # slow tests
     *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "serving/test_translate.py"),
     *("recipes/test_recipes_on_gpus.py", "test_whole_commands_on_gpus.py", "test_several_gpus.py"),
     *("serving/test_export.py", "patches/test_precision.py"),
