@@ -3,7 +3,7 @@
 ``--user-dir fairseq_rope`` imports this package. If fairseq is loaded, the package imports ``plugin``, which registers
 the models, the criterion and the patches of fairseq. By itself the package loads neither torch nor fairseq. A program
 that imports it before fairseq, and then uses fairseq, imports ``fairseq_rope.plugin``. Modules of this package that
-import fairseq do this themselves.
+import fairseq import the patches.
 """
 
 import sys

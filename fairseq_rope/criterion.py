@@ -27,7 +27,6 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerModelB
 from torch import Tensor, nn
 
 from .modules.overrides import has_methods, hooked, is_plain_linear, methods_of
-from .transformer.decoder import Decoder
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
 UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
@@ -186,7 +185,7 @@ LOSS = methods_of(FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_
 FAIRSEQS = (LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss)
 PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")
 MODEL = methods_of(TransformerModelBase, *PROBS, "get_targets")
-DECODERS = [methods_of(cls, *PROBS, "output_layer") for cls in (TransformerDecoderBase, Decoder)]
+DECODER = methods_of(TransformerDecoderBase, *PROBS, "output_layer")
 
 
 def _is_fairseqs() -> bool:
@@ -207,7 +206,7 @@ def output_weight(model: nn.Module) -> Tensor | None:
         return None
     decoder = inner.decoder
     is_plain_output = (
-        any(has_methods(decoder, methods) for methods in DECODERS)
+        has_methods(decoder, DECODER)
         and not (hooked(inner) or hooked(decoder))
         and decoder.adaptive_softmax is None
         and is_plain_linear(decoder.output_projection)

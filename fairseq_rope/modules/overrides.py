@@ -1,8 +1,8 @@
-"""Checks whether a module still computes what its class computed when this package was imported.
+"""Checks whether a module still computes what its class computes.
 
 The fast search and the fused criterion compute the results of other modules without calling them. This is correct only
-if no subclass, replaced method (of a class or of one instance) or hook changes these modules. So the search and the
-criterion store the original methods when they are imported, and compare them before they begin.
+if no subclass, hook, or method of one instance changes these modules. The criterion, which supports users' own models,
+also compares methods of their classes with those that it has stored when it was imported.
 """
 
 from typing import Any

@@ -95,7 +95,7 @@ class PositionEncoding(nn.Module):
         Args:
             q: queries (B, H, T, D), as projected
             k: keys (B, G, S, D), as ``queries_and_keys`` returns them, with those of earlier steps of a search; if
-                not ``bias_reads_keys``, only their shape is valid
+                not ``bias_reads_keys``, only their shape can be used (the fast search gives a tensor on "meta")
 
         Returns:
             a tensor of four dimensions that broadcasts to (B, H, T, S)

@@ -65,7 +65,7 @@ class XPos(RotaryEmbedding):
         length = q.size(2)
         self.refuse_too_far(offset + length, q.dtype)
         q_cos, q_sin, k_cos, k_sin = current_pass().shared(
-            "tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)
+            "scaled tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)
         )
         return self.rotated(q, q_cos, q_sin), self.rotated(k, k_cos, k_sin)
 

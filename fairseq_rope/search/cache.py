@@ -92,7 +92,8 @@ class Beams:
         if position in self._of_step:
             return self._of_step[position]
         q = self.rows_of(q)
-        of_keys = q.new_full((), float("nan")).expand(q.size(0), q.size(1), self.position + 1, q.size(3))  # a shape
+        # has the shape of the keys, and any computation with it is an error: bias_reads_keys is False
+        of_keys = torch.empty((q.size(0), q.size(1), self.position + 1, q.size(3)), dtype=q.dtype, device="meta")
         bias = position.bias(q, of_keys)  # (1 or N * K, H, 1, n)
         mask = self.mask
         if bias is not None:

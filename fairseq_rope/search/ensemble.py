@@ -10,14 +10,16 @@ Shapes: N sentences, K hypotheses of each (the beam), B = N * K rows, S source p
 import functools
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
 
+from ..modules.overrides import is_exactly
 from ..patches.table import Patch
 from ..transformer.decoder import Decoder
+from ..transformer.encoder import Encoder
 from .cache import Beams
 from .decoding import begin, log_probabilities
 from .projection import PackedProjection
@@ -28,13 +30,9 @@ FASTER_ON = ("cpu",)  # types of devices on which benchmarks/generate.py has sho
 # cache is slower for larger beams.
 LARGEST = 32
 
-EncoderOut = dict[str, list[Tensor]]
 
-
-class _Encoded(NamedTuple):
+class _Encoded(dict[str, list[Tensor]]):
     """The output of an encoder whose rows have not been repeated for the hypotheses yet."""
-
-    output: EncoderOut
 
 
 class FastEnsemble(EnsembleModel):
@@ -42,12 +40,11 @@ class FastEnsemble(EnsembleModel):
 
     def __init__(self, models: list[nn.Module]) -> None:
         super().__init__(models)
-        self._single = [EnsembleModel([model]) for model in models]
         self._projections = [PackedProjection() for _ in models]
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> list[Any] | None:
-        encoder_outs = super().forward_encoder(net_input)
-        return None if encoder_outs is None else [_Encoded(output) for output in encoder_outs]
+        outputs = super().forward_encoder(net_input)
+        return outputs and [_Encoded(output) if type(output) is dict else output for output in outputs]
 
     def reorder_encoder_out(self, encoder_outs: list[Any] | None, new_order: Tensor) -> list[Any]:
         """Begin the searches of *encoder_outs* if ``forward_encoder`` has returned them; else reorder them.
@@ -63,14 +60,20 @@ class FastEnsemble(EnsembleModel):
         if isinstance(output, Beams):
             output.reorder(new_order)
             return output
-        if isinstance(output, _Encoded):
-            output = output.output
-            beam = _hypotheses(output, new_order)
-            if beam and is_on(new_order.device) and self.has_incremental_states():
-                beams = begin(self.models[number].decoder, output, beam, self._projections[number])
-                if beams is not None:
-                    return beams
-        return self.models[number].encoder.reorder_encoder_out(output, new_order)
+        model = self.models[number]
+        if isinstance(output, _Encoded) and is_exactly(model.encoder, Encoder) and is_on(new_order.device):
+            beam = _hypotheses(output, new_order) if self.has_incremental_states() else 0
+            beams = begin(model.decoder, output, beam, self._projections[number]) if beam else None
+            if beams is not None:
+                return beams
+        return model.encoder.reorder_encoder_out(output, new_order)
+
+    def reorder_incremental_state(self, incremental_states: list[Any], new_order: Tensor) -> None:
+        """Reorder the states of models that fairseq decodes; ``reorder_encoder_out`` reorders each :class:`.Beams`."""
+        if self.has_incremental_states():
+            for model, state in zip(self.models, incremental_states):
+                if state or type(model.decoder) is not Decoder:
+                    model.decoder.reorder_incremental_state_scripting(state, new_order)
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: list[Any], incremental_states: list[Any], temperature: float = 1.0
@@ -85,8 +88,8 @@ class FastEnsemble(EnsembleModel):
         results = [
             (log_probabilities(model, tokens, output, temperature), None)
             if isinstance(output, Beams)
-            else single.forward_decoder(tokens, [output], [state], temperature)
-            for model, single, output, state in zip(self.models, self._single, encoder_outs, incremental_states)
+            else EnsembleModel([model]).forward_decoder(tokens, [output], [state], temperature)
+            for model, output, state in zip(self.models, encoder_outs, incremental_states)
         ]
         if len(results) == 1:
             return results[0]
@@ -95,10 +98,8 @@ class FastEnsemble(EnsembleModel):
         return scores, torch.stack(attentions).sum(0) / len(results) if attentions else None
 
 
-def _hypotheses(output: EncoderOut, new_order: Tensor) -> int:
+def _hypotheses(output: _Encoded, new_order: Tensor) -> int:
     """Return K if *new_order* repeats each row of *output* K times, and K can share a cache; else 0."""
-    if not output["encoder_out"]:
-        return 0
     rows = output["encoder_out"][0].size(1)
     beam = new_order.numel() // max(rows, 1)
     repeated = torch.arange(rows, device=new_order.device).repeat_interleave(beam)
@@ -121,7 +122,7 @@ _generate = SequenceGenerator._generate
 def init_generator(self: Any, *args: Any, **kwargs: Any) -> None:
     """Let a generator of our models search fast. One with its own search or its own ensemble does as before."""
     _init_generator(self, *args, **kwargs)
-    if type(self.model) is EnsembleModel and type(self)._generate is _generate:
+    if is_exactly(self.model, EnsembleModel) and type(self)._generate is _generate:
         models = list(self.model.models)
         if any(type(getattr(model, "decoder", None)) is Decoder for model in models):
             self.model = FastEnsemble(models).eval()

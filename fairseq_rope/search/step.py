@@ -3,7 +3,7 @@
 With few rows, calling a module takes longer than its smaller operations. A bound step computes the result of
 ``fairseq/modules/transformer_layer.py`` for one token of each hypothesis, without gradients, dropout and attention
 weights. A decoder that needs more is called as fairseq calls it: for example with quantisation noise,
-``--retain-dropout``, ``--print-alignment``, overridden methods or hooks. Steps are bound at the start of each search,
+``--retain-dropout``, ``--print-alignment``, a subclass, or hooks. Steps are bound at the start of each search,
 so that a search uses the current weights.
 
 Shapes: B rows (N sentences of K hypotheses), H heads, G heads of keys and values, D head dimension, C = H * D.

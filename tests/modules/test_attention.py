@@ -1,4 +1,4 @@
-"""fairseq_rope/attention.py, compared with a plain reference implementation and with fairseq's attention."""
+"""fairseq_rope/modules/attention.py, compared with a plain reference implementation and with fairseq's attention."""
 
 import math
 

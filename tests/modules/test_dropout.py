@@ -1,4 +1,4 @@
-"""fairseq_rope/dropout.py: the same distribution as torch's dropout, and fairseq's behaviour."""
+"""fairseq_rope/modules/dropout.py: the same distribution as torch's dropout, and fairseq's behaviour."""
 
 import math
 

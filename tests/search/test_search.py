@@ -2,10 +2,14 @@
 
 import copy
 import pickle
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.lstm import LSTMModel
+from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import PositionalEmbedding
 from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
@@ -375,8 +379,41 @@ class OwnSearch(SequenceGenerator):
         return super()._generate(sample, *args, **kwargs)
 
 
+class OwnGenerate(SequenceGenerator):
+    """A user's generator that reads the output of the encoder before fairseq's search."""
+
+    def generate(self, models, sample, **kwargs):
+        assert self.model.forward_encoder(sample["net_input"])[0]["encoder_out"][0].dim() == 3
+        return super().generate(models, sample, **kwargs)
+
+
 class OwnEnsemble(EnsembleModel):
     pass
+
+
+def test_an_encoder_with_its_own_reordering_uses_the_plain_search(model, sample):
+    def of_zeros(self, encoder_out, new_order):
+        reordered = TransformerEncoderBase.reorder_encoder_out(self, encoder_out, new_order)
+        return {**reordered, "encoder_out": [torch.zeros_like(reordered["encoder_out"][0])]}
+
+    before, _ = search(model, sample)
+    make_subclass(model.encoder, reorder_encoder_out=of_zeros)
+    actual = search_both_ways(model, sample, bound=False)
+    with pytest.raises(AssertionError):
+        assert_same(before, actual)
+
+
+def test_an_ensemble_with_another_kind_of_model_finds_the_same(build, task, monkeypatch):
+    sizes = {f"{side}_{name}": 16 for side in ("encoder", "decoder") for name in ("embed_dim", "hidden_size")}
+    lstm = Namespace(**sizes, decoder_out_embed_dim=16, criterion="cross_entropy")
+    ARCH_CONFIG_REGISTRY["lstm"](lstm)
+    models = [fast(build("transformer_rope_tiny")), LSTMModel.build_model(lstm, task).eval()]
+    sample = sentences((9, 7, 5))  # by length, which fairseq's LSTM needs
+    generator = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=9)
+    assert type(generator.model) is FastEnsemble
+    actual = generator.generate(models, sample)
+    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
+    assert_same(actual, generator.generate(models, sample))
 
 
 def test_only_fairseqs_search_of_our_models_gets_the_fast_ensemble(build):

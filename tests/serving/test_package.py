@@ -1,4 +1,4 @@
-"""fairseq_rope/tools/package.py. test_argos_programs.py installs packages in the real programs."""
+"""fairseq_rope/serving/package.py. test_argos_programs.py installs packages in the real programs."""
 
 import hashlib
 import json

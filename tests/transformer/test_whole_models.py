@@ -1,4 +1,4 @@
-"""Whole models with every option: the scores of a search, TorchScript, activation checkpointing, and 16 bits."""
+"""Whole models with every option: the scores of a search, activation checkpointing, and 16 bits."""
 
 from functools import partial
 
