@@ -705,7 +705,8 @@ IMPORTS = {
     ),
     "plugin, user-dir": "import fairseq_rope" + USER_DIR,
     "search": "from fairseq_rope.search.step import bind_all",
-    "criterion": "from fairseq_rope.criterion import output_weight",
+    # The criterion alone registers no models (docs/design.md), and does not prevent that the plugin registers later.
+    "criterion, plugin": "from fairseq_rope.criterion import output_weight; import fairseq_rope.plugin",
     "a name of transformer": "from fairseq_rope.transformer import TransformerRopeModel",
     "reload": "import fairseq_rope, importlib; importlib.reload(fairseq_rope); import fairseq; "
     "importlib.reload(fairseq_rope); importlib.reload(fairseq_rope)",
