@@ -216,8 +216,8 @@ def write_papers_runs(folder):
     for encoding in ("rope", "learned"):
         for seed in (1, 2, 3):
             (folder / f"{encoding}.seed{seed}" / "train").mkdir(parents=True)
-            (folder / f"{encoding}.seed{seed}" / "train" / "done.json").write_text("{}")
-    (folder / "settings.json").write_text('{"model": "--arch roberta_rope_small", "flags after --": ""}')
+            (folder / f"{encoding}.seed{seed}" / "train" / "valid.json").write_text("[]")
+    (folder / "settings.yaml").write_text('{"model": "--arch roberta_rope_small", "flags after --": ""}')
 
 
 # -- running -----------------------------------------------------------------------------------------

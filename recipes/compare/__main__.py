@@ -14,33 +14,38 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from fairseq_rope.errors import InputError
-from recipes.compare import stage20_score_with, systems
-from recipes.compare.stage21_join import Join
+from recipes.compare import stage12_score_with, systems
+from recipes.compare.stage13_join import Join
 
 try:
-    from recipes.compare import launch, same_precision, tuning
-    from recipes.compare.stage23_report import SEEDS, Report, of_equal_length
+    from recipes.compare import same_precision, tuning
+    from recipes.compare.stage15_report import SEEDS, Report, of_equal_length
+    from recipes.compare.stages import finished, stages_of
     from recipes.compare.tuning import Tuning
+    from recipes.run import launch
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
 from recipes.compare.systems import System
-from recipes.pipeline.arguments import Parser, add_flags, check_start, describe_experiment, parse
+from recipes.pipeline.arguments import add_flags, check_start, describe_experiment
 from recipes.pipeline.check_flags import check_flags
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.runner import Runner
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.session import announce, at_work
-from recipes.pipeline.settings import SettingsError, check_values
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import OF_DATA
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.command_line import RunParser, parse
+from recipes.run.run import StageError
+from recipes.run.runner import Runner
+from recipes.run.yaml_file import SettingsError
 
 # Joining comes before training, so that lines that are too long to translate are reported early.
-DATA: tuple[Stage, ...] = (*OF_DATA, Join())
+DATA: tuple[TranslationStage, ...] = (*OF_DATA, Join())
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = RunParser(
         prog="recipes.compare",
         description="Train systems from several seeds by one recipe, and report how they differ. Finished stages are "
         "skipped.",
@@ -48,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     systems.add_flags(parser)
     tuning.add_flag(parser)
-    stage20_score_with.add_flags(parser)
+    stage12_score_with.add_flags(parser)
     launch.add_flags(parser, SEEDS)
     add_flags(parser)
     return parser
@@ -91,17 +96,17 @@ class Comparison:
         on_this_machine = self.args.launcher != "slurm" and not self.baseline.dry_run
         same_precision.choose_precision(compared, runs, on_this_machine)
 
-    def print_commands(self, runner_of: Callable[[Experiment], Runner]) -> None:
+    def print_commands(self, runner_of: Callable[[Experiment], Runner[Experiment]]) -> None:
         """Print the commands of all runs, for a dry run. With ``--tune``, those of the runs that tune."""
         runs = self.runs if self.tuning is None else self.tuning.runs(self._trained())
         for run in runs:
             print(f"== {run.title}", flush=True)
-            for stage in launch.stages_of(run):
+            for stage in stages_of(run):
                 runner_of(run).ensure(stage)
         by_system = {name: [run for run in self.runs if run.system == name] for name in self.experiments}
         runner_of(self.baseline).ensure(Report(by_system, self.args.recipe))
 
-    def train(self, report_runner: Runner) -> None:
+    def train(self, report_runner: Runner[Experiment]) -> None:
         """Train all runs, and write the report after every seed. Raises a StageError that names the failed runs."""
         others: dict[str, str] = {}
         runs = len(self.runs)
@@ -119,7 +124,7 @@ class Comparison:
 
     def _launch(self, runs: Sequence[Experiment]) -> Iterator[Experiment]:
         """Train *runs*, yield each when it has ended, and note the failed ones."""
-        for run, failure in launch.outcomes(runs, self.program, self.args):
+        for run, failure in launch.outcomes(runs, stages_of, self.program, self.args):
             if failure:
                 self.failed[run.title] = failure
                 print(f"{run.title}, failed: {failure}", file=sys.stderr)
@@ -130,7 +135,7 @@ class Comparison:
         tuning_runs = tuned.runs(self._trained())
         for _ in self._launch(tuning_runs):
             pass
-        chosen = tuned.chosen(launch.finished)
+        chosen = tuned.chosen(finished)
         for name in self._trained():
             if name not in chosen:
                 self.failed.setdefault(f"{name}, {tuned.setting}", "no training with a finite loss has ended")
@@ -143,41 +148,41 @@ class Comparison:
     def _trained(self) -> list[str]:
         return list(dict.fromkeys(run.system for run in self.runs))
 
-    def report(self, runner: Runner, must_be: bool) -> dict[str, str]:
+    def report(self, runner: Runner[Experiment], must_be: bool) -> dict[str, str]:
         """Write the report of all finished runs. Without the baseline or another system there is none.
 
         Returns the finished runs that are not in the report, and why. Raises a StageError if there is no report, but
         *must_be* one.
         """
-        all_finished = {name: self.finished(experiment) for name, experiment in self.experiments.items()}
+        all_finished = {name: self.finished_runs(experiment) for name, experiment in self.experiments.items()}
         in_report = {run.title: run for run in itertools.chain(*all_finished.values())}
         for title in [*self.failed]:
-            if title in in_report and launch.finished(in_report[title]):  # another process can have finished it
+            if title in in_report and finished(in_report[title]):  # another process can have finished it
                 del self.failed[title]
-        finished, others = of_equal_length(all_finished)
+        compared, others = of_equal_length(all_finished)
         # A run whose translations a program of --scorer could not score is in the report, but not in all its tables.
         failed = {f"A score of {run}" if run in in_report else run: why for run, why in self.failed.items()} | others
         baseline = self.baseline.system
-        if baseline not in finished or len(finished) < 2:
+        if baseline not in compared or len(compared) < 2:
             if must_be:
                 lacking = f"the baseline, {baseline}, has no finished run"
-                if baseline in finished:
+                if baseline in compared:
                     lacking = "no system but the baseline has a finished run"
                 raise StageError(f"no report is written, because {lacking}: {'; '.join(failed) or 'none failed'}")
             return others
-        trained = (f"{name} from seeds {', '.join(str(run.seed) for run in runs)}" for name, runs in finished.items())
+        trained = (f"{name} from seeds {', '.join(str(run.seed) for run in runs)}" for name, runs in compared.items())
         print(f"== report: {'; '.join(trained)}", flush=True)
-        report = Report(finished, self.args.recipe, failed, self.tuning)
+        report = Report(compared, self.args.recipe, failed, self.tuning)
         runner.ensure(report)
-        print(report.summary(runner.experiment), flush=True)
+        print(report.summary(runner.run), flush=True)
         return others
 
-    def finished(self, experiment: Experiment) -> list[Experiment]:
+    def finished_runs(self, experiment: Experiment) -> list[Experiment]:
         """The finished runs of the system of *experiment* with the seeds of the flags, and with those that follow."""
         runs = []
         for seed in itertools.count(1):
             run = dataclasses.replace(experiment, seed=seed)
-            if launch.finished(dataclasses.replace(run, scorers=())):
+            if finished(dataclasses.replace(run, scorers=())):
                 runs.append(run)
             elif seed >= self.runs[-1].seed:
                 break
@@ -237,7 +242,7 @@ def _experiment(
     )
     check_values(settings)  # refuses flags of the recipe
     # Flags of the system are part of its name, so they do not change the label of the folder.
-    experiment.scorers = stage20_score_with.chosen(args)
+    experiment.scorers = stage12_score_with.chosen(args)
     return dataclasses.replace(experiment, system=system.name, training_of=system.of, settings=settings)
 
 

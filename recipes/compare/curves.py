@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline.experiment import StageError
-from recipes.pipeline.history import logged
+from recipes.run.history import logged
+from recipes.run.run import StageError
 
 
 @dataclass

@@ -3,7 +3,7 @@
     python -m recipes.compare.page results.json [--output DIR]
 
 writes them again without training. The wording is in the templates beside this file. The numbers come from results.json
-(stage23_report.py).
+(stage15_report.py).
 """
 
 import argparse
@@ -22,7 +22,7 @@ import yaml
 
 from fairseq_rope.files import written_whole
 from recipes.compare.bootstrap import SIGNIFICANT
-from recipes.compare.paper import as_csv, as_latex
+from recipes.compare.csv_latex import as_csv, as_latex
 from recipes.compare.plots import FEWEST, plots, rendered
 from recipes.compare.results import (
     Results,

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from fairseq_rope.files import written_whole
 from recipes.compare.results import Results, buckets, has_documents, marked, per_system, ranked, reading, sets
-from recipes.pipeline.arguments import Parser
+from recipes.run.command_line import RunParser
 
 FEWEST = 20  # sentences that a length bucket needs to appear in the plot
 # Distinguishable for colour-blind readers (Okabe and Ito 2008). Each system has the next of each list, so that two
@@ -173,7 +173,7 @@ def _draw_scores(
 def main(argv: Sequence[str] | None = None) -> None:
     """Draw comparisons side by side. Exits with status 1 and one sentence if a file cannot be read or written."""
     description = "Draw the scores of comparisons by the length of the input."
-    parser = Parser(prog="recipes.compare.plots", description=description)
+    parser = RunParser(prog="recipes.compare.plots", description=description)
     parser.add_argument("results", nargs="+", metavar="TITLE=FILE", help="the results.json of a comparison")
     kinds = (".svg", ".png", ".pdf")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=f"ends with {', '.join(kinds)}")

@@ -1,4 +1,4 @@
-"""Read results.json, which stage23_report.py writes, and list its runs and systems in their order."""
+"""Read results.json, which stage15_report.py writes, and list its runs and systems in their order."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
-from recipes.pipeline import precision
+from recipes.run import precision
 
 Results = dict[str, Any]
 KEYS = (

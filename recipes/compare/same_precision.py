@@ -5,10 +5,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from recipes.compare import launch
-from recipes.pipeline import precision
+from recipes.compare.stages import finished
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.fairseq_train import devices_and_precision, warning
+from recipes.pipeline.fairseq_train import asked, devices_and_precision, refuse_another, warning
 from recipes.pipeline.stages import TRAIN
 
 
@@ -19,7 +18,7 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
     seed. Raises a StageError if one of *runs* resumes a training that has another precision than the user asks for.
     """
     for run in runs:
-        precision.refuse_another(run, TRAIN.resumed(run))
+        refuse_another(run, TRAIN.resumed(run))
     earlier = list(dict.fromkeys(filter(None, map(TRAIN.resumed, _in_folders(filter(_is_automatic, compared))))))
     for run in (*compared, *runs) if earlier else ():
         run.precision_of_others = earlier[0]
@@ -32,13 +31,13 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
         print(f"precision: auto: earlier runs are in {' and '.join(earlier)}, new ones in {chosen}{why}", flush=True)
     for run in runs if on_this_machine else ():
         slow = warning(run, TRAIN.resumed(run))
-        if slow and not launch.finished(run):
+        if slow and not finished(run):
             print(f"recipes.compare: warning: {slow}", file=sys.stderr)
             break
 
 
 def _is_automatic(run: Experiment) -> bool:
-    return precision.asked(run)[0] == "auto"
+    return asked(run)[0] == "auto"
 
 
 def _in_folders(experiments: Iterator[Experiment]) -> Iterator[Experiment]:

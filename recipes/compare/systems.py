@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline.settings import SettingsError, read_yaml_file
+from recipes.run.yaml_file import SettingsError, read_yaml_file
 
 
 @dataclass(frozen=True)

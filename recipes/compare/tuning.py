@@ -14,8 +14,10 @@ from typing import Any
 from recipes.compare.curves import read_history
 from recipes.compare.results import lowest_loss
 from recipes.pipeline import fairseq_train
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.settings import FIELDS, LEARNT_FROM, SettingsError
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.settings import FIELDS, LEARNT_FROM
+from recipes.run.run import StageError
+from recipes.run.yaml_file import SettingsError
 
 SEED = 1  # that is trained with every value
 # The validation loss includes the smoothing, so losses with several values of it cannot be compared.

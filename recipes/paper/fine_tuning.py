@@ -9,16 +9,18 @@ separated by blank lines: does this passage, of one or several paragraphs, follo
 """
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rope.errors import InputError
-from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curve_of, existing, main
 from recipes.paper.long_documents import write_labels
+from recipes.paper.results import Panels, Rows, curve_of
+from recipes.paper.runs import Data, PaperRun, Training
+from recipes.paper.study import Study, build_parser, existing, main
 from recipes.paper.texts import binarise, following_pairs, pages_of, passages_of, rows_of, tokens_in
+from recipes.run.yaml_file import read_yaml_file
 
 
 class Task(NamedTuple):
@@ -46,19 +48,19 @@ METRICS = {  # the flags with which fairseq computes a metric
 KINDS = {"training": str, "passage": int}
 
 
-def run_experiment(experiment: Experiment) -> None:
-    args = experiment.args
+def run_study(study: Study) -> None:
+    args = study.args
     task = TASKS[args.task]
-    known = existing("--from", args.start / "settings.json")
+    known = existing("--from", args.start / "settings.yaml")
     starts = {
         (encoding, seed): args.start / f"{encoding}.seed{seed}" / "train" / "checkpoint_last.pt"
-        for encoding in experiment.encodings
-        for seed in experiment.seeds
+        for encoding in study.encodings
+        for seed in study.seeds
     }
     for start in starts.values():
-        existing("--from", start.with_name("done.json"))
+        existing("--from", start.with_name("valid.json"))
     sources = {"train": existing("--train", args.train), "valid": existing("--dev", args.dev)}
-    passage = experiment.settings["passage"]
+    passage = study.settings["passage"]
     if passage < 1:
         raise InputError(f"{args.settings}: passage is {passage}, and must be 1 character or more")
     read = {name: rows(path, task, passage if args.documents else None) for name, path in sources.items()}
@@ -66,8 +68,8 @@ def run_experiment(experiment: Experiment) -> None:
     check_labels(task, read, labels, sources)
     more = {"task": args.task, "documents": args.documents}
     sources["--from"] = known
-    experiment.prepare(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder), more)
-    model = json.loads(known.read_text())
+    data = Data(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder), more)
+    model = read_yaml_file(known, f"--from {known}")
     classes = 1 if task.metric == "spearman" else len(labels)
     fixed = "--criterion sentence_prediction --init-token 0 --separator-token 2 --shorten-method truncate"
     fixed += (
@@ -75,14 +77,13 @@ def run_experiment(experiment: Experiment) -> None:
     )
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
-        flags = f"{fixed} {experiment.settings['training']} --position-encoding {encoding} {experiment.flags}"
+        flags = f"{fixed} {study.settings['training']} --position-encoding {encoding} {study.flags}"
         both = {"pre-trained": starts[encoding, seed].resolve(), "untrained": None}
         return tuple(
-            Training(name, experiment.data, "sentence_prediction", flags, start, task.metric)
-            for name, start in both.items()
+            Training(name, study.data, "sentence_prediction", flags, start, task.metric) for name, start in both.items()
         )
 
-    experiment.run(trainings, lambda runs: report(runs, task.metric))
+    study.run(data, trainings, lambda runs: report(runs, task.metric))
 
 
 def flags_of_model(flags: str) -> str:
@@ -149,14 +150,14 @@ def prepare(read: dict[str, list[list[str]]], task: Task, labels: Sequence[str],
             binarise(([row[-1]] for row in examples), folder / "label" / "dict.txt", folder / "label" / name)
 
 
-def report(runs: list[Run], metric: str) -> tuple[Rows, Panels]:
+def report(runs: list[PaperRun], metric: str) -> tuple[Rows, Panels]:
     """The metric of each encoding, pre-trained and untrained, at the end of each training, and its curves."""
     column = f"{metric} on the development set (%)"
     table: dict[str, dict[str, dict[int, float]]] = {}
     curves: dict[str, list[Any]] = {}
     for run in runs:
         for training in run.trainings:
-            updates, values = curve_of((run.result(training.name) or {})["valid"], metric)
+            updates, values = curve_of(run.validations(training.name), metric)
             system = f"{run.system}, {training.name}"
             table.setdefault(system, {column: {}})[column][run.seed] = values[-1]
             curves.setdefault(system, []).append((updates, values))
@@ -172,7 +173,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     add("--documents", action="store_true", help="the files are text with documents, and the task is made from them")
     add("--train", type=Path, required=True, metavar="FILE", help="training set; can be gzipped")
     add("--dev", type=Path, required=True, metavar="FILE", help="development set; can be gzipped")
-    main(parser, words, KINDS, run_experiment)
+    main(parser, words, KINDS, run_study)
 
 
 if __name__ == "__main__":

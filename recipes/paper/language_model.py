@@ -15,7 +15,9 @@ import numpy as np
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
-from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curves_of, existing, main
+from recipes.paper.results import Panels, Rows, curves_of
+from recipes.paper.runs import Data, PaperRun, Training
+from recipes.paper.study import Study, build_parser, existing, main
 from recipes.paper.texts import write_binary
 from recipes.text.fetch import Entry, what_is_wrong
 
@@ -25,10 +27,10 @@ BLOCK = 2**20  # bytes of an item in the binary data
 KINDS = {"model": str, "training": str}
 
 
-def run_experiment(experiment: Experiment) -> None:
-    args = experiment.args
+def run_study(study: Study) -> None:
+    args = study.args
     possible = [name for name, each in ENCODINGS.items() if "decoder" in each.sides and not each.changes_scores()]
-    if set(experiment.encodings) - set(possible):
+    if set(study.encodings) - set(possible):
         raise InputError(f"--encodings {args.encodings}: linear attention can only have {', '.join(possible)}")
     if bool(args.enwik8) == bool(args.data_dir):
         raise InputError("one of --enwik8 and --data-dir must be given, and not both")
@@ -38,24 +40,24 @@ def run_experiment(experiment: Experiment) -> None:
             raise InputError(f"--enwik8 {args.enwik8}: {wrong}")
     else:
         sources = {name: existing("--data-dir", args.data_dir / f"{name}.txt") for name in PARTS}
-    settings = experiment.settings
-    experiment.prepare(sources, lambda folder: prepare(parts_of(sources), folder))
+    settings = study.settings
+    data = Data(sources, lambda folder: prepare(parts_of(sources), folder))
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
         fixed = "--criterion cross_entropy --attention-type linear"
-        flags = f"{fixed} {settings['model']} {settings['training']} --position-encoding {encoding} {experiment.flags}"
-        return (Training("train", experiment.data, "language_modeling", flags),)
+        flags = f"{fixed} {settings['model']} {settings['training']} --position-encoding {encoding} {study.flags}"
+        return (Training("train", study.data, "language_modeling", flags, is_tested=True),)
 
-    experiment.run(trainings, report)
+    study.run(data, trainings, report)
 
 
-def report(runs: list[Run]) -> tuple[Rows, Panels]:
+def report(runs: list[PaperRun]) -> tuple[Rows, Panels]:
     """Bits per character at the end of each run, and the curves."""
     rows: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
-        result = run.result("train") or {}
+        losses = run.validations("train")[-1]["valid_loss"], run.test("train")["test_loss"]
         columns = rows.setdefault(run.system, {"validation (bits per character)": {}, "test (bits per character)": {}})
-        for column, loss in zip(columns.values(), (result["valid"][-1]["valid_loss"], result["test"]["test_loss"])):
+        for column, loss in zip(columns.values(), losses):
             column[run.seed] = float(loss)
     return rows, {"validation loss (bits per character)": curves_of(runs, "train")}
 
@@ -113,7 +115,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--enwik8", type=Path, metavar="FILE", help="enwik8, unpacked; its size and MD5 are checked")
     data_dir = "folder with train.txt, valid.txt and test.txt, or the same gzipped, instead of enwik8"
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help=data_dir)
-    main(parser, words, KINDS, run_experiment)
+    main(parser, words, KINDS, run_study)
 
 
 if __name__ == "__main__":

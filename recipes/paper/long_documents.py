@@ -12,18 +12,9 @@ from pathlib import Path
 
 from fairseq_rope.errors import InputError
 from recipes.paper import masked_lm
-from recipes.paper.experiment import (
-    Experiment,
-    Panels,
-    Rows,
-    Run,
-    Training,
-    build_parser,
-    curve_of,
-    curves_of,
-    existing,
-    main,
-)
+from recipes.paper.results import Panels, Rows, curve_of, curves_of
+from recipes.paper.runs import Data, PaperRun, Training
+from recipes.paper.study import Study, build_parser, existing, main
 from recipes.paper.texts import binarise, tokens_in, triples_of
 
 SPECIAL = 4  # tokens besides the two texts: <s> B </s> </s> A </s>
@@ -32,8 +23,8 @@ SETS = ("train", "valid", "test")
 KINDS = {"model": str, "pre-training": str, "fine-tuning": str, "limits": list}
 
 
-def run_experiment(experiment: Experiment) -> None:
-    args, settings = experiment.args, experiment.settings
+def run_study(study: Study) -> None:
+    args, settings = study.args, study.settings
     limits = settings["limits"]
     if not limits or not all(type(limit) is int and limit > 2 * SPECIAL for limit in limits):
         raise InputError(f"{args.settings}: limits is {limits}, and must be numbers of tokens above {2 * SPECIAL}")
@@ -47,21 +38,21 @@ def run_experiment(experiment: Experiment) -> None:
             prepare(read, limit, folder / "text", folder / str(limit))
 
     sources = {f"{name}.txt": path for name, path in texts.items()} | {f"{name}.json": triples[name] for name in SETS}
-    experiment.prepare(sources, make)
+    data = Data(sources, make)
     ranking = "--criterion sentence_ranking --num-classes 2 --init-token 0 --separator-token 2"
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
         own = f"{settings['model']} --position-encoding {encoding}"
-        first = f"--criterion masked_lm {own} {settings['pre-training']} {experiment.flags}"
-        later = f"{ranking} {own} {settings['fine-tuning']} {experiment.flags}"
+        first = f"--criterion masked_lm {own} {settings['pre-training']} {study.flags}"
+        later = f"{ranking} {own} {settings['fine-tuning']} {study.flags}"
         start = folder / "text" / "checkpoint_last.pt"
         tuned = (
-            Training(str(limit), experiment.data / str(limit), "sentence_ranking", later, start, "accuracy")
+            Training(str(limit), study.data / str(limit), "sentence_ranking", later, start, "accuracy", is_tested=True)
             for limit in limits
         )
-        return (Training("text", experiment.data / "text", masked_lm.TASK, first), *tuned)
+        return (Training("text", study.data / "text", masked_lm.TASK, first), *tuned)
 
-    experiment.run(trainings, report)
+    study.run(data, trainings, report)
 
 
 def prepare(sets: dict[str, list[tuple[str, str, str, int]]], limit: int, text: Path, folder: Path) -> None:
@@ -84,18 +75,18 @@ def write_labels(labels: Iterable[str], folder: Path, name: str) -> None:
     (folder / "label" / f"{name}.label").write_text("".join(f"{label}\n" for label in labels))
 
 
-def report(runs: list[Run]) -> tuple[Rows, Panels]:
+def report(runs: list[PaperRun]) -> tuple[Rows, Panels]:
     """The accuracies of each encoding at each limit, and the curves of both trainings."""
     columns = ("validation accuracy (%)", "test accuracy (%)")
     rows: dict[str, dict[str, dict[int, float]]] = {}
     curves: dict[str, list[tuple[list[int], list[float]]]] = {}
     for run in runs:
         for training in run.trainings[1:]:
-            result, system = run.result(training.name) or {}, f"{run.system}-{training.name}"
-            updates, accuracies = curve_of(result["valid"], training.metric)
+            system = f"{run.system}-{training.name}"
+            updates, accuracies = curve_of(run.validations(training.name), training.metric)
             row = rows.setdefault(system, {column: {} for column in columns})
             row[columns[0]][run.seed] = max(accuracies)
-            row[columns[1]][run.seed] = float(result["test"][f"test_{training.metric}"])
+            row[columns[1]][run.seed] = float(run.test(training.name)[f"test_{training.metric}"])
             curves.setdefault(system, []).append((updates, accuracies))
     return rows, {"loss of pre-training (bits per masked token)": curves_of(runs, "text"), columns[0]: curves}
 
@@ -105,7 +96,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     files = ", ".join([*TEXTS.values(), *(f"{name}.json" for name in SETS)])
     data_dir = f"folder with {files}, which can be gzipped"
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help=data_dir)
-    main(parser, words, KINDS, run_experiment)
+    main(parser, words, KINDS, run_study)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,27 @@ masks. The work folder is also where :mod:`recipes.paper.fine_tuning` starts.
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.paper.experiment import Experiment, Panels, Rows, Run, Training, build_parser, curves_of, existing, main
+from recipes.paper.results import Panels, Rows, curves_of
+from recipes.paper.runs import Data, PaperRun, Training
+from recipes.paper.study import Study, build_parser, existing, main
 from recipes.paper.texts import binarise, learn_tokens, pages_of
-from recipes.pipeline.experiment import ROOT
+from recipes.run.run import ROOT
 
 TASK = "masked_lm"
 DEMO = ROOT / "recipes" / "demo" / "corpus"
 KINDS = {"model": str, "training": str, "subwords": int}
 
 
-def run_experiment(experiment: Experiment) -> None:
-    args, settings = experiment.args, experiment.settings
+def run_study(study: Study) -> None:
+    args, settings = study.args, study.settings
     sources = {"train": existing("--train", args.train), "valid": existing("--valid", args.valid)}
-    experiment.prepare(sources, lambda folder: prepare(sources, settings["subwords"], folder))
+    data = Data(sources, lambda folder: prepare(sources, settings["subwords"], folder))
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
         flags = f"--criterion masked_lm {settings['model']} {settings['training']} --position-encoding {encoding}"
-        return (Training("train", experiment.data, TASK, f"{flags} {experiment.flags}"),)
+        return (Training("train", study.data, TASK, f"{flags} {study.flags}"),)
 
-    experiment.run(trainings, report)
+    study.run(data, trainings, report)
 
 
 def prepare(sources: dict[str, Path], subwords: int, folder: Path) -> None:
@@ -38,13 +40,13 @@ def prepare(sources: dict[str, Path], subwords: int, folder: Path) -> None:
         binarise(map(tokenise, lines), folder / "dict.txt", folder / name)
 
 
-def report(runs: list[Run]) -> tuple[Rows, Panels]:
+def report(runs: list[PaperRun]) -> tuple[Rows, Panels]:
     """The validation loss at the end of each run, and the curves."""
     column = "validation loss (bits per masked token)"
     rows: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
-        result = run.result("train") or {}
-        rows.setdefault(run.system, {column: {}})[column][run.seed] = float(result["valid"][-1]["valid_loss"])
+        loss = run.validations("train")[-1]["valid_loss"]
+        rows.setdefault(run.system, {column: {}})[column][run.seed] = float(loss)
     return rows, {column: curves_of(runs, "train")}
 
 
@@ -53,7 +55,7 @@ def cli_main(words: Sequence[str] | None = None) -> None:
     text = "text, a paragraph a line; can be gzipped; default: the demo's, in English"
     for name in ("train", "valid"):
         parser.add_argument(f"--{name}", type=Path, default=DEMO / f"{name}.en.gz", metavar="FILE", help=text)
-    main(parser, words, KINDS, run_experiment)
+    main(parser, words, KINDS, run_study)
 
 
 if __name__ == "__main__":

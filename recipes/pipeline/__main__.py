@@ -6,24 +6,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.pipeline.arguments import Parser, add_flags, called, describe_experiment, parse
+from recipes.pipeline.arguments import add_flags, called, describe_experiment
 from recipes.pipeline.check_flags import check_flags
-from recipes.pipeline.experiment import ROOT
 from recipes.pipeline.fairseq_train import check_devices, warning
 from recipes.pipeline.listing import model_table
-from recipes.pipeline.lock import locked_when_free
-from recipes.pipeline.runner import needed
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings, read_settings
 from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import check_tokenize, report
-from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
+from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
+from recipes.run.command_line import RunParser, parse
+from recipes.run.lock import locked_when_free
+from recipes.run.run import ROOT
 
 
 def build_parser(recipe_is_known: bool = False) -> argparse.ArgumentParser:
     """The parser of the command line. See :func:`add_flags` for *recipe_is_known*."""
     numbers = ", ".join(f"{stage.number} {stage.title}" for stage in STAGES if not stage.label)
-    parser = Parser(
+    parser = RunParser(
         prog="run.sh",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run a recipe from text to BLEU. Finished stages are skipped.",

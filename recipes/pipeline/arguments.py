@@ -1,19 +1,19 @@
 """The command line of a recipe, and the experiment that it describes."""
 
 import argparse
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fairseq_rope.errors import InputError, sentence_of
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
-from fairseq_rope.tools import escape_unencodable_output
-from recipes.pipeline.experiment import ROOT, Experiment
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
-from recipes.pipeline.settings import NAMES_MODEL, Settings, SettingsError, check_values, read_settings
+from recipes.pipeline.settings import NAMES_MODEL, Settings, check_values, read_settings
+from recipes.run.command_line import refuse_work
+from recipes.run.run import ROOT
+from recipes.run.yaml_file import SettingsError
 from recipes.text import fetch
 
 # What stages write into the work folder, besides the models' folders.
@@ -22,13 +22,6 @@ WRITTEN = (
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
 )
 LISTED = 12  # the most names of files in a message
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose error message is one sentence, without all flags before it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def add_flags(parser: argparse.ArgumentParser, recipe_is_known: bool = False) -> None:
@@ -52,20 +45,6 @@ def add_flags(parser: argparse.ArgumentParser, recipe_is_known: bool = False) ->
     add("--tokenize", choices=TOKENIZERS, help="sacreBLEU's tokeniser; default: by the target language")
     add("--dry-run", action="store_true", help="print the commands without running them")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of settings.yaml")
-
-
-def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace, str]:
-    """The parsed flags, and the words after a lone ``--``, quoted for a shell."""
-    escape_unencodable_output()  # all commands that print results parse their flags here
-    words = list(words)
-    end = words.index("--") if "--" in words else len(words)
-    args, unknown = parser.parse_known_args(words[:end])
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.75)
-        meant = f"did you mean {near[0]}? Otherwise " if near else ""
-        parser.error(f"{unknown[0]}: unknown flag; {meant}write flags for fairseq-train after a lone --")
-    return args, shlex.join(words[end + 1 :])
 
 
 def describe_experiment(
@@ -136,14 +115,6 @@ def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) ->
         if not allowed:
             raise SettingsError(refusal)
     refuse_work(work)
-
-
-def refuse_work(work: Path) -> None:
-    """Raise a SettingsError if fairseq cannot read files in the folder *work*, because it splits their paths."""
-    for sign, name in ((":", "colon"), (",", "comma")):
-        if sign in str(work):
-            must = f"must not contain a {name}, because fairseq splits paths at {name}s"
-            raise SettingsError(f"--work-dir {work}: {must}")
 
 
 def _usual_bpe(settings: Settings, asked: str | None) -> str:

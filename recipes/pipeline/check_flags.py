@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from recipes.pipeline import fairseq_train, stage09_translate
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.start import SIZES
+from recipes.run.run import ROOT, StageError
 
 PARSED, PASSED = "the flags are known", "the models can be built"
 

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from fairseq_rope.files import NUMBERS
-from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.experiment import Experiment
+from recipes.run.run import StageError
 
 
 def to_average(experiment: Experiment) -> list[tuple[int, Path]]:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ from fairseq_rope.text.subwords import SUBWORDS
 from recipes.pipeline.settings import Settings
 from recipes.pipeline.start import read_sharing
 from recipes.pipeline.unit import SEGMENTS, SENTENCES
+from recipes.run.run import Run
 
-ROOT = Path(__file__).resolve().parents[2]
 LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
 TEST: tuple[str, ...] = ("test",)
 SETS = (*LEARNT, *TEST)
 
 
-class StageError(RuntimeError):
-    """A stage cannot run or has failed. The message names the stage and says what to do."""
-
-
 @dataclass
-class Experiment:
+class Experiment(Run):
     """One run of a recipe: settings, folders, architecture, seed and device."""
 
     settings: Settings  # the recipe's settings with the overrides of the command line
@@ -52,7 +48,6 @@ class Experiment:
         self.system = self.system or self.arch
 
     languages = property(lambda self: f"--source-lang {self.source} --target-lang {self.target}")  # as flags
-    title = property(lambda self: ", ".join(filter(None, [self.system, f"seed {self.seed}", self.tuned])))
     source = property(lambda self: self.settings.source_lang)
     target = property(lambda self: self.settings.target_lang)
 
@@ -62,6 +57,13 @@ class Experiment:
         if self.start_checkpoint is None:
             return "--share-all-embeddings "
         return read_sharing(self.settings, self.arch, self.start_checkpoint, self.start_dictionaries)
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, [self.system, f"seed {self.seed}", self.tuned]))
+
+    def values(self) -> dict[str, Any]:
+        return asdict(self.settings)
 
     # What a line of the text is that fairseq reads.
     unit = property(lambda self: SEGMENTS if self.settings.segment_tokens else SENTENCES)
@@ -166,10 +168,18 @@ class Experiment:
         """The run that trained the model."""
         return replace(self, system=self.training_of, training_of="") if self.training_of else self
 
-    # The name of the model's folder for the recipe's own settings.
-    unlabelled = property(lambda self: f"{self.system}.seed{self.seed}")
-    model = property(lambda self: self.work / ".".join(filter(None, (self.unlabelled, self.label))))
-    lock = property(lambda self: self.work / "locks" / f"{self.model.name}.lock")  # of the process that trains it
+    @property
+    def unlabelled(self) -> str:
+        return f"{self.system}.seed{self.seed}"
+
+    @property
+    def model(self) -> Path:
+        return self.work / ".".join(filter(None, (self.unlabelled, self.label)))
+
+    @property
+    def resumable(self) -> tuple[Path, ...]:
+        return (self.checkpoints,)
+
     start_copy = property(lambda self: self.model / "start.pt")  # the checkpoint from which the training starts
     checkpoints = property(lambda self: self.model / "checkpoints")
     last_checkpoint = property(lambda self: self.checkpoints / "checkpoint_last.pt")

@@ -4,9 +4,10 @@ import argparse
 import math
 import shlex
 
-from recipes.pipeline import precision
-from recipes.pipeline.commands import quoted
-from recipes.pipeline.experiment import Experiment, StageError
+from recipes.pipeline.experiment import Experiment
+from recipes.run import precision
+from recipes.run.run import StageError
+from recipes.run.shell import quoted
 
 
 def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
@@ -25,6 +26,26 @@ def patience(experiment: Experiment) -> int:
     return max(0, parser.parse_known_args(shlex.split(experiment.settings.fairseq_train_flags))[0].patience)
 
 
+def asked(experiment: Experiment) -> tuple[str, str]:
+    """The precision that the user asks for, which can be "auto", and the words that ask for it.
+
+    A flag for fairseq-train comes before the setting.
+    """
+    flag = precision.flag_in(experiment.settings.fairseq_train_flags)
+    if flag:
+        return precision.FLAGS[flag], f"{flag} among the flags for fairseq-train"
+    return experiment.settings.precision, f"--set precision={experiment.settings.precision}"
+
+
+def refuse_another(experiment: Experiment, resumed: str) -> None:
+    """Raise a StageError if the user asks for another precision than the training *resumed* in the model's folder."""
+    wanted, words = asked(experiment)
+    if resumed and wanted not in ("auto", resumed):
+        has = f"the training in {experiment.checkpoints} has the precision {resumed}, and cannot resume in {precision}"
+        instead = f"set precision={resumed}, or train another model with --name NAME"
+        raise StageError(f"stage 7 (train): {words}: {has}: {instead}")
+
+
 def devices_and_precision(experiment: Experiment, resumed: str = "") -> tuple[int, str]:
     """The number of GPUs (0: the CPU) and the precision. Raises a StageError if the machine lacks them.
 
@@ -35,20 +56,21 @@ def devices_and_precision(experiment: Experiment, resumed: str = "") -> tuple[in
     gpus = available if experiment.gpus is None else experiment.gpus
     if gpus > available and not experiment.dry_run:
         raise StageError(f"--gpus {gpus}: this machine has {available}")
-    precision.refuse_another(experiment, resumed)
-    asked, words = precision.asked(experiment)
+    refuse_another(experiment, resumed)
+    wanted, words = asked(experiment)
     best = _best_of_gpus(available) if gpus else precision.on_cpu()
-    if asked == "auto" and resumed:
-        asked, words = resumed, f"stage 7 (train): the training in {experiment.checkpoints} has the precision {resumed}"
-    elif asked == "auto":
+    if wanted == "auto" and resumed:
+        wanted = resumed
+        words = f"stage 7 (train): the training in {experiment.checkpoints} has the precision {resumed}"
+    elif wanted == "auto":
         others = experiment.precision_of_others
         usual = others in ("fp32", best) or gpus and others == "fp16"
         return gpus, others if usual else best
-    if gpus == 0 and asked == "fp16" and not words.startswith("--memory-efficient"):
+    if gpus == 0 and wanted == "fp16" and not words.startswith("--memory-efficient"):
         raise StageError(f"{words}: fairseq trains in fp16 on GPUs only")
-    if gpus and asked == "bf16" and best != "bf16":
+    if gpus and wanted == "bf16" and best != "bf16":
         raise StageError(f"{words}: this GPU does not support it; the best is {best}")
-    return gpus, asked
+    return gpus, wanted
 
 
 def _gpus_here() -> int:
@@ -67,18 +89,18 @@ def _best_of_gpus(available: int) -> str:
 
 def check_devices(experiment: Experiment, resumed: str = "") -> None:
     """Call :func:`devices_and_precision`, unless the CPU in fp32 suffices: that loads no torch."""
-    precision.refuse_another(experiment, resumed)
-    if experiment.gpus or precision.asked(experiment)[0] not in ("auto", "fp32"):
+    refuse_another(experiment, resumed)
+    if experiment.gpus or asked(experiment)[0] not in ("auto", "fp32"):
         devices_and_precision(experiment, resumed)
 
 
 def warning(experiment: Experiment, resumed: str = "") -> str:
     """A sentence if *experiment* trains in bf16 on a CPU that has no instructions for it; else ""."""
-    asked, words = precision.asked(experiment)
-    if "bf16" not in (asked, asked == "auto" and resumed) or precision.on_cpu() == "bf16":
+    wanted, words = asked(experiment)
+    if "bf16" not in (wanted, wanted == "auto" and resumed) or precision.on_cpu() == "bf16":
         return ""
     gpus, _ = devices_and_precision(experiment, resumed)
-    why = words if asked == "bf16" else f"the training in {experiment.checkpoints} has the precision bf16"
+    why = words if wanted == "bf16" else f"the training in {experiment.checkpoints} has the precision bf16"
     return "" if gpus else f"{why}: {precision.EMULATED}"
 
 

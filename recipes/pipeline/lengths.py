@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from recipes.pipeline.experiment import SETS, Experiment, StageError
+from recipes.pipeline.experiment import SETS, Experiment
+from recipes.run.run import StageError
 
 LONGEST = 1024  # fairseq's default limit in tokens, including the end of the sentence
 MORE_ROOM = "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"

@@ -4,24 +4,19 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from fairseq_rope.errors import InputError, handle_signals, sentence_of
-from fairseq_rope.files import write_whole
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.lock import locked_when_free
-from recipes.pipeline.machine import check_machine, describe
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.stages import STAGES
+from recipes.pipeline.check_machine import check_machine
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.stages import STAGES, needed
+from recipes.run.lock import locked_when_free
+from recipes.run.runner import Runner
 
 
 @contextlib.contextmanager
-def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner]]:
+def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Callable[[Experiment], Runner[Experiment]]]:
     """Lock the work folder of *experiment*, and yield a function that makes the Runner of an experiment in it.
 
     An error or a signal ends the process with one sentence. *program* is the command that repeats this run.
@@ -30,16 +25,15 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
     ended = contextlib.ExitStack()
     try:
         if experiment.dry_run:
-            yield functools.partial(Runner, stages=STAGES)
+            yield runner_of
             return
         check_machine(experiment)
         refused = f"{recipe}: another run uses {experiment.work}"
         held = ended.enter_context(locked_when_free(experiment.work / ".lock", refused))
         for number, handler in handle_signals(_stop).items():  # so that the running command ends too
             ended.callback(signal.signal, number, handler)
-        record = functools.partial(write_down, experiment, program)
-        yield functools.partial(Runner, stages=STAGES, locks=(held,), record=record)
-    except (StageError, InputError) as error:
+        yield functools.partial(runner_of, locks=(held,), program=program)
+    except InputError as error:
         sys.exit(f"{recipe}: {error}")
     except OSError as error:
         sys.exit(f"{recipe}: {sentence_of(error, experiment.work)}")
@@ -49,6 +43,11 @@ def at_work(experiment: Experiment, recipe: str, program: str) -> Iterator[Calla
         ended.close()
 
 
+def runner_of(experiment: Experiment, locks: tuple[int, ...] = (), program: str = "") -> Runner[Experiment]:
+    """The runner of the stages that *experiment* needs. :class:`.Runner` describes the other arguments."""
+    return Runner(experiment, needed(STAGES, experiment), locks, program)
+
+
 def announce(experiment: Experiment) -> None:
     """Print the model's folder, the settings that name it, and the tokeniser of the target language."""
     if experiment.differs:
@@ -56,13 +55,6 @@ def announce(experiment: Experiment) -> None:
         print(f"model folder: {experiment.model.name}; changed settings: {changed}")
     tokenize = experiment.tokenize
     print(f"target language {experiment.target}: scored with sacreBLEU's tokeniser {tokenize}", flush=True)
-
-
-def write_down(experiment: Experiment, program: str, folder: Path, noted: Mapping[str, Any] | None = None) -> None:
-    """Write settings.yaml and run.yaml of the last stage that ran into *folder*, with what that has *noted*."""
-    settings, run = asdict(experiment.settings), {"command": program, **(noted or {}), **describe()}
-    for name, contents in (("settings.yaml", settings), ("run.yaml", run)):
-        write_whole(folder / name, yaml.safe_dump(contents, sort_keys=False, allow_unicode=True))
 
 
 def _stop(number: int, _frame: object) -> None:

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted
-from recipes.pipeline.experiment import LEARNT, SETS, TEST, Experiment, StageError
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.experiment import LEARNT, SETS, TEST, Experiment
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.run import StageError
+from recipes.run.shell import Shell, quoted
 
 
-class Fetch(Stage):
+class Fetch(TranslationStage):
     number = 1
     title = "fetch"
     settings: tuple[str, ...] = ("train_files", "valid_files", "source_lang", "target_lang")

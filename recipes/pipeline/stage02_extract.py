@@ -7,12 +7,12 @@ from pathlib import Path
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
-from recipes.pipeline.commands import Shell, named, quoted, say
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, named, quoted, say
 
 
-class Extract(Stage):
+class Extract(TranslationStage):
     number = 2
     title = "extract and check"
     settings: tuple[str, ...] = ("train_files", "valid_files", "source_lang", "target_lang")

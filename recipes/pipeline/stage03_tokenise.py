@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from fairseq_rope.text.languages import language
-from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted
 
 
-class Tokenise(Stage):
+class Tokenise(TranslationStage):
     number = 3
     title = "normalise and tokenise"
     settings = ("normalise_punctuation", "source_lang", "target_lang")

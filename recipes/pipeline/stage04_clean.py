@@ -5,12 +5,12 @@ The test set has no stage 4: it keeps every line.
 
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import LEARNT, Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted
 
 
-class Clean(Stage):
+class Clean(TranslationStage):
     number = 4
     title = "clean and split"
     settings = ("max_words", "max_length_ratio", "holdout_every", "valid_files", "source_lang", "target_lang")

@@ -6,14 +6,14 @@ If the training starts from an old model, its subwords are applied, and none are
 import os
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted
 
 TOOL = "python -m recipes.text.bpe"
 
 
-class Bpe(Stage):
+class Bpe(TranslationStage):
     number = 5
     title = "BPE"
     settings = ("vocab_size",)
@@ -40,7 +40,7 @@ class Bpe(Stage):
             apply(experiment, shell, model, clean, out)
 
 
-class BpeTest(Stage):
+class BpeTest(TranslationStage):
     number = 5
     title = "apply BPE to the test set"
     label = ".test"

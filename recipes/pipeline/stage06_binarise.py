@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.text import segments
-from recipes.pipeline.commands import Shell, named, quoted
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, named, quoted
 
 
-class Binarise(Stage):
+class Binarise(TranslationStage):
     number = 6
     title = "binarise"
     settings = ("source_lang", "target_lang", "segment_tokens", "segment_share")
@@ -65,7 +65,7 @@ class Binarise(Stage):
         return f"--srcdict {quoted(copies[0])} --tgtdict {quoted(copies[1])}"
 
 
-class BinariseTest(Stage):
+class BinariseTest(TranslationStage):
     number = 6
     title = "binarise the test set"
     label = ".test"
@@ -120,7 +120,7 @@ def join(experiment: Experiment, shell: Shell, sets: Sequence[str]) -> None:
         )
 
 
-def check_counts(stage: Stage, experiment: Experiment, sets: Sequence[str], log: Path) -> None:
+def check_counts(stage: TranslationStage, experiment: Experiment, sets: Sequence[str], log: Path) -> None:
     """Raise a StageError unless fairseq-preprocess counted one sentence for each line of *sets*."""
     counted = dict(re.findall(r"\] (.+): (\d+) sents,", log.read_text(encoding="utf-8")))
     for path in experiment.texts(experiment.in_subwords, sets):

@@ -5,22 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rope.files import write_whole
-from recipes.pipeline import fairseq_train, history, precision
+from recipes.pipeline import fairseq_train
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit, to_average
-from recipes.pipeline.commands import Shell, quoted, say
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import check_lengths
-from recipes.pipeline.machine import describe, device_in_words
-from recipes.pipeline.model_folder import Moves, begun, choose_training, learnt_from
+from recipes.pipeline.model_folder import begun, choose_training, learnt_from
 from recipes.pipeline.settings import LEARNT_FROM
-from recipes.pipeline.stage import Stage
-from recipes.pipeline.stamps import Stamps
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run import history, precision
+from recipes.run.machine import describe, device_in_words
+from recipes.run.moves import Moves
+from recipes.run.shell import Shell, quoted, say
+from recipes.run.stamps import Stamps
 
 
-class Train(Stage):
+class Train(TranslationStage):
     number = 7
     title = "train"
-    per_model = True
+    per_model = trains = True
     settings = (
         *LEARNT_FROM,
         # Settings that may change when a training resumes; the precision only from or to "auto", which keeps it.
@@ -37,7 +39,7 @@ class Train(Stage):
     def prepare(self, experiment: Experiment, stamps: Stamps, moves: Moves) -> None:
         choose_training(experiment, self, stamps, moves)
         if experiment.model not in moves.planned:
-            precision.refuse_another(experiment, self.resumed(experiment))
+            fairseq_train.refuse_another(experiment, self.resumed(experiment))
 
     def resumed(self, experiment: Experiment) -> str:
         """The precision of the training in the model's folder that these settings resume; "" if there is none."""
@@ -56,7 +58,7 @@ class Train(Stage):
     def refuse(self, experiment: Experiment, stamps: Stamps) -> None:
         if begun(experiment.checkpoints, stamps) == learnt_from(self, stamps):
             check_limit(experiment)
-            precision.refuse_another(experiment, self.resumed(experiment))
+            fairseq_train.refuse_another(experiment, self.resumed(experiment))
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
@@ -68,9 +70,9 @@ class Train(Stage):
         device = device_in_words(gpus)
         an_update = f"{max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update"
         say(f"on {device} in {number_format}: {an_update} (tokens_per_update: {settings.tokens_per_update})")
-        if precision.asked(experiment)[0] == "auto" and resumed:
+        if fairseq_train.asked(experiment)[0] == "auto" and resumed:
             say(f"precision: auto keeps {resumed}, in which this training has begun")
-        elif precision.asked(experiment)[0] == "auto" and experiment.precision_of_others == number_format:
+        elif fairseq_train.asked(experiment)[0] == "auto" and experiment.precision_of_others == number_format:
             say(f"precision: auto takes {number_format}, the precision of the earlier runs of this comparison")
         command = fairseq_train.command(experiment, gpus, number_format)
         if not experiment.dry_run:
@@ -85,9 +87,9 @@ class Train(Stage):
             files = f"--input {quoted(experiment.start_checkpoint)} --output {quoted(experiment.start_copy)}"
             files += f" --source-dictionary {source} --target-dictionary {target}"
             shell.tool(f"python -m recipes.text.old_model checkpoint {files}")
-        with history.training_bar(settings, disable=experiment.dry_run) as bar:
+        with history.training_bar(settings.max_updates, settings.max_epochs, disable=experiment.dry_run) as bar:
             peak = shell.command(
-                f"{command} 2>&1 | python -m recipes.pipeline.history {quoted(experiment.history)}",
+                f"{command} 2>&1 | python -m recipes.run.history {quoted(experiment.history)}",
                 on_line=lambda line: history.follow(bar, line),
             )
         if peak is not None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fairseq_rope.lines import count_lines
-from recipes.pipeline.commands import Shell, part_of, quoted
 from recipes.pipeline.experiment import TEST, Experiment
 from recipes.pipeline.lengths import check_lengths
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, part_of, quoted
 
 SEARCH_SETTINGS = ("beam", "length_penalty", "max_len_b", "source_lang", "target_lang", "fairseq_generate_flags")
 
@@ -27,7 +27,7 @@ class Translated(NamedTuple):
     separators: Path  # of segments, how many translations have other separators than their source
 
 
-class Translate(Stage):
+class Translate(TranslationStage):
     number = 9
     title = "translate the test set"
     per_model = True

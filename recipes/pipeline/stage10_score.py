@@ -5,18 +5,20 @@ If the text has documents, it also scores them with sacreBLEU: one document a li
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of
 from fairseq_rope.metrics import load_tokeniser
 from fairseq_rope.text.languages import language
-from recipes.pipeline.commands import Shell, quoted, say
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.run import StageError
+from recipes.run.shell import Shell, quoted, say
 from recipes.text.segments import Divided
 
 
-class Score(Stage):
+class Score(TranslationStage):
     number = 10
     title = "score"
     per_model = True
@@ -32,8 +34,8 @@ class Score(Stage):
         of_documents = experiment.unit.of_documents(experiment.document_hypotheses, experiment.document_score)
         return [experiment.score, *of_documents]
 
-    def also(self, experiment: Experiment) -> dict[str, str]:
-        return {"--tokenize": experiment.tokenize}
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        return {**super().depends_on(experiment), "--tokenize": experiment.tokenize}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         if not experiment.dry_run and not any(map(str.strip, lines_of(str(experiment.hypotheses)))):

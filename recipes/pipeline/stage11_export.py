@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted
 
 
-class Export(Stage):
+class Export(TranslationStage):
     number = 11
     title = "export to CTranslate2"
     per_model = True

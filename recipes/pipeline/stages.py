@@ -1,5 +1,8 @@
 """The stages of a recipe, in the order in which they run."""
 
+from collections.abc import Iterable
+
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage01_fetch import Fetch, FetchTest
 from recipes.pipeline.stage02_extract import Extract, ExtractTest
 from recipes.pipeline.stage03_tokenise import Tokenise, TokeniseTest
@@ -11,6 +14,7 @@ from recipes.pipeline.stage08_average import Average
 from recipes.pipeline.stage09_translate import Translate
 from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
+from recipes.pipeline.translation_stage import TranslationStage
 
 TRAIN, AVERAGE, TRANSLATE, SCORE = Train(), Average(), Translate(), Score()
 # What a model learns from and the test set have stages apart, so that another test set changes no model.
@@ -21,3 +25,8 @@ OF_DATA = (
 # The stages that run by default.
 TO_SCORE = (*OF_DATA, TRAIN, AVERAGE, TRANSLATE, SCORE)
 STAGES = (*TO_SCORE, Export())
+
+
+def needed(stages: Iterable[TranslationStage], experiment: Experiment) -> list[TranslationStage]:
+    """*stages* without those of the test set, if *experiment* has none."""
+    return [stage for stage in stages if experiment.settings.test_files or not stage.of_test_set]

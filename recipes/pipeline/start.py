@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rope.errors import InputError, naming_what_fairseq_reads
-from recipes.pipeline.settings import Settings, SettingsError
+from recipes.pipeline.settings import Settings
+from recipes.run.yaml_file import SettingsError
 
 SIDES = ("encoder", "decoder")
 # The options of a fairseq model that a setting gives, for the encoder and for the decoder.

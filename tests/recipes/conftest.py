@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.pipeline import machine
+from recipes.run import machine
 from tests.recipes.small_demo import AVX2, check_flags_here
 
 

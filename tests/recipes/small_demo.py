@@ -20,9 +20,11 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.pipeline import __main__ as pipeline
-from recipes.pipeline import check_flags, commands
+from recipes.pipeline import check_flags
 from recipes.pipeline.__main__ import build_parser
-from recipes.pipeline.arguments import describe_experiment, parse
+from recipes.pipeline.arguments import describe_experiment
+from recipes.run import shell
+from recipes.run.command_line import parse
 from tests.commands import ROOT
 
 # With another precision, processes that tests start would depend on the machine.
@@ -58,7 +60,7 @@ def run_here(words, stop_before=None, main=pipeline.main):
 
     Ctrl-C interrupts the tool with the number *stop_before*. *main* can be that of a comparison.
     """
-    run_logged = commands.run_logged
+    run_logged = shell.run_logged
     tools = count(1)
 
     def in_this_process(stage, command, on_line, *more):
@@ -73,7 +75,7 @@ def run_here(words, stop_before=None, main=pipeline.main):
             on_line(line)
 
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "run_logged", in_this_process)
+        patch.setattr(shell, "run_logged", in_this_process)
         patch.setattr(os, "cpu_count", lambda: 1)
         patch.chdir(ROOT)  # where the commands run
         patch.setattr(pipeline, "check_flags", lambda _: None)

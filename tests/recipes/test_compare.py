@@ -25,17 +25,18 @@ import sacrebleu
 
 from fairseq_rope.scorers import Scorer
 from fairseq_rope.tools import score
-from recipes.compare import launch, page, stage21_join, stage23_report
+from recipes.compare import page, stage13_join, stage15_report
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.curves import read_history
-from recipes.compare.stage20_score_with import ScoreWith
-from recipes.compare.stage23_report import Report, of_equal_length
-from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import StageError
-from recipes.pipeline.model_folder import Moves
-from recipes.pipeline.runner import Runner
+from recipes.compare.stage12_score_with import ScoreWith
+from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.pipeline.stages import TRAIN
+from recipes.run import launch
+from recipes.run.moves import Moves
+from recipes.run.run import StageError
+from recipes.run.runner import Runner
+from recipes.run.shell import Shell
 from recipes.text import segments
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, outputs
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
@@ -163,9 +164,9 @@ def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_pa
     printed = dry_run("--seeds", "2")
     trained = re.findall(r"\$ fairseq-train .*--arch (\w+) .*--seed (\d)", printed)
     assert trained == [(arch, seed) for seed in "12" for arch in ARCHS]
-    assert (printed.count("stage 21: join"), printed.count("stage 22: translate joined")) == (1, 4)
+    assert (printed.count("stage 13: join"), printed.count("stage 14: translate joined")) == (1, 4)
     assert re.findall(r"\$ fairseq-train .*--seed (\d)", dry_run("--seeds", "2-3", "--only", ARCHS[1])) == ["2", "3"]
-    assert "stage 21: join" in printed.partition("stage 7: train")[0], "joining comes before training"
+    assert "stage 13: join" in printed.partition("stage 7: train")[0], "joining comes before training"
     assert not [*tmp_path.iterdir()] and "moved" not in printed
     report = tmp_path / "compare"
     report.mkdir()
@@ -221,7 +222,7 @@ def written(tmp_path_factory):
 def no_bootstrap(monkeypatch):
     """Make reports without resampling, which takes seconds."""
     nothing = {"difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0}
-    monkeypatch.setattr(stage23_report.bootstrap, "paired_bootstrap", lambda *_: nothing)
+    monkeypatch.setattr(stage15_report.bootstrap, "paired_bootstrap", lambda *_: nothing)
 
 
 def make_report(work, source="en", target="de", words=None, tokenize="13a", documents=0, recipe="demo", more=()):
@@ -269,13 +270,13 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
         for run in runs["search"]:
             run.settings.fairseq_generate_flags = "--lenpen 2"
     with mock.patch.object(Shell, "command", lambda _, line, *more, **options: run_unless_binarising(line)):
-        stage21_join.Join().run(runs[ARCHS[0]][0], Shell(stage21_join.Join()))
+        stage13_join.Join().run(runs[ARCHS[0]][0], Shell(stage13_join.Join()))
     for run in (runs[arch][n] for n in (0, 1) for arch in runs):
         write(run.hypotheses, distorted(lines(run.test_references[0])))
         written = [("", run.hypotheses)]
-        for length in stage21_join.lengths(run):
+        for length in stage13_join.lengths(run):
             path = run.model / "joined" / f"{length}.{target}"
-            write(path, distorted(lines(stage21_join.texts(run, length)[1])))
+            write(path, distorted(lines(stage13_join.texts(run, length)[1])))
             written.append((f"{length}.", path))
         for name, path in written if documents else ():
             folder, rows = path.parent, lines(path)
@@ -407,12 +408,12 @@ def three(tmp_path, monkeypatch):
         Path(path).write_text(printed.getvalue())
 
     monkeypatch.setattr(Shell, "command", score_here)
-    monkeypatch.setattr(stage23_report.bootstrap, "RESAMPLES", 50)
+    monkeypatch.setattr(stage15_report.bootstrap, "RESAMPLES", 50)
     return runs
 
 
 def scored(runs, *scorers):
-    """*runs* with *scorers*, and whether each stage 20 of them ran now."""
+    """*runs* with *scorers*, and whether each stage 12 of them ran now."""
     runs = {name: [replace(run, scorers=scorers) for run in of] for name, of in runs.items()}
     return runs, [Runner(run).ensure(ScoreWith(one)) for of in runs.values() for run in of for one in scorers]
 
@@ -521,7 +522,7 @@ def test_the_tokeniser_is_read_from_a_signature(name):
     except RuntimeError as missing:
         pytest.skip(str(missing))
     bleu.corpus_score(["a b"], [["a b"]])
-    assert stage23_report._tokeniser(str(bleu.get_signature())) == name
+    assert stage15_report._tokeniser(str(bleu.get_signature())) == name
 
 
 def test_systems_with_different_seeds_are_compared_by_the_seeds_that_both_have(report):
@@ -651,9 +652,9 @@ def test_a_run_that_another_process_has_finished_is_not_missing(report, monkeypa
     assert [*written[0].failed] == [f"{ARCHS[1]}, seed 3"] and written[0].runs == report.runs
 
     comparison.experiments = {arch: replace(run, scorers=(Scorer("one", "one"),)) for arch, run in first.items()}
-    comparison.failed = {f"{ARCHS[1]}, seed 2": "stage 20 failed"}  # the program, not the run
+    comparison.failed = {f"{ARCHS[1]}, seed 2": "stage 12 failed"}  # the program, not the run
     comparison.report(SimpleNamespace(ensure=written.append, experiment=None), must_be=True)
-    assert written[1].failed == {f"A score of {ARCHS[1]}, seed 2": "stage 20 failed"}
+    assert written[1].failed == {f"A score of {ARCHS[1]}, seed 2": "stage 12 failed"}
     assert [run.title for run in written[1].experiments] == [run.title for run in written[0].experiments]
 
 
@@ -680,19 +681,19 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
     for path in texts:
         path.write_text("a\n" * 7)
     with pytest.raises(StageError, match="the test set has 7 lines, and at least 8"):
-        stage21_join.check(experiment)
+        stage13_join.check(experiment)
     texts[0].write_text("a\n" * 8)
     texts[1].write_text("a " * 1100 + "\n" + "a\n" * 7)
     roomy = "--max-source-positions 4096 --max-target-positions 4096"
     settings = experiment.settings
     for settings.fairseq_train_flags, settings.fairseq_generate_flags in (("", ""), ("", roomy), (roomy, "")):
         with pytest.raises(StageError, match=r"8 lines of 1108 tokens \(.*test.de\), more than the 1024"):
-            stage21_join.check(experiment)
+            stage13_join.check(experiment)
     settings.fairseq_generate_flags = roomy
-    stage21_join.check(experiment)
+    stage13_join.check(experiment)
     settings.fairseq_generate_flags, settings.segment_tokens = "", 512
     with pytest.raises(StageError, match=r"a sentence of 1101 tokens \(.*test.de\), more than the 1024"):
-        stage21_join.check(experiment)
+        stage13_join.check(experiment)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import sys
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from recipes.compare import page, plots, stage23_report
+from recipes.compare import page, plots, stage15_report
 from recipes.compare.results import KEYS, all_runs, in_order
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import usage_error
@@ -505,7 +505,7 @@ def test_the_legend_names_every_system_and_overlaps_nothing(ten, length):
 
 def test_the_page_is_drawn_again_from_its_results(two, tmp_path):
     two["runs"]["base"][0]["training"]["tokens_per_second"] = math.nan
-    (tmp_path / "results.json").write_text(json.dumps(stage23_report._finite(two)))
+    (tmp_path / "results.json").write_text(json.dumps(stage15_report._finite(two)))
     page.main([str(tmp_path / "results.json"), "--output", str(tmp_path / "elsewhere")])
     expected = page.files(two)
     folder = tmp_path / "elsewhere"
@@ -550,7 +550,7 @@ def test_a_file_without_results_is_refused_in_one_sentence(tmp_path, content, me
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(two, tmp_path):
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(stage23_report._finite(two)))
+    path.write_text(json.dumps(stage15_report._finite(two)))
     with pytest.raises(SystemExit, match=f"^recipes.compare.page: {path}.*: .*exists|Not a directory"):
         page.main([str(path), "--output", str(path)])
 
@@ -585,7 +585,7 @@ def test_comparisons_are_drawn_side_by_side(two, tmp_path):
     assert sorted(text.get_text() for text in legend.get_texts()) == ["<other>", "base", "third"]
 
     for name, results in (("a", two), ("b", other)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(stage23_report._finite(results)))
+        (tmp_path / f"{name}.json").write_text(json.dumps(stage15_report._finite(results)))
     named = [f"{name}={tmp_path / name}.json" for name in ("a", "b")]
     for number in (1, 2):
         plots.main([*named, "--output", str(tmp_path / f"{number}.svg")])

@@ -17,9 +17,10 @@ from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from recipes.compare import __main__ as compare
 from recipes.pipeline import __main__ as pipeline
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import SettingsError, check_values, read_settings
+from recipes.pipeline.settings import check_values, read_settings
 from recipes.pipeline.stages import STAGES
+from recipes.run.runner import Runner
+from recipes.run.yaml_file import SettingsError
 from recipes.text import segments as module
 from recipes.text.old_model import with_rows, with_separator
 from tests.commands import PLUGIN, ROOT, call
@@ -333,7 +334,7 @@ def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_a
     assert printed.count("$ fairseq-train ") == 1
     models = {name: work / f"{name}.seed1.m" for name in ("linear", "rope")}
     assert models["linear"].joinpath("averaged.pt").samefile(models["rope"] / "averaged.pt")
-    for name in ("stage09_translate", "stage22_translate_joined"):
+    for name in ("stage09_translate", "stage14_translate_joined"):
         flags = {system: (model / "commands" / f"{name}.sh").read_text() for system, model in models.items()}
         assert "rope_scaling" in flags["linear"] and "rope_scaling" not in flags["rope"]
     results = json.loads((work / "compare.m" / "results.json").read_text())

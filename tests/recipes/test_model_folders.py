@@ -16,13 +16,15 @@ import pytest
 import yaml
 
 from recipes.pipeline import __main__ as pipeline
-from recipes.pipeline import commands, machine, session, stage07_train, stamps
+from recipes.pipeline import session, stage07_train
 from recipes.pipeline.__main__ import main
-from recipes.pipeline.experiment import SETS, TEST, StageError
-from recipes.pipeline.runner import Runner, needed
-from recipes.pipeline.session import announce, write_down
+from recipes.pipeline.experiment import SETS, TEST
+from recipes.pipeline.session import announce
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
-from recipes.pipeline.stamps import Stamps
+from recipes.run import machine, stamps
+from recipes.run.run import StageError
+from recipes.run.runner import Runner, needed, write_down
+from recipes.run.stamps import Stamps
 from tests.recipes.small_demo import AVX2, AVX512_BF16, describe, setting_flags
 
 FROM_TRAINING = (TRAIN, AVERAGE, TRANSLATE, SCORE)
@@ -52,7 +54,8 @@ def fake_run(experiment, stage, command):
 @pytest.fixture
 def work(tmp_path, monkeypatch):
     """A work folder with binary data. Its commands are :func:`fake_run`."""
-    monkeypatch.setattr(commands, "run_logged", lambda stage, command, *_: fake_run(RUNNING[-1], stage, command))
+    fake = lambda stage, command, *_: fake_run(RUNNING[-1], stage, command)  # noqa: E731
+    monkeypatch.setattr("recipes.run.shell.run_logged", fake)
     monkeypatch.setattr(stage07_train, "describe", dict)
     monkeypatch.setattr(session, "describe", dict)
     (tmp_path / "raw").mkdir()
@@ -369,7 +372,7 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     flags = ["max_epochs=3", "average_checkpoints=3"]
     experiment = run(work, *flags).experiment
     (experiment.checkpoints / "checkpoint2.pt").unlink()
-    monkeypatch.setattr(commands, "run_logged", lambda *_: None)  # as fairseq-train after its last epoch
+    monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train after its last epoch
     with pytest.raises(StageError) as refused:
         run(work, *flags)
     missing = "transformer_rope.seed1/checkpoints/checkpoint2.pt is missing"

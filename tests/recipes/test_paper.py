@@ -18,11 +18,13 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_rope import plugin  # noqa: F401  registers the models
 from fairseq_rope.positions import ENCODINGS
-from recipes.compare import launch
-from recipes.paper import experiment, fine_tuning, language_model, long_documents, masked_lm, texts
-from recipes.paper.experiment import HERE, Run, Training, as_markdown, curve_of, draw, read_settings, trained_in
-from recipes.pipeline import machine
-from recipes.pipeline.settings import SettingsError
+from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, study, texts
+from recipes.paper.results import as_markdown, curve_of, draw, trained_in
+from recipes.paper.runs import PaperRun, Training
+from recipes.paper.study import HERE, read_settings
+from recipes.run import launch, machine
+from recipes.run.runner import Runner
+from recipes.run.yaml_file import SettingsError
 from tests.commands import ROOT, call, run_program
 from tests.recipes.small_demo import AVX512_BF16
 
@@ -167,15 +169,27 @@ def test_labels_and_texts_of_a_task_are_binary_data(tmp_path):
 
 def finished(folder, values):
     """Finished runs of masked_lm, whose last validation losses are *values*, by system and seed."""
-    runs = []
+    finished_runs = []
     for system, of_seeds in values.items():
         for seed, loss in of_seeds.items():
-            run = Run(system, seed, folder, (Training("train", folder, "masked_lm", ""),))
+            run = PaperRun(system, seed, folder, (Training("train", folder, "masked_lm", ""),))
             (run.model / "train").mkdir(parents=True)
             losses = [{"valid_num_updates": str(n), "valid_loss": str(value)} for n, value in ((1, 9.0), (2, loss))]
-            (run.model / "train" / "done.json").write_text(json.dumps({"valid": losses}))
-            runs.append(run)
-    return runs
+            (run.model / "train" / "valid.json").write_text(json.dumps(losses))
+            finished_runs.append(run)
+    return finished_runs
+
+
+@pytest.fixture
+def no_stamps(monkeypatch):
+    """A run is done if its result is there. Other tests of this file train, and compare stamps."""
+    monkeypatch.setattr(launch, "is_done", lambda run, _: (run.model / "train" / "valid.json").exists())
+
+    class FinishedRunner(Runner):
+        def ensure(self, stage):
+            return stage.trains and launch.is_done(self.run, None) or super().ensure(stage)
+
+    monkeypatch.setattr(launch, "Runner", FinishedRunner)
 
 
 def test_the_table_and_the_figure_have_the_means_and_every_seed(tmp_path):
@@ -224,7 +238,7 @@ def test_the_later_one_of_two_validations_at_an_update_counts():
 ])  # fmt: skip
 def test_metrics_that_need_all_predictions_are_computed_on_one_gpu(tmp_path, metric, gpus, device):
     training = Training("train", tmp_path, "sentence_prediction", "", metric=metric)
-    assert f" {device} --seed" in Run("rope", 1, tmp_path, (training,), gpus).command(training)
+    assert f" {device} --seed" in PaperRun("rope", 1, tmp_path, (training,), gpus).command(training)
 
 
 def with_histories(runs, *processes):
@@ -264,7 +278,7 @@ def test_emulated_bf16_is_warned_of_once(tmp_path, monkeypatch, capsys):
     assert not warnings()
 
 
-def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_run_failed(tmp_path, capsys):
+def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_run_failed(tmp_path, no_stamps):
     flags = f"--work-dir {tmp_path} --gpus 0 --seeds 2 --encodings rope,none --train {tmp_path}/a --valid {tmp_path}/a"
     (tmp_path / "a").write_text("one\n")
     finished(tmp_path, {"rope": {2: 2.0}, "none": {1: 3.0, 2: 4.0}})
@@ -274,7 +288,7 @@ def test_the_first_encoding_of_the_command_is_the_first_row_although_its_first_r
     assert re.findall(r"^\| (\w+) \|", (tmp_path / "results.md").read_text(), re.M) == ["system", "rope", "none"]
 
 
-def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path, monkeypatch):
+def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path, monkeypatch, no_stamps):
     """The second one begins to write its results while the first one writes its own."""
     (tmp_path / "a").write_text("one\n")
     flags = f"--work-dir {tmp_path} --gpus 0 --seeds 1 --train {tmp_path}/a --valid {tmp_path}/a --encodings".split()
@@ -287,7 +301,7 @@ def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path
         except SystemExit as stopped:
             errors.append(stopped.code)
 
-    other, written_whole = threading.Thread(target=second, daemon=True), experiment.written_whole
+    other, written_whole = threading.Thread(target=second, daemon=True), study.written_whole
 
     @contextlib.contextmanager
     def meanwhile(*paths):
@@ -297,7 +311,7 @@ def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path
                 other.join(2)  # without a lock, it ends now
             yield files
 
-    monkeypatch.setattr(experiment, "written_whole", meanwhile)
+    monkeypatch.setattr(study, "written_whole", meanwhile)
     masked_lm.cli_main([*flags, "rope"])
     other.join(60)
     assert not errors and not other.is_alive() and not [*tmp_path.glob("*.tmp")]
@@ -332,7 +346,7 @@ REFUSED = [
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
     ("long_documents", "--data-dir {}/triples", "{}/triples/valid.json, line 2: must be JSON with the texts "),
-    ("fine_tuning", "--from {} --train {}/a.tsv --dev {}/a.tsv", "--from: {}/settings.json is not a file"),
+    ("fine_tuning", "--from {} --train {}/a.tsv --dev {}/a.tsv", "--from: {}/settings.yaml is not a file"),
     ("fine_tuning", "--from {}/mlm --train {}/b.tsv --dev {}/a.tsv", "{}/b.tsv: has no column sentence1; it has x, y"),
     (
         "fine_tuning",
@@ -374,8 +388,8 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sente
         (tmp_path / "triples" / f"{part}.json").write_text(TRIPLE + ('{"A": "a"}\n' if part == "valid" else TRIPLE))
     for encoding in ("rope", "learned"):
         (tmp_path / "mlm" / f"{encoding}.seed1" / "train").mkdir(parents=True)
-        (tmp_path / "mlm" / f"{encoding}.seed1" / "train" / "done.json").write_text("{}")
-    (tmp_path / "mlm" / "settings.json").write_text("{}")
+        (tmp_path / "mlm" / f"{encoding}.seed1" / "train" / "valid.json").write_text("[]")
+    (tmp_path / "mlm" / "settings.yaml").write_text("{}")
     head = "sentence1\tsentence2\tlabel\n"
     for file, content in {"a": f"{head}a\tb\t0\nb\ta\t1\n", "b": "x\ty\n1\t2\n", "c": f"{head}a\tb\t2\n"}.items():
         (tmp_path / f"{file}.tsv").write_text(content)
@@ -440,14 +454,14 @@ def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path):
     run_program(*command, cwd=ROOT)
     table, figure = (work / "results.md").read_text(), (work / "curves.svg").read_bytes()
     folder = work / "rope.seed1" / "train"
-    result = json.loads((folder / "done.json").read_text())
-    assert curve_of(result["valid"], "loss")[0] == [1, 2] and float(result["test"]["test_loss"]) < 1.1 * math.log2(260)
-    assert f"| {float(result['valid'][-1]['valid_loss']):.3f} |" in table and b"<svg" in figure
+    validations, test = (json.loads((folder / f"{name}.json").read_text()) for name in ("valid", "test"))
+    assert curve_of(validations, "loss")[0] == [1, 2] and float(test["test_loss"]) < 1.1 * math.log2(260)
+    assert f"| {float(validations[-1]['valid_loss']):.3f} |" in table and b"<svg" in figure
     assert "\n\nTrained in fp32 on the CPU.\n\n" in table
     # As after an interruption in update 2; after its checkpoint, but before its summary in the history; never.
     for checkpoint, updates in (("1_1", ["2"]), ("1_2", []), (None, [])):
         if checkpoint:
-            (folder / "done.json").unlink()
+            (folder / "valid.json").unlink()
             shutil.copy(folder / f"checkpoint_{checkpoint}.pt", folder / "checkpoint_last.pt")
         if checkpoint == "1_2":
             lines = (folder / "history.jsonl").read_text().splitlines(keepends=True)

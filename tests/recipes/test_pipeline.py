@@ -21,16 +21,16 @@ import yaml
 import fairseq_rope.__main__
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
-from recipes.pipeline import commands
-from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import LEARNT, StageError
-from recipes.pipeline.lock import locked_when_free
-from recipes.pipeline.runner import Runner
+from recipes.pipeline.experiment import LEARNT
 from recipes.pipeline.settings import FIELDS, Settings
 from recipes.pipeline.stage05_bpe import Bpe
 from recipes.pipeline.stage06_binarise import Binarise, check_counts
 from recipes.pipeline.stages import SCORE, STAGES, TRAIN
-from recipes.pipeline.stamps import Stamps, differences
+from recipes.run.lock import locked_when_free
+from recipes.run.run import StageError
+from recipes.run.runner import Runner
+from recipes.run.shell import Shell
+from recipes.run.stamps import Stamps, differences
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
 
@@ -440,7 +440,7 @@ def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copi
 PEAKS = """
 import sys
 from pathlib import Path
-from recipes.pipeline.commands import run_logged
+from recipes.run.shell import run_logged
 from recipes.pipeline.stages import TRAIN
 
 for size in (0, 300 << 20, 0):
@@ -459,9 +459,9 @@ def test_the_peak_memory_of_a_command_is_that_of_its_largest_process_alone(tmp_p
 WAITING = """
 import sys
 from recipes.pipeline import __main__ as run, session
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
 
-class Wait(Stage):
+class Wait(TranslationStage):
     number, title, settings = 1, "wait", ()
     inputs = outputs = lambda self, experiment: []
     def run(self, experiment, shell):
@@ -649,7 +649,7 @@ def test_a_failed_or_interrupted_command_leaves_no_temporary_file(tmp_path, monk
     result.with_name("result.tmp").write_text("half")
     shell = Shell(SCORE, tmp_path / "script.sh", tmp_path / "log")
     if error is KeyboardInterrupt:
-        monkeypatch.setattr(commands, "run_logged", fails)
+        monkeypatch.setattr("recipes.run.shell.run_logged", fails)
     with pytest.raises(error):
         shell.write("(echo half; false)", result)
     assert not [*tmp_path.glob("result*")]

@@ -10,12 +10,14 @@ import torch
 
 from recipes.compare.__main__ import main
 from recipes.compare.same_precision import choose_precision
-from recipes.pipeline import fairseq_train, machine, precision
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
+from recipes.pipeline import fairseq_train
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.model_folder import learnt_from
 from recipes.pipeline.settings import read_settings
 from recipes.pipeline.stages import TRAIN
-from recipes.pipeline.stamps import Stamps
+from recipes.run import machine, precision
+from recipes.run.run import ROOT, StageError
+from recipes.run.stamps import Stamps
 from tests.recipes.small_demo import AVX2, AVX512_BF16
 
 ARM = "processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n"

@@ -13,12 +13,13 @@ import yaml
 from recipes.pipeline import stage09_translate
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.arguments import called
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.session import write_down
-from recipes.pipeline.settings import FIELDS, SettingsError, check_values, read_settings
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import SCORE, STAGES
+from recipes.run.run import StageError
+from recipes.run.runner import Runner, write_down
+from recipes.run.yaml_file import SettingsError
 from tests.commands import LIMIT, ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, usage_error
 

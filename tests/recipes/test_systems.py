@@ -16,13 +16,14 @@ import pytest
 import yaml
 
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
-from recipes.compare import launch, systems
+from recipes.compare import systems
 from recipes.compare.__main__ import Comparison, build_parser
 from recipes.compare.stage08_take_model import TakeModel
 from recipes.compare.systems import System
-from recipes.pipeline.experiment import StageError
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.settings import SettingsError
+from recipes.run import launch
+from recipes.run.run import StageError
+from recipes.run.runner import Runner
+from recipes.run.yaml_file import SettingsError
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
 
@@ -525,7 +526,7 @@ def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatc
 HOLD = """
 import sys, time
 from pathlib import Path
-from recipes.pipeline.lock import locked_when_free
+from recipes.run.lock import locked_when_free
 with locked_when_free(Path(sys.argv[1])):
     print("locked", time.time(), flush=True)
     time.sleep(float(sys.argv[2]))

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.pipeline import fairseq_train, machine
+from recipes.pipeline import fairseq_train
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit
-from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError
+from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.lengths import check_lengths
-from recipes.pipeline.runner import Runner
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage03_tokenise import Tokenise
 from recipes.pipeline.stages import TRAIN, TRANSLATE
+from recipes.run import machine
+from recipes.run.run import ROOT, StageError
+from recipes.run.runner import Runner
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 

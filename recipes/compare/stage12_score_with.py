@@ -1,4 +1,4 @@
-"""Stage 20: score the translations of the test set with a program that the user names (``--scorer NAME=COMMAND``).
+"""Stage 12: score the translations of the test set with a program that the user names (``--scorer NAME=COMMAND``).
 
 Each program has a stage of its own, so that a new program does not repeat the work of others. It runs after the other
 stages of a run, so that a program that fails does not keep the run out of the report.
@@ -9,13 +9,15 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairseq_rope.scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
-from recipes.pipeline.commands import PROGRAMS, Shell, quoted
-from recipes.pipeline.experiment import ROOT, Experiment
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage10_score import command
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.run import ROOT
+from recipes.run.runner import Runner
+from recipes.run.shell import PROGRAMS, Shell, quoted
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +34,12 @@ def chosen(args: argparse.Namespace) -> tuple[Scorer, ...]:
 
 
 @dataclass
-class ScoreWith(Stage):
+class ScoreWith(TranslationStage):
     """The stage that scores with one program."""
 
     scorer: Scorer
 
-    number = 20
+    number = 12
     settings = ()
     per_model = True
     of_test_set = True
@@ -50,8 +52,8 @@ class ScoreWith(Stage):
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.model / f"scorer.{self.scorer.name}.json"]
 
-    def also(self, experiment: Experiment) -> dict[str, str]:
-        return {"--scorer": self.scorer.command}
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        return {**super().depends_on(experiment), "--scorer": self.scorer.command}
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         scorer = quoted(f"{self.scorer.name}={self.scorer.command}")

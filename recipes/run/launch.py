@@ -1,12 +1,11 @@
-"""Train the runs of a comparison one after another, side by side on this machine, or as jobs of SLURM.
+"""Run the stages of several runs: one run after another, side by side on this machine, or as jobs of SLURM.
 
-submitit starts the processes. A run is one system with one seed. It is locked while a process works on it, so that two
-launches never train the same run at once.
+submitit starts the processes. A run is locked while a process works on it, so that two launches never train the same
+run at once.
 """
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -28,16 +27,15 @@ from submitit.local.local import LocalExecutor
 
 from fairseq_rope.errors import InputError, handle_signals, sentence_of
 from fairseq_rope.tools import escape_unencodable_output
-from recipes.compare.stage08_take_model import TakeModel
-from recipes.compare.stage20_score_with import ScoreWith
-from recipes.compare.stage22_translate_joined import TranslateJoined
-from recipes.pipeline.experiment import ROOT, Experiment, StageError
-from recipes.pipeline.lock import locked_when_free
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.session import write_down
-from recipes.pipeline.settings import SettingsError
-from recipes.pipeline.stage import Stage
-from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
+from recipes.run.lock import locked_when_free
+from recipes.run.run import ROOT, Run, StageError
+from recipes.run.runner import Runner
+from recipes.run.stage import Stage
+from recipes.run.yaml_file import SettingsError
+
+# A run that the stages' type accepts. Dataclasses are required, since the launcher replaces their GPUs.
+AnyRun = Any
+StagesOf = Callable[[AnyRun], Sequence[Stage[Any]]]
 
 LONGEST = 60 * 24 * 365  # minutes that a job may take on this machine
 UNLISTED = 600  # seconds after which a job that SLURM does not list counts as failed
@@ -48,7 +46,7 @@ ENDING = 60  # seconds that cancelled jobs have to end
 class _Running:
     """A submitted job, and when it began and was last known to SLURM, in seconds."""
 
-    run: Any
+    run: AnyRun
     job: submitit.Job[str]
     begun: float
     listed: float
@@ -99,52 +97,39 @@ def seeds_of(given: str) -> range:
     return seeds
 
 
-def stages_of(run: Experiment) -> tuple[Stage, ...]:
-    """The stages of a run, in order. A run that is only trained, for tuning, has no others."""
-    if run.tuned:
-        return (TRAIN,)
-    own = (TakeModel(), TRANSLATE, SCORE) if run.training_of else (stage for stage in TO_SCORE if stage.per_model)
-    return (*own, TranslateJoined(), *map(ScoreWith, run.scorers))
-
-
-def finished(run: Experiment) -> bool:
-    """Whether the stages of *run* and the training of its model are done with the present settings and inputs."""
+def is_done(run: AnyRun, stages_of: StagesOf) -> bool:
+    """Whether the stages of *run* are done with the present settings and inputs."""
     stamps = Runner(run).stamps
-    if not all(stamps.is_done(stage) for stage in stages_of(run)):
-        return False
-    # The run that trained the model can have other flags for the search, and then its later stages are its own.
-    trained = Runner(run.training).stamps
-    return not run.training_of or all(map(trained.is_done, (TRAIN, AVERAGE)))
+    return all(stamps.is_done(stage) for stage in stages_of(run))
 
 
-def trained(run: Experiment) -> bool:
+def is_trained(run: AnyRun, stages_of: StagesOf) -> bool:
     """Whether nothing has to be trained for *run*."""
-    return bool(run.training_of) or Runner(run).stamps.is_done(TRAIN)
+    stamps = Runner(run).stamps
+    return all(stamps.is_done(stage) for stage in stages_of(run) if stage.trains)
 
 
-def train(experiment: Experiment, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
+def run_stages(run: AnyRun, stages_of: StagesOf, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or "".
 
     *on_signal* and *gpu* are the arguments of :func:`begin_job`.
     """
     begin_job(on_signal, gpu)
-    with locked_when_free(experiment.lock) as lock:
-        record = functools.partial(write_down, experiment, program)
-        runner = Runner(experiment, STAGES, locks=(lock,), record=record)
+    with locked_when_free(run.lock) as lock:
+        stages = stages_of(run)
+        runner = Runner(run, stages, locks=(lock,), program=program)
         try:
-            if experiment.training_of:
-                TakeModel().check(experiment)
-            for stage in stages_of(experiment):
+            for stage in stages:
                 runner.ensure(stage)
-        except (StageError, InputError) as error:
+        except InputError as error:
             return str(error)
         except OSError as error:
-            return sentence_of(error, experiment.model)
+            return sentence_of(error, run.model)
     return ""
 
 
 def begin_job(on_signal: bool, gpu: str | None) -> None:
-    """Prepare this process to train a run.
+    """Prepare this process to work on a run.
 
     *on_signal*: whether a signal ends this process and the command that it runs; submitit ignores SIGTERM. *gpu* is the
     GPU to use, as in CUDA_VISIBLE_DEVICES; None: those that are visible.
@@ -157,35 +142,29 @@ def begin_job(on_signal: bool, gpu: str | None) -> None:
 
 
 def outcomes(
-    runs: Sequence[Any],
-    program: str,
-    args: argparse.Namespace,
-    train_run: Callable[..., str] | None = None,
-    is_finished: Callable[[Any], bool] | None = None,
-) -> Iterator[tuple[Any, str]]:
-    """Train *runs*, and yield each with the reason of its failure, or "", when it has ended.
+    runs: Sequence[AnyRun], stages_of: StagesOf, program: str, args: argparse.Namespace
+) -> Iterator[tuple[AnyRun, str]]:
+    """Run the stages of *runs*, and yield each run with the reason of its failure, or "", when it has ended.
 
-    The default functions are :func:`train` and :func:`finished`, for the runs of a comparison. Other runs are
-    dataclasses with title, work, gpus, model and training_of.
+    *stages_of* gives the stages of a run, in order. It must be a function of a module, so that jobs can import it.
+    *program* is the command that repeats the runs.
     """
-    is_trained = is_finished or trained
-    train_run, is_finished = train_run or train, is_finished or finished
     # The time left is that of these runs. The others, which may still have to translate, take much less.
-    untrained = {run.model for run in runs if not is_trained(run)}
+    untrained = {run.model for run in runs if not is_trained(run, stages_of)}
     if args.launcher == "local" and (args.jobs or 1) == 1:
         took: list[float] = []
         for number, run in enumerate(runs):
             left = time_left(took, sum(one.model in untrained for one in runs[number:]))
             print(f"== run {number + 1} of {len(runs)}: {run.title}{left}", flush=True)
             begun = time.monotonic()
-            failure = train_run(run, program)
+            failure = run_stages(run, stages_of, program)
             if run.model in untrained and not failure:
                 took.append(time.monotonic() - begun)
             yield run, failure
         return
-    how = train_run, is_finished, untrained
+    how = stages_of, program, untrained
     if args.launcher == "slurm":
-        yield from _submitted(runs, program, how, args.jobs or len(runs), slurm_executor(args, runs[0]))
+        yield from _submitted(runs, how, args.jobs or len(runs), slurm_executor(args, runs[0]))
         return
     gpus = _gpus(runs[0])
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -196,7 +175,7 @@ def outcomes(
     if gpus:
         runs = [dataclasses.replace(run, gpus=1) for run in runs]
     try:
-        yield from _submitted(runs, program, how, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
+        yield from _submitted(runs, how, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
     finally:
         signal.signal(signal.SIGINT, previous_handler)
 
@@ -218,12 +197,12 @@ def time_left(took: Sequence[float], waiting: int, running: Sequence[float] = ()
     return f", about {f'{hours} h ' if hours else ''}{minutes} min left"
 
 
-def _job_folder(run: Any) -> Path:
+def _job_folder(run: Run) -> Path:
     """A new folder for the files of submitit: job numbers of this machine are process numbers, which can repeat."""
     return run.work / "jobs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def slurm_executor(args: argparse.Namespace, run: Any) -> submitit.SlurmExecutor:
+def slurm_executor(args: argparse.Namespace, run: Run) -> submitit.SlurmExecutor:
     """submitit's executor with the parameters of the flags, for the folder and the GPUs of *run*.
 
     Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
@@ -267,30 +246,29 @@ class _QuietExecutor(LocalExecutor):
             os.close(terminal)
 
 
-def _gpus(experiment: Experiment) -> list[str]:
+def _gpus(run: Run) -> list[str]:
     """The GPUs that the comparison may use, as in CUDA_VISIBLE_DEVICES."""
-    if experiment.gpus == 0:
+    if run.gpus == 0:
         return []
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = [name.strip() for name in visible.split(",")] if visible else []
     count = torch.cuda.device_count()
-    return (names or [str(number) for number in range(count)])[: min(count, experiment.gpus or count)]
+    return (names or [str(number) for number in range(count)])[: min(count, run.gpus or count)]
 
 
 def _submitted(
-    runs: Sequence[Any],
-    program: str,
-    how: tuple[Callable[..., str], Callable[[Any], bool], Collection[Path]],
+    runs: Sequence[AnyRun],
+    how: tuple[StagesOf, str, Collection[Path]],
     jobs: int,
     executor: submitit.Executor,
     gpus: Sequence[str] = (),
-) -> Iterator[tuple[Any, str]]:
-    train_run, is_finished, untrained = how
+) -> Iterator[tuple[AnyRun, str]]:
+    stages_of, program, untrained = how
     # Jobs import the recipes, wherever they run.
     os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = [run for run in runs if is_finished(run)]
+    done = [run for run in runs if is_done(run, stages_of)]
     for run in done:
         print(f"== {run.title}: done before", flush=True)
         yield run, ""
@@ -306,7 +284,7 @@ def _submitted(
                     break
                 try:
                     gpu = gpus[place] if gpus else None
-                    job = executor.submit(train_run, ready, program, on_signal=True, gpu=gpu)
+                    job = executor.submit(run_stages, ready, stages_of, program, on_signal=True, gpu=gpu)
                 except (FailedJobError, FailedSubmissionError) as error:  # of sbatch: refused, or without a job number
                     message = str(error).partition("\nJob instance")[0]  # without submitit's advice
                     why = f"it could not be submitted: {' '.join(message.split())}"

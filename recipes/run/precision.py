@@ -1,4 +1,4 @@
-"""The number format of a training: what the hardware computes, what was asked for, and what a training has."""
+"""The number format of a training: what the hardware computes, and what a training has."""
 
 import re
 import shlex
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.pipeline import machine
-from recipes.pipeline.experiment import Experiment, StageError
-from recipes.pipeline.history import logged
+from recipes.run import machine
+from recipes.run.history import logged
 
 # The flags of fairseq-train that choose another format than fp32. They exclude each other.
 FLAGS = {
@@ -63,26 +62,6 @@ def last_process(history: Path) -> dict[str, Any]:
         if "valid_loss" in entry or "train_loss" in entry:
             trained = last
     return trained or last
-
-
-def asked(experiment: Experiment) -> tuple[str, str]:
-    """The precision that the user asks for, which can be "auto", and the words that ask for it.
-
-    A flag for fairseq-train comes before the setting.
-    """
-    flag = flag_in(experiment.settings.fairseq_train_flags)
-    if flag:
-        return FLAGS[flag], f"{flag} among the flags for fairseq-train"
-    return experiment.settings.precision, f"--set precision={experiment.settings.precision}"
-
-
-def refuse_another(experiment: Experiment, resumed: str) -> None:
-    """Raise a StageError if the user asks for another precision than the training *resumed* in the model's folder."""
-    precision, words = asked(experiment)
-    if resumed and precision not in ("auto", resumed):
-        has = f"the training in {experiment.checkpoints} has the precision {resumed}, and cannot resume in {precision}"
-        instead = f"set precision={resumed}, or train another model with --name NAME"
-        raise StageError(f"stage 7 (train): {words}: {has}: {instead}")
 
 
 def on_cpu() -> str:

@@ -1,6 +1,6 @@
 """Keep the epochs of fairseq-train's log in a file, and show its progress as a bar.
 
-    fairseq-train … --log-format json 2>&1 | python -m recipes.pipeline.history HISTORY
+    fairseq-train … --log-format json 2>&1 | python -m recipes.run.history HISTORY
 
 copies the log, and appends the lines that summarise an epoch to the file HISTORY.
 """
@@ -15,8 +15,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from recipes.pipeline.settings import Settings
-
 
 def logged(line: str) -> dict[str, Any]:
     """The JSON in *line* of fairseq's log, or {} if it has none."""
@@ -27,11 +25,11 @@ def logged(line: str) -> dict[str, Any]:
         return {}
 
 
-def training_bar(settings: Settings, disable: bool) -> tqdm:
-    """A bar of updates or epochs, which :func:`follow` moves."""
+def training_bar(updates: int, epochs: int, disable: bool) -> tqdm:
+    """A bar of *updates*, or of *epochs* if the updates are not limited, which :func:`follow` moves."""
     return tqdm(
-        total=settings.max_updates or settings.max_epochs,
-        unit="update" if settings.max_updates else "epoch",
+        total=updates or epochs,
+        unit="update" if updates else "epoch",
         bar_format="  {l_bar}{bar}| {unit} {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]",
         mininterval=1 if sys.stderr.isatty() else 30,
         delay=0.1,  # after the command has been printed

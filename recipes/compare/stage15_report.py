@@ -1,4 +1,4 @@
-"""Stage 23: compare the systems' scores and write the report: a page, tables, and the numbers."""
+"""Stage 15: compare the systems' scores and write the report: a page, tables, and the numbers."""
 
 import hashlib
 import json
@@ -15,21 +15,23 @@ import yaml
 
 from fairseq_rope.scorers import Scorer
 from fairseq_rope.text.languages import TOKENIZERS
-from recipes.compare import bootstrap, launch, page, stage21_join, stage22_translate_joined
+from recipes.compare import bootstrap, page, stage13_join, stage14_translate_joined
 from recipes.compare.curves import read_history
 from recipes.compare.results import in_order, read_results, without
-from recipes.compare.stage20_score_with import ScoreWith
-from recipes.compare.stage21_join import lines
+from recipes.compare.stage12_score_with import ScoreWith
+from recipes.compare.stage13_join import lines
+from recipes.compare.stages import finished
 from recipes.compare.tuning import Tuning
 from recipes.pipeline.checkpoints import to_average
-from recipes.pipeline.commands import Shell
-from recipes.pipeline.experiment import ROOT, SETS, Experiment, StageError
+from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.fairseq_train import patience
-from recipes.pipeline.model_folder import Moves, next_earlier
-from recipes.pipeline.runner import Runner
-from recipes.pipeline.stage import Stage
 from recipes.pipeline.stages import SCORE, TRAIN
-from recipes.pipeline.stamps import Stamps
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.moves import Moves, next_earlier
+from recipes.run.run import ROOT, StageError
+from recipes.run.runner import Runner
+from recipes.run.shell import Shell
+from recipes.run.stamps import Stamps
 from recipes.text.segments import Divided
 
 SEEDS = 3  # the default of --seeds
@@ -40,7 +42,7 @@ Scores = Mapping[str, Mapping[int, np.ndarray]]  # system: seed: BLEU of every d
 
 
 @dataclass
-class Report(Stage):
+class Report(TranslationStage):
     """The stage that compares systems."""
 
     runs: Mapping[str, Sequence[Experiment]]  # the finished runs of each system, one for each seed, the baseline first
@@ -48,7 +50,7 @@ class Report(Stage):
     failed: Mapping[str, str] = field(default_factory=dict)  # why a run is not among *runs*, by its title
     tuning: Tuning | None = None
 
-    number = 23
+    number = 15
     title = "compare"
     of_test_set = True
     settings = ("source_lang", "target_lang")
@@ -56,8 +58,8 @@ class Report(Stage):
 
     experiments = property(lambda self: [run for runs in self.runs.values() for run in runs])
 
-    def also(self, experiment: Experiment) -> dict[str, Any]:
-        """What the report depends on besides its inputs: the systems, their order, and the code of the report."""
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        """What changes the report besides its inputs: also the systems, their order, and the code of the report."""
         files = [path for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in (".py", ".j2")]
         code = b"".join(path.read_bytes() for path in files)
         return {
@@ -67,17 +69,18 @@ class Report(Stage):
             "tuning": self._tuning(),
             "scorers": [asdict(scorer) for scorer in experiment.scorers],
             "recipes/compare": hashlib.sha256(code).hexdigest(),
-            **SCORE.also(experiment),
+            **SCORE.depends_on(experiment),
+            **super().depends_on(experiment),
         }
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         paths = [*experiment.texts("raw", experiment.with_references)]
         paths += [experiment.text(experiment.in_subwords, name, experiment.source) for name in SETS]
-        paths += stage21_join.Join().outputs(experiment)
+        paths += stage13_join.Join().outputs(experiment)
         if experiment.unit.has_documents:
             paths += [*experiment.test_references, *experiment.reference_documents]
         for run in self.experiments:
-            paths += [run.hypotheses, run.history, run.score, *stage22_translate_joined.TranslateJoined().outputs(run)]
+            paths += [run.hypotheses, run.history, run.score, *stage14_translate_joined.TranslateJoined().outputs(run)]
             paths += [run.separators, run.document_hypotheses] if run.unit.has_documents else []
             scored = (stage for stage in map(ScoreWith, run.scorers) if stage.is_done(run))
             paths += [path for stage in scored for path in stage.outputs(run)]
@@ -136,7 +139,7 @@ class Report(Stage):
         """The tuned setting, and what came out for each system of the report; None if nothing is tuned."""
         if self.tuning is None:
             return None
-        outcomes = self.tuning.outcomes(launch.finished)
+        outcomes = self.tuning.outcomes(finished)
         compared = {name: outcome for name, outcome in outcomes.items() if name in self.runs}
         return {"setting": self.tuning.setting, "values": [*self.tuning.experiments], "systems": compared}
 
@@ -169,7 +172,7 @@ class Report(Stage):
             "signatures": {name: metric["signature"] for name, metric in metrics.items()},
             "scorers": {name: of for name, of in programs.items() if of["scores"]},
             "bootstrap": {"resamples": bootstrap.RESAMPLES, "seed": bootstrap.SEED},
-            "joined": [self._joined(experiment, n, longest) for n in (None, *stage21_join.lengths(experiment))],
+            "joined": [self._joined(experiment, n, longest) for n in (None, *stage13_join.lengths(experiment))],
             "longest_in_training": longest,
             "data": self._data(experiment),
             "sizes": self._sizes(experiment),
@@ -214,7 +217,7 @@ class Report(Stage):
         return "\n".join(commands)
 
     def _joined(self, experiment: Experiment, length: int | None, longest: int) -> dict[str, Any]:
-        """Source lengths and scores of all systems on the set of stage 21 with *length*; None: on that of stage 9.
+        """Source lengths and scores of all systems on the set of stage 13 with *length*; None: on that of stage 9.
 
         *longest* is the number of subwords of the longest source in training.
         """
@@ -222,15 +225,15 @@ class Report(Stage):
             texts = experiment.test_references
             subwords = experiment.text(experiment.in_subwords, "test", experiment.source)
         else:
-            texts = stage21_join.texts(experiment, length)[1:]
-            subwords = stage21_join.in_subwords(experiment, length)[0]
+            texts = stage13_join.texts(experiment, length)[1:]
+            subwords = stage13_join.in_subwords(experiment, length)[0]
         references = [*map(lines, texts)]
         tokenize = _tokeniser(_score(self.experiments[0])["metrics"][0]["signature"])
         drawn = bootstrap.draw(len(references[0]), bootstrap.RESAMPLES)
         scores: dict[str, dict[int, np.ndarray]] = {}
         ratios: dict[str, list[float]] = {}
         for run in self.experiments:
-            path = run.hypotheses if length is None else stage22_translate_joined.files(run, length).hypotheses
+            path = run.hypotheses if length is None else stage14_translate_joined.files(run, length).hypotheses
             hypotheses = lines(path)
             if len(hypotheses) != len(references[0]):
                 has = f"{path} has {len(hypotheses)} lines, and {texts[0]} has {len(references[0])}"
@@ -290,8 +293,8 @@ class Report(Stage):
         for run in self.experiments:
             hypotheses, separators = run.document_hypotheses, run.separators
             if length is not None:
-                hypotheses = stage22_translate_joined.documents(run, length)
-                separators = stage22_translate_joined.files(run, length).separators
+                hypotheses = stage14_translate_joined.documents(run, length)
+                separators = stage14_translate_joined.files(run, length).separators
             rows = bootstrap.statistics(lines(hypotheses), *references, tokenize=tokenize)
             scores.setdefault(run.system, []).append(bootstrap.corpus_bleu(rows.sum(axis=0)))
             counts = Divided(**json.loads(separators.read_text(encoding="utf-8")))

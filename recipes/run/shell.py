@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from recipes.pipeline.experiment import ROOT, StageError
-from recipes.pipeline.lock import note_holder
-from recipes.pipeline.stamps import Partial
-from recipes.pipeline.step import Step
+from recipes.run.lock import note_holder
+from recipes.run.run import ROOT, StageError
+from recipes.run.stage_files import StageFiles
+from recipes.run.stamps import Partial
 
 PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
 # torch ≥ 2.11 tries cuDNN's attention first on an H100. It plans anew for each shape, and sentences have many shapes.
@@ -54,18 +54,11 @@ def say(line: str) -> None:
     print(f"  {line}", flush=True)
 
 
-class Owner(Protocol):
-    """What a command belongs to: a stage, or a run of recipes.paper. Errors begin with its description."""
-
-    @property
-    def description(self) -> str: ...
-
-
 @dataclass
 class Shell:
     """Runs the commands of one stage."""
 
-    stage: Step
+    stage: StageFiles[Any]
     script: Path | None = None  # the record of its commands; None in a dry run
     log: Path = Path(os.devnull)  # the record of their output
     partial: Partial | None = None  # the record of finished outputs; None in a dry run
@@ -120,7 +113,7 @@ class Shell:
 
 
 def run_logged(
-    owner: Owner, command: str, on_line: Callable[[str], None] | None, log: Path, locks: tuple[int, ...]
+    stage: StageFiles[Any], command: str, on_line: Callable[[str], None] | None, log: Path, locks: tuple[int, ...]
 ) -> float:
     """Run *command*: show its progress bars, append its other output to *log*. Raises a StageError if it fails.
 
@@ -165,7 +158,7 @@ def run_logged(
     if status != 0:
         full = f"; the disk of {log.parent.parent} is full" if disk_is_full else ""
         failed = f"failed with status {status}: {last or 'no output'}{full} (full output: {log})"
-        raise StageError(f"{owner.description} {failed}")
+        raise StageError(f"{stage.description} {failed}")
     return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)  # bytes, or KiB
 
 

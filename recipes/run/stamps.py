@@ -8,47 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rope.files import write_whole, written_whole
-from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.step import Step
+from recipes.run.run import Run
+from recipes.run.stage_files import StageFiles
 from recipes.text.fetch import checksum_of
 
-TEST_SET = re.compile(r"(raw|tokenised|clean|bpe|segments|data-bin)/test\.")
 LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
 
 class Stamps:
-    """The stamps in the folders of an experiment."""
+    """The stamps in the folders of a run."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
-        self._hashes = experiment.work / "stamps" / "hashes.json"
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._hashes = run.work / "stamps" / "hashes.json"
         self.remade: set[Path] = set()  # in a dry run, the files that stages would write again, with unknown contents
 
-    def folder(self, stage: Step) -> Path:
-        return self._experiment.model if stage.per_model else self._experiment.work
+    def folder(self, stage: StageFiles[Any]) -> Path:
+        return self._run.model if stage.per_model else self._run.work
 
-    def path(self, stage: Step) -> Path:
+    def path(self, stage: StageFiles[Any]) -> Path:
         return self.folder(stage) / "stamps" / f"{stage.number:02d}{stage.label}.json"
 
-    def of(self, stage: Step) -> dict[str, Any]:
+    def of(self, stage: StageFiles[Any]) -> dict[str, Any]:
         """What the outputs of *stage* depend on: values by name, as JSON."""
-        depends: dict[str, Any] = {name: getattr(self._experiment.settings, name) for name in stage.settings}
-        if stage.depends_on_bpe:
-            depends["--bpe"] = self._experiment.bpe
-        if stage.depends_on_documents and self._experiment.unit.has_documents:
-            depends["documents"] = True
-        return depends | stage.also(self._experiment) | self.digests(stage.inputs(self._experiment))
+        return stage.depends_on(self._run) | self.digests(stage.inputs(self._run))
 
-    def made(self, stage: Step) -> dict[str, str]:
+    def made(self, stage: StageFiles[Any]) -> dict[str, str]:
         """The digests of the outputs of *stage*."""
-        return self.digests(stage.outputs(self._experiment))
+        return self.digests(stage.outputs(self._run))
 
     def digests(self, paths: Iterable[Path]) -> dict[str, str]:
         """The digests of files by name. The names stay the same when the work folder is moved."""
         return {self.name(path): self._digest(path) for path in paths}
 
     def name(self, path: Path) -> str:
-        work = self._experiment.work
+        work = self._run.work
         return str(path.relative_to(work)) if work in path.parents else path.name
 
     def _digest(self, path: Path) -> str:
@@ -66,25 +60,16 @@ class Stamps:
             known = {}
         if known.get(name, [""])[0] != size_and_date:
             known[name] = [size_and_date, checksum_of(path, "sha256")]
-            if not self._experiment.dry_run:
+            if not self._run.dry_run:
                 # Runs side by side write it too. What one of them overwrites is computed again.
                 self._hashes.parent.mkdir(parents=True, exist_ok=True)
                 with written_whole(str(self._hashes), suffix=f".{os.getpid()}.tmp") as (file,):
                     file.write((json.dumps(known, indent=1) + "\n").encode())
         return known[name][1]
 
-    def last(self, stage: Step) -> dict[str, Any] | None:
-        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read.
-
-        Stamps of earlier versions also have the test set, which only the stages of the test set depend on.
-        """
-        stamp = self.read(self.path(stage))
-        if stamp is None or stage.of_test_set:
-            return stamp
-        of, made = stamp["of"], stamp["made"]
-        if "test_files" in of:  # stages 1 and 2, in which the names of files do not show the set
-            return {**stamp, "of": _common(of, self.of(stage)), "made": _common(made, self.made(stage))}
-        return {**stamp, "of": without_test_set(of), "made": without_test_set(made)}
+    def last(self, stage: StageFiles[Any]) -> dict[str, Any] | None:
+        """The stamp of *stage*, or None if the stage has not ended or the stamp cannot be read."""
+        return self.read(self.path(stage))
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The stamp in the file *path*, with keys "of" and "made", or None if it cannot be read."""
@@ -96,33 +81,24 @@ class Stamps:
 
     def current(self, of: dict[str, Any]) -> dict[str, Any]:
         """*of*, with the current name of the model's folder in place of the one at that time."""
-        folder = re.compile(rf"^{self._experiment.unlabelled}(\.[^/]*)?/")
-        return {folder.sub(f"{self._experiment.model.name}/", name): value for name, value in of.items()}
+        folder = re.compile(rf"^{self._run.unlabelled}(\.[^/]*)?/")
+        return {folder.sub(f"{self._run.model.name}/", name): value for name, value in of.items()}
 
-    def is_done(self, stage: Step) -> bool:
+    def is_done(self, stage: StageFiles[Any]) -> bool:
         """Whether *stage* has run with these settings and with the present inputs and outputs."""
         stamp = self.last(stage)
         return stamp is not None and not self.changed(stage, stamp)
 
-    def changed(self, stage: Step, stamp: dict[str, Any]) -> str:
+    def changed(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> str:
         """What has changed since *stage* wrote *stamp*, as :func:`differences` says; "" if nothing has."""
         made = {**dict.fromkeys(stamp["made"], "none"), **self.made(stage)}
         return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
 
 
-def _common(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in old.items() if name in new}
-
-
-def without_test_set(of: dict[str, Any]) -> dict[str, Any]:
-    """*of* a stamp, without the files of the test set that stages 2 to 6 make."""
-    return {name: value for name, value in of.items() if not TEST_SET.match(name)}
-
-
 class Partial:
     """The finished outputs of a running stage, in a file that remains if the stage is interrupted."""
 
-    def __init__(self, stamps: Stamps, stage: Step, of: dict[str, Any]) -> None:
+    def __init__(self, stamps: Stamps, stage: StageFiles[Any], of: dict[str, Any]) -> None:
         self._stamps = stamps
         self._path = stamps.path(stage).with_suffix(".partial")
         before = stamps.read(self._path)

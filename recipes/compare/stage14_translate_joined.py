@@ -1,13 +1,13 @@
-"""Stage 22: translate the sets of stage 21 (fairseq-generate), as stage 9 translates the test set."""
+"""Stage 14: translate the sets of stage 13 (fairseq-generate), as stage 9 translates the test set."""
 
 from pathlib import Path
 
-from recipes.compare import stage21_join
-from recipes.pipeline.commands import Shell, quoted, say
+from recipes.compare import stage13_join
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.stage import Stage
 from recipes.pipeline.stage09_translate import SEARCH_SETTINGS, Translated, test_segments, translate, translated
 from recipes.pipeline.stage10_score import join_documents
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted, say
 
 
 def files(experiment: Experiment, length: int) -> Translated:
@@ -21,40 +21,40 @@ def documents(experiment: Experiment, length: int) -> Path:
     return experiment.model / "joined" / f"{length}.documents.{experiment.target}"
 
 
-class TranslateJoined(Stage):
-    number = 22
+class TranslateJoined(TranslationStage):
+    number = 14
     title = "translate joined sentences"
     per_model = True
     of_test_set = True
     settings = SEARCH_SETTINGS
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        own = [experiment.averaged, *stage21_join.Join().outputs(experiment)]
+        own = [experiment.averaged, *stage13_join.Join().outputs(experiment)]
         if not experiment.unit.has_documents:
             return own
         boundaries = experiment.text("raw", "test", experiment.target)
         return [*own, experiment.test_source, boundaries, test_segments(experiment), *translated(experiment)[1:]]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        lengths = stage21_join.lengths(experiment)
+        lengths = stage13_join.lengths(experiment)
         if not experiment.unit.has_documents:
             return [files(experiment, length).hypotheses for length in lengths]
         return [path for n in lengths for path in (*files(experiment, n)[1:], documents(experiment, n))]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         shell.command(f"mkdir -p {quoted(experiment.model / 'joined')}")
-        data = stage21_join.data(experiment)
+        data = stage13_join.data(experiment)
         before = {test_segments(experiment): translated(experiment)}  # segments that are already translated
-        for length in stage21_join.lengths(experiment):
-            source = stage21_join.texts(experiment, length)[0]
-            segments = stage21_join.in_subwords(experiment, length)[0]
+        for length in stage13_join.lengths(experiment):
+            source = stage13_join.texts(experiment, length)[0]
+            segments = stage13_join.in_subwords(experiment, length)[0]
             outputs = files(experiment, length)
             same = None
             if experiment.unit.has_documents and not experiment.dry_run:
                 text = segments.read_bytes()
                 same = next((files for path, files in before.items() if path.read_bytes() == text), None)
             if same is None:
-                subset = stage21_join.subset(experiment, length)
+                subset = stage13_join.subset(experiment, length)
                 translate(experiment, shell, data, subset, source, segments, outputs)
             else:
                 say(f"segments of up to {length} subwords: the same as in {same.hypotheses.name}, which is copied")

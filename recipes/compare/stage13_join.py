@@ -1,4 +1,4 @@
-"""Stage 21: make longer inputs of the test set.
+"""Stage 13: make longer inputs of the test set.
 
 It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides them into segments of several lengths.
 """
@@ -6,10 +6,10 @@ It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides
 from pathlib import Path
 
 from fairseq_rope.lines import count_lines, lines_of
-from recipes.pipeline.commands import Shell, quoted
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
-from recipes.pipeline.stage import Stage
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run.shell import Shell, quoted
 
 TIMES = (2, 4, 8)  # sentences a line
 TOKENS = (1, 64, 128, 256, 512, 1000)  # of a text with documents: subwords of the longest segments; 1: single sentences
@@ -73,8 +73,8 @@ def check(experiment: Experiment) -> None:
             raise Join().error(f"{long}: {MORE_ROOM}")
 
 
-class Join(Stage):
-    number = 21
+class Join(TranslationStage):
+    number = 13
     of_test_set = True
     title = "join sentences of the test set"
     settings = ("source_lang", "target_lang")

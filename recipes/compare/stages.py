@@ -1,0 +1,21 @@
+"""The stages of a run of a comparison."""
+
+from recipes.compare.stage12_score_with import ScoreWith
+from recipes.compare.stage14_translate_joined import TranslateJoined
+from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.stages import TO_SCORE, TRAIN
+from recipes.pipeline.translation_stage import TranslationStage
+from recipes.run import launch
+
+
+def stages_of(run: Experiment) -> tuple[TranslationStage, ...]:
+    """The stages of a run, in order. A run that is only trained, for tuning, has no others."""
+    if run.tuned:
+        return (TRAIN,)
+    own = (stage for stage in TO_SCORE if stage.per_model and not (run.training_of and stage.trains))
+    return (*own, TranslateJoined(), *map(ScoreWith, run.scorers))
+
+
+def finished(run: Experiment) -> bool:
+    """Whether the stages of *run* are done with the present settings and inputs."""
+    return launch.is_done(run, stages_of)
