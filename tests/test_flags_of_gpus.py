@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from fairseq.dataclass.configs import CommonConfig, DistributedTrainingConfig
 
-from recipes.paper.experiment import HERE as PAPER_FOLDER
+from recipes.paper.study import HERE as PAPER_FOLDER
 from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.settings import FIELDS
 from tests.commands import ROOT

@@ -41,7 +41,7 @@ def refuse_another(experiment: Experiment, resumed: str) -> None:
     """Raise a StageError if the user asks for another precision than the training *resumed* in the model's folder."""
     wanted, words = asked(experiment)
     if resumed and wanted not in ("auto", resumed):
-        has = f"the training in {experiment.checkpoints} has the precision {resumed}, and cannot resume in {precision}"
+        has = f"the training in {experiment.checkpoints} has the precision {resumed}, and cannot resume in {wanted}"
         instead = f"set precision={resumed}, or train another model with --name NAME"
         raise StageError(f"stage 7 (train): {words}: {has}: {instead}")
 

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.moves import Moves, first_unused
 from recipes.run.stamps import Stamps
-
-TEST_SET = re.compile(r"data-bin/test\.")  # earlier versions noted it, although no training depends on it
 
 
 def learnt_from(stage: TranslationStage, stamps: Stamps) -> dict[str, Any]:
@@ -26,10 +23,9 @@ def learnt_from(stage: TranslationStage, stamps: Stamps) -> dict[str, Any]:
 def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
     """:func:`learnt_from` of the training in the folder *checkpoints*; None if begun.json cannot be read."""
     try:
-        noted = stamps.current(json.loads((checkpoints / "begun.json").read_text()))
+        return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
     except (OSError, ValueError, AttributeError):
         return None
-    return {name: value for name, value in noted.items() if not TEST_SET.match(name)}
 
 
 def choose_training(experiment: Experiment, stage: TranslationStage, stamps: Stamps, moves: Moves) -> None:

@@ -42,10 +42,10 @@ class Runner(Generic[AnyRun]):
                 self.stamps.remade.update(stage.outputs(self.run))
             stage.run(self.run, Shell(stage))
             return True
+        stage.prepare(self.run, self.stamps, self.moves)
         missing = [path for path in stage.inputs(self.run) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
-        stage.prepare(self.run, self.stamps, self.moves)
         stamp = self.stamps.last(stage)  # as Stamps.is_done, but naming what has changed
         changed = "" if stamp is None else self.stamps.changed(stage, stamp)
         if stamp is not None and not changed:

@@ -32,7 +32,6 @@ from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.pipeline.stages import TRAIN
-from recipes.run import launch
 from recipes.run.moves import Moves
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
@@ -645,15 +644,15 @@ def test_a_run_that_another_process_has_finished_is_not_missing(report, monkeypa
     first = {arch: runs[0] for arch, runs in report.runs.items()}
     failed = {f"{ARCHS[1]}, seed {seed}": "it could not be submitted" for seed in (2, 3)}
     comparison = Comparison(Namespace(recipe="demo"), "", first, report.experiments, failed)
-    monkeypatch.setattr(launch, "finished", lambda run: run.seed <= 2 and not run.scorers)
+    monkeypatch.setattr("recipes.compare.__main__.finished", lambda run: run.seed <= 2 and not run.scorers)
     monkeypatch.setattr(Report, "summary", lambda *_: "")
     written = []
-    comparison.report(SimpleNamespace(ensure=written.append, experiment=None), must_be=True)
+    comparison.report(SimpleNamespace(ensure=written.append, run=None), must_be=True)
     assert [*written[0].failed] == [f"{ARCHS[1]}, seed 3"] and written[0].runs == report.runs
 
     comparison.experiments = {arch: replace(run, scorers=(Scorer("one", "one"),)) for arch, run in first.items()}
     comparison.failed = {f"{ARCHS[1]}, seed 2": "stage 12 failed"}  # the program, not the run
-    comparison.report(SimpleNamespace(ensure=written.append, experiment=None), must_be=True)
+    comparison.report(SimpleNamespace(ensure=written.append, run=None), must_be=True)
     assert written[1].failed == {f"A score of {ARCHS[1]}, seed 2": "stage 12 failed"}
     assert [run.title for run in written[1].experiments] == [run.title for run in written[0].experiments]
 

@@ -4,7 +4,6 @@ A function replaces the commands. It writes files of the same names with unique 
 distinguish a model that was trained again from the earlier one.
 """
 
-import functools
 import json
 import os
 import random
@@ -16,14 +15,14 @@ import pytest
 import yaml
 
 from recipes.pipeline import __main__ as pipeline
-from recipes.pipeline import session, stage07_train
+from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.experiment import SETS, TEST
 from recipes.pipeline.session import announce
-from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE
+from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
 from recipes.run import machine, stamps
 from recipes.run.run import StageError
-from recipes.run.runner import Runner, needed, write_down
+from recipes.run.runner import Runner
 from recipes.run.stamps import Stamps
 from tests.recipes.small_demo import AVX2, AVX512_BF16, describe, setting_flags
 
@@ -57,7 +56,7 @@ def work(tmp_path, monkeypatch):
     fake = lambda stage, command, *_: fake_run(RUNNING[-1], stage, command)  # noqa: E731
     monkeypatch.setattr("recipes.run.shell.run_logged", fake)
     monkeypatch.setattr(stage07_train, "describe", dict)
-    monkeypatch.setattr(session, "describe", dict)
+    monkeypatch.setattr("recipes.run.runner.describe", dict)
     (tmp_path / "raw").mkdir()
     for lang in ("en", "de"):
         (tmp_path / "raw" / f"test.{lang}").write_text("a line\n")
@@ -81,7 +80,7 @@ def described(work, *flags):
 def ensure(experiment, *stages):
     """Run *stages* of *experiment*. Returns the numbers of the stages that were not skipped."""
     RUNNING.append(experiment)
-    runner = Runner(experiment, STAGES, record=functools.partial(write_down, experiment, "command"))
+    runner = Runner(experiment, STAGES, program="command")
     return [stage.number for stage in stages if runner.ensure(stage)]
 
 

@@ -262,33 +262,6 @@ def test_a_recipe_without_a_test_set_ends_without_a_score_and_says_so(copied, ca
     assert "stage 11" in capsys.readouterr().out
 
 
-def test_a_work_folder_of_an_earlier_version_is_not_trained_again(copied):
-    """Its stamps had the test set among what every stage depends on, and no stages of the test set."""
-    clean, binary = {f"clean/test.{lang}": "of the earlier version" for lang in ("en", "de")}, {}
-    for path in copied.glob("stamps/*.test.json"):
-        stamp, both = json.loads(path.read_text()), path.with_name(path.name.replace(".test", ""))
-        test_set = {name: value for name, value in stamp["of"].items() if name == "test_files" or "test." in name}
-        made_of_test_set, stamp = stamp["made"], json.loads(both.read_text())
-        of, made = test_set | stamp["of"], made_of_test_set | stamp["made"]
-        binary |= {name: value for name, value in made.items() if name.startswith("data-bin/test.")}
-        both.write_text(json.dumps({"of": of | (clean if "bpe/train.en" in made else {}), "made": made}))
-        path.unlink()
-    cleaned = copied / "stamps" / "04.json"
-    stamp = json.loads(cleaned.read_text())
-    cleaned.write_text(json.dumps({**stamp, "made": stamp["made"] | clean}))
-    begun = copied / MODEL / "checkpoints" / "begun.json"
-    begun.write_text(json.dumps(json.loads(begun.read_text()) | binary))
-    trained = copied / MODEL / "stamps" / "07.json"
-    stamp = json.loads(trained.read_text())
-    trained.write_text(json.dumps({**stamp, "of": stamp["of"] | binary}))
-    assert len(binary) == 4
-    stages = skipped(run_here(["demo", *words(copied, "--gpus", "0")]))
-    assert {title for title, was_done in stages.items() if not was_done} == {
-        title for title in stages if "test set" in title and not title.startswith("translate")
-    }
-    assert {"train", "score"} <= stages.keys()
-
-
 def test_a_dry_run_shows_that_other_data_would_move_the_model(copied, capsys):
     model = copied / "transformer_rope.seed1.foo"
     (copied / MODEL).rename(model)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from recipes.paper.experiment import HERE
+from recipes.paper.study import HERE
 from tests.commands import ROOT
 from tests.commands_on_gpus import PAPER, RECIPES, run_on_gpus
 from tests.recipes.small_demo import SMALL, label, run_here, setting_flags, small_corpus

@@ -18,11 +18,13 @@ import yaml
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from recipes.compare import systems
 from recipes.compare.__main__ import Comparison, build_parser
-from recipes.compare.stage08_take_model import TakeModel
+from recipes.compare.stages import stages_of
 from recipes.compare.systems import System
+from recipes.pipeline.stage08_average import Average
 from recipes.run import launch
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
+from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
@@ -214,12 +216,12 @@ def arguments(**options):
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
     names = ["first", "search", "fails", *(["dies"] if jobs > 1 else []), "last"]
-    monkeypatch.setattr(launch, "train", training_stub(tmp_path))
+    monkeypatch.setattr(launch, "run_stages", training_stub(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     all_runs = runs(tmp_path, *names)
     all_runs[1].training_of = "first"
-    outcomes = {run.system: why for run, why in launch.outcomes(all_runs, "x", arguments(jobs=jobs))}
+    outcomes = {run.system: why for run, why in launch.outcomes(all_runs, stages_of, "x", arguments(jobs=jobs))}
     assert list(outcomes) == names or jobs > 1
     assert outcomes["first"] == outcomes["last"] == "" and "no memory" in outcomes["fails"]
     if jobs > 1:
@@ -257,14 +259,14 @@ def test_the_screen_shows_which_run_trains_and_the_time_left(tmp_path, monkeypat
     of_minutes = {"before": 0, "one": 90, "search": 2, "fails": 1, "two": 120, "last": 100}
     all_runs = runs(tmp_path, *of_minutes)
     all_runs[2].training_of = "one"
-    monkeypatch.setattr(launch, "trained", lambda run: run.system in ("before", "search"))
+    monkeypatch.setattr(launch, "is_trained", lambda run, _: run.system in ("before", "search"))
 
-    def train(run, program):
+    def train(run, stages_of, program):
         clock.move(60 * of_minutes[run.system])
         return "no memory" if run.system == "fails" else ""
 
-    monkeypatch.setattr(launch, "train", train)
-    assert len([*launch.outcomes(all_runs, "x", arguments())]) == 6
+    monkeypatch.setattr(launch, "run_stages", train)
+    assert len([*launch.outcomes(all_runs, stages_of, "x", arguments())]) == 6
     assert capsys.readouterr().out.splitlines() == [
         "== run 1 of 6: before, seed 1",
         "== run 2 of 6: one, seed 1",
@@ -296,7 +298,7 @@ def test_the_screen_shows_how_many_runs_have_ended_side_by_side(tmp_path, monkey
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
     handler = signal.getsignal(signal.SIGINT)
-    assert len([*launch.outcomes(runs(tmp_path, "a", "b", "c"), "x", arguments(jobs=2))]) == 3
+    assert len([*launch.outcomes(runs(tmp_path, "a", "b", "c"), stages_of, "x", arguments(jobs=2))]) == 3
     assert signal.getsignal(signal.SIGINT) == handler, "that of the caller"
     assert capsys.readouterr().out.splitlines() == [
         "== a, seed 1: begun, run 1 of 3, log: a.log",
@@ -325,12 +327,12 @@ def test_the_time_left_is_that_of_the_runs_that_have_not_ended(took, waiting, ru
 
 
 def training_stub(folder):
-    """What takes the place of launch.train: fails or ends its process for some systems.
+    """What takes the place of launch.run_stages: fails or ends its process for some systems.
 
     submitit pickles it by value.
     """
 
-    def train(experiment, program, on_signal=False, gpu=None):
+    def train(experiment, stages_of, program, on_signal=False, gpu=None):
         import os
         import time
 
@@ -345,24 +347,27 @@ def training_stub(folder):
     return train
 
 
-def test_a_system_with_another_search_takes_the_present_model(tmp_path):
+def test_a_system_with_another_search_takes_the_present_model(tmp_path, monkeypatch):
     (trained,) = runs(tmp_path, "rope")
     search = replace(trained, system="search", training_of="rope")
-    title = "stage 8 (take the averaged model of another system)"
-    refused = f"{title}: rope, seed 1, has no averaged model ({trained.model})"
-    assert launch.train(search, "x") == refused
+    average = Average()
+    refused = f"{average.description}: rope, seed 1, has no averaged model ({trained.model})"
+    assert launch.run_stages(search, stages_of, "x") == refused
     trained.checkpoints.mkdir(parents=True)
     for number in (1, 2):
         for path in (trained.averaged, trained.history):
             path.unlink(missing_ok=True)
             path.write_text(f"{path.name} {number}")
-        assert launch.train(search, "x") == refused, "no stage has written these files"
-        Runner(search).ensure(TakeModel())
+        assert launch.run_stages(search, stages_of, "x") == refused, "no stage has written these files"
+        with monkeypatch.context() as patch:
+            patch.setattr(Stamps, "is_done", lambda stamps, _: stamps._run.system == "rope")
+            Runner(search).ensure(average)
         assert search.averaged.samefile(trained.averaged)
         assert search.history.read_text() == f"history.jsonl {number}"
     assert (search.model / "earlier" / "1" / "averaged.pt").read_text() == "averaged.pt 1"
     search.history.unlink()
-    Runner(search).ensure(TakeModel())
+    monkeypatch.setattr(Stamps, "is_done", lambda *_: True)
+    Runner(search).ensure(average)
     assert search.history.exists() and search.averaged.samefile(trained.averaged)
 
 
@@ -395,7 +400,7 @@ class Submitted:
     def update_parameters(self, **parameters):
         pass
 
-    def submit(self, train, run, program, on_signal, gpu):
+    def submit(self, function, run, stages_of, program, on_signal, gpu):
         self.submissions.append((run.system, run.gpus, gpu))
         return Ended("")
 
@@ -418,7 +423,7 @@ def test_each_job_has_one_of_the_visible_and_requested_gpus(tmp_path, monkeypatc
     for name, value in (("PYTHONPATH", ""), ("OMP_NUM_THREADS", "7"), ("CUDA_VISIBLE_DEVICES", visible)):
         monkeypatch.setenv(name, value)
     three = [replace(run, gpus=asked) for run in runs(tmp_path, "a", "b", "c")]
-    assert len([*launch.outcomes(three, "x", arguments(jobs=jobs))]) == 3
+    assert len([*launch.outcomes(three, stages_of, "x", arguments(jobs=jobs))]) == 3
     gpus = 0 if asked == 0 else 1
     assert executor.submissions == [(name, gpus, gpu) for name, gpu in zip("abc", expected, strict=True)]
 
@@ -426,8 +431,8 @@ def test_each_job_has_one_of_the_visible_and_requested_gpus(tmp_path, monkeypatc
 def test_a_job_uses_the_gpu_of_its_place(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (run,) = runs(tmp_path, "one")
-    monkeypatch.setattr(launch, "stages_of", lambda run: ())
-    assert launch.train(run, "x", gpu="GPU-ab") == "" and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab"
+    assert launch.run_stages(run, lambda _: (), "x", gpu="GPU-ab") == ""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab"
 
 
 @pytest.fixture
@@ -447,8 +452,11 @@ def with_slurm(tmp_path, monkeypatch):
     return programs
 
 
+ONE_SLURM_JOB = arguments(launcher="slurm", jobs=None, slurm=["time=600"])
+
+
 def slurm_outcomes(of_runs):
-    return launch.outcomes(of_runs, "x", arguments(launcher="slurm", jobs=None, slurm=["time=600"]))
+    return launch.outcomes(of_runs, stages_of, "x", ONE_SLURM_JOB)
 
 
 NOT_UNDERSTOOD = ("gone fishing", 'Could not make sense of sbatch output "gone fishing"')
@@ -478,13 +486,16 @@ def test_a_job_is_waited_for_while_squeue_lists_it_or_has_no_connection(tmp_path
 def test_a_finished_run_is_not_submitted_and_does_not_count_as_failed(tmp_path, with_slurm, monkeypatch, capsys):
     one, two, search = runs(tmp_path, "one", "two", "search")
     search.training_of = "two"
-    monkeypatch.setattr(launch, "stages_of", lambda run: (TakeModel(),))
-    monkeypatch.setattr(TakeModel, "inputs", lambda *_: [])
-    monkeypatch.setattr(TakeModel, "run", lambda _, run, shell: [path.touch() for path in TakeModel().outputs(run)])
+    average = Average()
+    monkeypatch.setattr(Average, "inputs", lambda *_: [])
+    monkeypatch.setattr(Average, "prepare", lambda *_: None)
+    monkeypatch.setattr(Average, "run", lambda _, run, shell: [path.touch() for path in average.outputs(run)])
     for run in (one, search):
         run.checkpoints.mkdir(parents=True)
-        Runner(run).ensure(TakeModel())
-    outcomes = slurm_outcomes([one, two, search])
+        Runner(run).ensure(average)
+    (tmp_path / "data-bin").mkdir()
+    two.binary_data[0].touch()  # other data: two has to be trained again, and its model is not that of search
+    outcomes = launch.outcomes([one, two, search], lambda run: (average,), "x", ONE_SLURM_JOB)
     assert next(outcomes) == (one, "")
     assert [why[:28] for _, why in outcomes] == ["it could not be submitted: C"] * 2, "the model of search is outdated"
     assert "== one, seed 1: done before" in capsys.readouterr().out

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.pipeline import fairseq_train
+from recipes.pipeline.check_machine import check_machine
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit
 from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage03_tokenise import Tokenise
 from recipes.pipeline.stages import TRAIN, TRANSLATE
-from recipes.run import machine
 from recipes.run.run import ROOT, StageError
 from recipes.run.runner import Runner
 
@@ -177,7 +177,7 @@ def test_checkpoints_beyond_the_limit_are_refused(tmp_path, every, limit, last, 
 
 def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):
     def check(*overrides, **more):
-        machine.check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
+        check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
 
     with pytest.raises(StageError, match=r"GB are free on the disk of .*, and 1000000.0 are needed; "):
         check("disk_gb=1000000")
