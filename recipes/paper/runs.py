@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.files import write_whole
+from fairseq_rope.files import checksum, write_whole
 from recipes.run.history import logged
 from recipes.run.machine import describe
 from recipes.run.moves import Moves, next_earlier
@@ -16,7 +16,6 @@ from recipes.run.run import Run
 from recipes.run.shell import Shell, quoted, say
 from recipes.run.stage import Stage
 from recipes.run.stamps import Stamps
-from recipes.text.fetch import checksum_of
 
 ON_ONE_GPU = ("f1", "spearman")  # metrics for which fairseq cannot join the predictions of several GPUs
 
@@ -129,7 +128,7 @@ class Data(Stage[PaperRun]):
         return binary_data(run.work / "data") or [run.work / "data"]
 
     def depends_on(self, run: PaperRun) -> dict[str, Any]:
-        checksums = {name: checksum_of(path, "sha256") for name, path in self.sources.items()}
+        checksums = {name: checksum(path) for name, path in self.sources.items()}
         return json.loads(json.dumps({**run.values(), **self.more, **checksums}))
 
     def prepare(self, run: PaperRun, stamps: Stamps, moves: Moves) -> None:

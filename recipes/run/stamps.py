@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.files import write_whole, written_whole
+from fairseq_rope.files import checksum, write_whole, written_whole
 from recipes.run.run import Run
 from recipes.run.stage_files import StageFiles
-from recipes.text.fetch import checksum_of
 
 LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
@@ -51,7 +50,7 @@ class Stamps:
         if not path.exists():
             return "none"
         if path.stat().st_size <= LARGE:
-            return checksum_of(path, "sha256")
+            return f"sha256:{checksum(path)}"
         status = path.stat()
         name, size_and_date = self.name(path), f"{status.st_size} bytes of {status.st_mtime_ns}"
         try:
@@ -59,7 +58,7 @@ class Stamps:
         except (OSError, ValueError):
             known = {}
         if known.get(name, [""])[0] != size_and_date:
-            known[name] = [size_and_date, checksum_of(path, "sha256")]
+            known[name] = [size_and_date, f"sha256:{checksum(path)}"]
             if not self._run.dry_run:
                 # Runs side by side write it too. What one of them overwrites is computed again.
                 self._hashes.parent.mkdir(parents=True, exist_ok=True)
