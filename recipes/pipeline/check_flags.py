@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.start import SIZES
+from recipes.pipeline.start import SIDES, SIZES
 from recipes.run.run import ROOT, StageError
 
-PARSED, PASSED = "the flags are known", "the models can be built"
+PARSED, PASSED, WARNING = "the flags are known", "the models can be built", "warning: "
 
 
 def check_flags(
@@ -35,7 +35,10 @@ def check_flags(
         devices_here = devices or fairseq_train.devices_and_precision(experiment)
         words += [experiment.system, fairseq_train.command(experiment, *devices_here), generate]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    printed = done.stdout.splitlines()
+    printed = [line for line in done.stdout.splitlines() if not line.startswith(WARNING)]
+    for line in dict.fromkeys(done.stdout.splitlines()):
+        if line.startswith(WARNING):
+            print(f"recipes: {line}", file=sys.stderr)
     if done.returncode or printed[-1:] != [PASSED]:
         known = {experiment.system for experiment in experiments}
         system = next((line for line in reversed(printed) if line in known), experiments[0].system)
@@ -65,6 +68,9 @@ def parse_commands(words: Sequence[str]) -> None:
             sys.exit(f"fairseq has no such architecture; the nearest is {near[0]}")
         try:
             args = options.parse_args_and_arch(parser)
+            replaced = _replaced_sizes(arch, args)
+            if replaced:
+                print(f"{WARNING}--arch {arch}: the settings replace its own {replaced}; change the settings", flush=True)
             sys.argv = shlex.split(generate)
             options.parse_args_and_arch(options.get_generation_parser())
             print(PARSED, flush=True)
@@ -72,6 +78,22 @@ def parse_commands(words: Sequence[str]) -> None:
         except (AssertionError, ValueError) as error:
             sys.exit(" ".join(str(error).split()))
     print(PASSED)
+
+
+def _replaced_sizes(arch: str, args: argparse.Namespace) -> str:
+    """The sizes of the architecture *arch* that are not transformer-base's, and that *args* replace; "" without any."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    own, base = argparse.Namespace(), argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[arch](own)
+    ARCH_CONFIG_REGISTRY["transformer"](base)
+    options = [f"{side}_{option}" for side in SIDES for option in SIZES.values()] + ["dropout"]
+    replaced = [
+        f"{option}={getattr(own, option)} by {getattr(args, option)}"
+        for option in options
+        if getattr(own, option, None) not in (None, getattr(base, option), getattr(args, option))
+    ]
+    return ", ".join(replaced)
 
 
 def _build(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from fairseq_rope.serving.exported_folder import QUANTIZATIONS
 from recipes.run.yaml_file import SettingsError, read_yaml, read_yaml_file
 
 
-def _setting(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
-    """A field with its range. *more* has its choices, its pattern and how that looks, or what it changes."""
-    return field(metadata={"description": description, "least": least, "most": most, **more})
+def _setting(default: Any, description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
+    """A field with its default and its range. *more* has its choices, its pattern and how that looks, or its effect."""
+    return field(default=default, metadata={"description": description, "least": least, "most": most, **more})
 
 
-def _learnt(description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
+def _learnt(default: Any, description: str, least: float = -math.inf, most: float = math.inf, **more: object) -> Any:
     """A setting that changes what a model learns: another value starts a new training."""
-    return _setting(description, least, most, learnt_from=True, **more)
+    return _setting(default, description, least, most, learnt_from=True, **more)
 
 
 _LANGUAGE: Any = {"pattern": r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*", "looks": "be a language's code, like en or pt-BR"}
@@ -39,52 +39,61 @@ _PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
 @dataclass
 class Settings:
-    """The settings. Every settings.yaml has all of them."""
+    """The settings. A settings.yaml must have those without a default: the languages and the training set.
 
-    source_lang: str = _setting("code of the source language", **_LANGUAGE)
-    target_lang: str = _setting("code of the target language", **_LANGUAGE)
-    train_files: str = _setting("training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; several are joined")
-    valid_files: str = _setting("validation set, written like train_files; empty with holdout_every")
-    test_files: str = _setting("test set, written like train_files; further references after commas; empty: none")
-    normalise_punctuation: str = _setting("sides with normalised punctuation", choices=_SIDES, names_model=True)
-    max_words: int = _setting("remove training pairs with a longer side, in words", 1, names_model=True)
-    max_length_ratio: float = _setting("remove pairs with a greater ratio of lengths", 1, names_model=True)
-    holdout_every: int = _setting("n: use every n-th pair or document to validate, instead of valid_files", 0)
-    vocab_size: int = _setting("size of the subword vocabulary of both languages together", 1, names_model=True)
-    segment_tokens: int = _setting(_SEGMENTS, 0, names_model=True)
-    segment_share: float = _setting("share of the training sentences in segments", 0, 1, names_model=True)
-    start_checkpoint: str = _setting("checkpoint to start from, with {system} and {seed}; or empty", names_model=True)
-    start_data: str = _setting("folder with dictionaries and subword model of start_checkpoint", names_model=True)
+    The defaults are those of RoFormer's translation model, where the paper states them, and else of transformer-base.
+    """
 
-    layers: int = _learnt("number of encoder layers, and of decoder layers", 1)
-    width: int = _learnt("size of embeddings and layers", 1)
-    ffn_width: int = _learnt("size inside the feed-forward networks", 1)
-    heads: int = _learnt("number of attention heads", 1)
-    dropout: float = _learnt("probability of dropout", 0, 1)
-    adam_betas: str = _learnt("Adam's betas", pattern=_PAIR, looks="be a pair like (0.9, 0.98)")
-    adam_eps: float = _learnt("Adam's epsilon", 0, 1)
-    warmup_init_lr: float = _learnt("learning rate of the first update", 0, 1)
-    learning_rate: float = _learnt("highest learning rate, at the end of the warm-up", 0, 1, above_least=True)
-    label_smoothing: float = _learnt("label smoothing", 0, 1)
-    warmup_updates: int = _learnt("number of warm-up updates", 0)
-    tokens_per_update: int = _learnt("tokens of the longer side in an update, over all devices", 1)
-    max_updates: int = _setting("maximum number of updates; 0: no limit", 0)
-    max_epochs: int = _setting("maximum number of epochs; 0: no limit", 0)
+    source_lang: str = _setting(MISSING, "code of the source language", **_LANGUAGE)
+    target_lang: str = _setting(MISSING, "code of the target language", **_LANGUAGE)
+    train_files: str = _setting(
+        MISSING, "training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; more are joined"
+    )
+    valid_files: str = _setting("", "validation set, written like train_files; empty with holdout_every")
+    test_files: str = _setting("", "test set, written like train_files; further references after commas; empty: none")
+    normalise_punctuation: str = _setting("none", "sides with normalised punctuation", choices=_SIDES, names_model=True)
+    max_words: int = _setting(250, "remove training pairs with a longer side, in words", 1, names_model=True)
+    max_length_ratio: float = _setting(9.0, "remove pairs with a greater ratio of lengths", 1, names_model=True)
+    holdout_every: int = _setting(0, "n: use every n-th pair or document to validate, instead of valid_files", 0)
+    vocab_size: int = _setting(37000, "size of the subword vocabulary of both languages together", 1, names_model=True)
+    segment_tokens: int = _setting(0, _SEGMENTS, 0, names_model=True)
+    segment_share: float = _setting(0.5, "share of the training sentences in segments", 0, 1, names_model=True)
+    start_checkpoint: str = _setting(
+        "", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True
+    )
+    start_data: str = _setting("", "folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
-    tokens_per_device: int = _setting("maximum tokens in a batch of one device", 1)
-    precision: str = _setting("number format of the training; auto: the best in hardware", choices=_PRECISIONS)
-    save_every_updates: int = _setting("updates between checkpoints; 0: one checkpoint an epoch", 0)
+    layers: int = _learnt(6, "number of encoder layers, and of decoder layers", 1)
+    width: int = _learnt(512, "size of embeddings and layers", 1)
+    ffn_width: int = _learnt(2048, "size inside the feed-forward networks", 1)
+    heads: int = _learnt(8, "number of attention heads", 1)
+    dropout: float = _learnt(0.1, "probability of dropout", 0, 1)
+    adam_betas: str = _learnt("(0.9, 0.98)", "Adam's betas", pattern=_PAIR, looks="be a pair like (0.9, 0.98)")
+    adam_eps: float = _learnt(1e-9, "Adam's epsilon", 0, 1)
+    warmup_init_lr: float = _learnt(1e-7, "learning rate of the first update", 0, 1)
+    learning_rate: float = _learnt(5e-4, "highest learning rate, at the end of the warm-up", 0, 1, above_least=True)
+    label_smoothing: float = _learnt(0.1, "label smoothing", 0, 1)
+    warmup_updates: int = _learnt(4000, "number of warm-up updates", 0)
+    tokens_per_update: int = _learnt(25000, "tokens of the longer side in an update, over all devices", 1)
+    max_updates: int = _setting(100000, "maximum number of updates; 0: no limit", 0)
+    max_epochs: int = _setting(0, "maximum number of epochs; 0: no limit", 0)
 
-    average_checkpoints: int = _setting("number of last checkpoints to average", 1)
-    beam: int = _setting("beam size", 1)
-    length_penalty: float = _setting("length penalty: a score is divided by its length to this power")
-    max_len_b: int = _setting("maximum output length, in tokens more than the source", 0)
-    export_quantization: str = _setting("number format of the model that stage 11 writes", choices=QUANTIZATIONS)
-    export_shortlist: bool = _setting("whether stage 11 builds a shortlist, for which it needs eflomal")
-    fairseq_train_flags: str = _learnt("more flags for fairseq-train")
-    fairseq_generate_flags: str = _setting("more flags for fairseq-generate")
-    disk_gb: float = _setting("disk space of the whole work folder, in GB", 0)
-    memory_gb: float = _setting("memory that the machine must have, in GB", 0)
+    tokens_per_device: int = _setting(4096, "maximum tokens in a batch of one device", 1)
+    precision: str = _setting("auto", "number format of the training; auto: the best in hardware", choices=_PRECISIONS)
+    save_every_updates: int = _setting(1250, "updates between checkpoints; 0: one checkpoint an epoch", 0)
+
+    average_checkpoints: int = _setting(5, "number of last checkpoints to average", 1)
+    beam: int = _setting(4, "beam size", 1)
+    length_penalty: float = _setting(0.6, "length penalty: a score is divided by its length to this power")
+    max_len_b: int = _setting(50, "maximum output length, in tokens more than the source", 0)
+    export_quantization: str = _setting(
+        "int8", "number format of the model that stage 11 writes", choices=QUANTIZATIONS
+    )
+    export_shortlist: bool = _setting(False, "whether stage 11 builds a shortlist, for which it needs eflomal")
+    fairseq_train_flags: str = _learnt("", "more flags for fairseq-train")
+    fairseq_generate_flags: str = _setting("", "more flags for fairseq-generate")
+    disk_gb: float = _setting(0.0, "disk space of the whole work folder, in GB", 0)
+    memory_gb: float = _setting(0.0, "memory that the machine must have, in GB", 0)
 
     def templates(self, name: str) -> list[list[str]]:
         """The corpora of the set *name*: FILE or ARCHIVE:MEMBER, with {lang} and {side}.
@@ -121,23 +130,24 @@ def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
     The value of an override is read as YAML, unless the setting is a text. An integer is accepted as a float.
     """
     values = _read(path)
-    for name in FIELDS:
-        if name not in values:
-            raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
     for name in values:
         if name not in FIELDS:
             raise SettingsError(f"settings.yaml has {name}, which no recipe has; the nearest is {_near(name)}")
+    for name, setting in FIELDS.items():
+        if name not in values and setting.default is MISSING:
+            raise SettingsError(f"settings.yaml has no {name}, which every recipe has")
+    for name in values:
         values[name] = _as_float(FIELDS[name], values[name])
         if type(values[name]) is not FIELDS[name].type:
             raise SettingsError(f"{name} is {values[name]!r}, and must be of type {_type_name(FIELDS[name])}")
-    own = dict(values)
+    own = Settings(**values)
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
             raise SettingsError(f"--set {override}: must have the form KEY=VALUE")
         if name not in FIELDS:
             raise SettingsError(f"--set {override}: {path} has no {name}; the nearest it has is {_near(name)}")
-        values[name] = _overriding(FIELDS[name], text, own[name])
+        values[name] = _overriding(FIELDS[name], text, getattr(own, name))
     return Settings(**values)
 
 
@@ -245,12 +255,20 @@ def _allowed(setting: Field[Any]) -> str:
 
 
 def describe_settings() -> str:
-    """One line for each setting: name, type, allowed values and description."""
+    """One line for each setting: name, type, allowed values, default and description."""
     lines = []
     for name, setting in FIELDS.items():
         kinds = [_type_name(setting), *filter(None, [_allowed(setting).removeprefix("be ")])]
-        lines.append(f"  {name} ({', '.join(kinds)}): {setting.metadata['description']}")
+        default = "required" if setting.default is MISSING else f"default: {_as_written(setting.default)}"
+        lines.append(f"  {name} ({', '.join(kinds)}; {default}): {setting.metadata['description']}")
     return "\n".join(lines)
+
+
+def _as_written(default: Any) -> str:
+    """*default* as a settings.yaml has it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return '""' if default == "" else str(default)
 
 
 def _check_training(settings: Settings) -> None:

@@ -584,6 +584,17 @@ def test_an_unknown_architecture_and_a_killed_check_of_flags_are_refused(tmp_pat
     assert "--arch transformer_rope: fairseq ended with status -9 before" in refused(tmp_path)
 
 
+def test_an_architecture_whose_sizes_the_settings_replace_is_warned_about(tmp_path, capsys):
+    big = describe("demo", "--work-dir", tmp_path, "--gpus", 0, "--arch", "transformer_rope_wmt_en_de_big")
+    usual = describe("demo", "--work-dir", tmp_path, "--gpus", 0, "--arch", "transformer_rope")
+    checking.check_flags([usual])
+    assert capsys.readouterr().err == ""
+    checking.check_flags([big])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("recipes: warning: --arch transformer_rope_wmt_en_de_big: the settings replace its own ")
+    assert "encoder_embed_dim=1024 by 128" in line and "dropout=0.3 by 0.1" in line and "layers" not in line
+
+
 def test_sentences_that_fairseq_skipped_are_reported(copied, tmp_path):
     experiment = describe("demo", *words(copied))
     log = tmp_path / "preprocess.log"

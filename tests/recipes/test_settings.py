@@ -81,12 +81,12 @@ def test_help_describes_every_setting(capsys):
     assert "recipe " not in printed.partition("Flags after")[0].replace("a recipe ", "")
     assert re.findall(r"^  (\w+) \(\w+", printed, re.MULTILINE) == list(FIELDS)
     for line in (
-        "target_lang (str, a language's code, like en or pt-BR): code of the target language",
-        "normalise_punctuation (str, one of none, source, target, both): sides with normalised punctuation",
-        "dropout (float, 0 to 1): probability of dropout",
-        "beam (int, 1 or more): beam size",
-        "export_shortlist (bool, true or false): whether stage 11 builds a shortlist, for which it needs eflomal",
-        "fairseq_train_flags (str): more flags for fairseq-train",
+        "target_lang (str, a language's code, like en or pt-BR; required): code of the target language",
+        "normalise_punctuation (str, one of none, source, target, both; default: none): sides with normalised punctuation",
+        "dropout (float, 0 to 1; default: 0.1): probability of dropout",
+        "beam (int, 1 or more; default: 4): beam size",
+        "export_shortlist (bool, true or false; default: false): whether stage 11 builds a shortlist, for which it needs eflomal",
+        'fairseq_train_flags (str; default: ""): more flags for fairseq-train',
     ):
         assert f"  {line}\n" in printed
 
@@ -113,7 +113,8 @@ def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, m
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("beam: 4", "beem: 4", "settings.yaml has no beam, which every recipe has"),
+        ("beam: 4", "beem: 4", "settings.yaml has beem, which no recipe has; the nearest is beam"),
+        ("source_lang: en", "", "settings.yaml has no source_lang, which every recipe has"),
         ("beam: 4", "beam: 4\nbeem: 4", "settings.yaml has beem, which no recipe has; the nearest is beam"),
         ("beam: 4", "beam: 4; touch X", "beam is '4; touch X', and must be of type int"),
         ("beam: 4", "beam: 4\n7: x", "settings.yaml has 7, which no recipe has; the nearest is "),
@@ -129,6 +130,16 @@ def test_a_broken_settings_file_is_refused_by_name(tmp_path, capsys, contents, m
 def test_wrong_settings_are_refused_by_name(changed, old, new, message):
     with pytest.raises(SettingsError, match=re.escape(message)):
         check_values(read_settings(changed(old, new)))
+
+
+def test_a_short_recipe_has_the_settings_of_the_papers_model(tmp_path):
+    """Those of recipes/wmt14_en_de/settings.yaml, which says of each where it is from."""
+    own = {"source_lang": "en", "target_lang": "fr", "train_files": "a.{lang}", "valid_files": "b.{lang}"}
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(own))
+    settings = read_settings(tmp_path / "settings.yaml", ["beam=2"])
+    check_values(settings)
+    of_paper = asdict(read_settings(ROOT / "recipes" / "wmt14_en_de" / "settings.yaml"))
+    assert asdict(settings) == of_paper | own | {"test_files": "", "beam": 2, "disk_gb": 0, "memory_gb": 0}
 
 
 # -- in commands -------------------------------------------------------------------------------------
