@@ -121,7 +121,7 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
     problems: list[str] = []
     addresses = list(entry.addresses)
     for address in addresses:
-        problem, is_final, failures, most = "", False, 0, _size(part)
+        problem, is_final, failures, largest_size = "", False, 0, _size(part)
         while not is_final and failures <= retries:
             if failures:
                 pause = min(wait * 2 ** (failures - 1), 120)
@@ -129,7 +129,8 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
                 time.sleep(pause)
             problem, is_final = _run_curl(part, entry, address)
             # A server that cuts the connection every few megabytes gives the whole file in the end.
-            failures, most = 1 if _size(part) > most else failures + 1, max(most, _size(part))
+            failures = 1 if _size(part) > largest_size else failures + 1
+            largest_size = max(largest_size, _size(part))
         if not problem:
             problem = what_is_wrong(part, entry)
             if not problem:
@@ -139,8 +140,8 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
                 addresses.append(address)
         problems.append(f"{address}: {problem}")
         print(f"  {problems[-1]}", file=sys.stderr)
-    rest = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
-    raise InputError(f"{entry.name} could not be downloaded: {'; '.join(problems)}{rest}")
+    note = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
+    raise InputError(f"{entry.name} could not be downloaded: {'; '.join(problems)}{note}")
 
 
 def _finish(part: Path, path: Path, origin: str) -> str:

@@ -89,12 +89,12 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
         for number in range(workers):
             ours, theirs = context.Pipe()  # duplex: a socket pair, which buffers more than a one-way pipe
             process = context.Process(target=_work, args=(theirs, make, source, number, workers), daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the process inherits this
+            previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the process inherits this
             try:
                 process.start()
                 processes.append((process, ours))
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
                 theirs.close()
         for _, connection in cycle(processes):
             try:

@@ -115,8 +115,10 @@ class Divided(NamedTuple):
     with_other_separators: int
 
     def __str__(self) -> str:
-        differ = f"{self.with_other_separators} of {self.segments} translated segments"
-        return f"{differ} have another number of separators than their source"
+        return (
+            f"{self.with_other_separators} of {self.segments} translated segments have another number of separators "
+            "than their source"
+        )
 
 
 def divide(path: str, generated: str, output: str, text: Tokeniser) -> Divided:
