@@ -101,9 +101,9 @@ def early(results: Results) -> list[str]:
     }
     steep = [system for system in systems if falls[system] > STEEP]
     if steep:
-        most = max(falls[system] for system in steep)
+        largest_fall = max(falls[system] for system in steep)
         which = "every system" if len(steep) == len(systems) else listed(steep)
-        fell = f"the validation loss of {which} fell by up to {most:.2f} bits a token"
+        fell = f"the validation loss of {which} fell by up to {largest_fall:.2f} bits a token"
         sentences.append(f"In the last fifth of the updates, {fell}.")
     return [" ".join([*sentences, EARLY])] if sentences else []
 
@@ -150,9 +150,10 @@ def _of_many(results: Results) -> list[str]:
     sentences = [f"{best} has the best result: sacreBLEU {spread(joined['scores'][best])}{lead}."]
     if joined["against_best"]:
         equal = [name for name in systems if name in joined["against_best"] and as_good(joined["against_best"][name])]
-        are = f"{listed(equal)} {'is' if len(equal) == 1 else 'are'}"
-        shows = f"does not show that {are} worse" if equal else "shows that every other system is worse"
-        sentences.append(f"The test {shows}.")
+        claim = "shows that every other system is worse"
+        if equal:
+            claim = f"does not show that {listed(equal)} {'is' if len(equal) == 1 else 'are'} worse"
+        sentences.append(f"The test {claim}.")
     kinds: dict[str, list[str]] = {"better than": [], "worse than": [], "indistinguishable from": []}
     for name in systems:
         if name in compared:
@@ -164,11 +165,12 @@ def _of_many(results: Results) -> list[str]:
         for kind, names in kinds.items()
         if names
     ]
-    apart = [name for name in systems if name not in (*compared, baseline)]
+    not_compared = [name for name in systems if name not in (*compared, baseline)]
     if baseline not in systems:
         sentences.append(f"The baseline {baseline} has no finished run. The report has no differences to it.")
-    elif apart:
-        sentences.append(f"{listed(apart)} {'has' if len(apart) == 1 else 'have'} no seed in common with the baseline.")
+    elif not_compared:
+        has = "has" if len(not_compared) == 1 else "have"
+        sentences.append(f"{listed(not_compared)} {has} no seed in common with the baseline.")
     single = [name for name in systems if len(joined["scores"][name]) == 1]
     if single:
         which = "Every system" if len(single) == len(systems) else listed(single)

@@ -113,7 +113,7 @@ def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
             look = {**style(results["systems"], system), "label": None if number else system, "alpha": 0.8}
             look["markevery"] = _with_marker(training["losses"])
             by_updates.plot(training["updates"], training["losses"], **look)
-            by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **look)
+            by_time.plot([seconds / 60 for seconds in training["seconds"]], training["losses"], **look)
     all_losses = [loss for over_seeds in trainings.values() for training in over_seeds for loss in training["losses"]]
     lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
     for axes, unit in ((by_updates, "updates"), (by_time, "minutes")):

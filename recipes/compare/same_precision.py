@@ -23,11 +23,11 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
     earlier = list(dict.fromkeys(filter(None, map(TRAIN.resumed, _in_folders(filter(_is_automatic, compared))))))
     for run in (*compared, *runs) if earlier else ():
         run.precision_of_others = earlier[0]
-    new = [run for run in runs if _is_automatic(run) and not run.training_of and not TRAIN.resumed(run)]
-    if earlier and new:
+    new_runs = [run for run in runs if _is_automatic(run) and not run.training_of and not TRAIN.resumed(run)]
+    if earlier and new_runs:
         chosen = earlier[0]
         if on_this_machine and chosen != "fp32":  # every device computes fp32
-            _, chosen = devices_and_precision(new[0])
+            _, chosen = devices_and_precision(new_runs[0])
         why = "" if chosen == earlier[0] else f", because this machine does not compute {earlier[0]} in hardware"
         print(f"precision: auto: earlier runs are in {' and '.join(earlier)}, new ones in {chosen}{why}", flush=True)
     for run in runs if on_this_machine else ():

@@ -49,16 +49,16 @@ class TranslateJoined(TranslationStage):
             source = stage13_join.texts(experiment, length)[0]
             segments = stage13_join.in_subwords(experiment, length)[0]
             outputs = files(experiment, length)
-            same = None
+            copied = None  # earlier translations of the same segments
             if experiment.unit.has_documents and not experiment.dry_run:
                 text = segments.read_bytes()
-                same = next((files for path, files in translations.items() if path.read_bytes() == text), None)
-            if same is None:
+                copied = next((files for path, files in translations.items() if path.read_bytes() == text), None)
+            if copied is None:
                 subset = stage13_join.subset(experiment, length)
                 translate(experiment, shell, data, subset, source, segments, outputs)
             else:
-                say(f"segments of up to {length} subwords: the same as in {same.hypotheses.name}, which is copied")
-                for old, new in zip(same[1:], outputs[1:], strict=True):
+                say(f"segments of up to {length} subwords: the same as in {copied.hypotheses.name}, which is copied")
+                for old, new in zip(copied[1:], outputs[1:], strict=True):
                     shell.command(f"cp {quoted(old, new)}")
             translations[segments] = outputs
             if experiment.unit.has_documents:

@@ -47,8 +47,8 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def p_text(results: Results, against: Mapping[str, Any], key: str = "p_holm") -> str:
     """The p-value *key* of a bootstrap as text. The smallest value that the resamples can give is an upper bound."""
-    least = 1 / (results["bootstrap"]["resamples"] + 1)
-    return f"{'≤ ' if against['p_value'] <= least * 1.0001 else ''}{against[key]:.3f}"
+    smallest = 1 / (results["bootstrap"]["resamples"] + 1)
+    return f"{'≤ ' if against['p_value'] <= smallest * 1.0001 else ''}{against[key]:.3f}"
 
 
 def p_judged(results: Results, against: Mapping[str, Any], key: str = "p_holm") -> str:
