@@ -28,6 +28,8 @@ from fairseq_rope.tools import score
 from recipes.compare import page, stage13_join, stage15_report
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
+from recipes.compare.collect import tokeniser_of
+from recipes.compare.comparison import compared_sets
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage15_report import Report, of_equal_length
@@ -521,7 +523,36 @@ def test_the_tokeniser_is_read_from_a_signature(name):
     except RuntimeError as missing:
         pytest.skip(str(missing))
     bleu.corpus_score(["a b"], [["a b"]])
-    assert stage15_report._tokeniser(str(bleu.get_signature())) == name
+    assert tokeniser_of(str(bleu.get_signature())) == name
+
+
+def collected(seed, *sets):
+    """The collected numbers of a run, whose translations of each of *sets* are those lines."""
+    return {"seed": seed, "sets": [{"statistics": statistics(*texts).tolist()} for texts in sets], "scorers": {}}
+
+
+def test_collected_numbers_are_compared_without_files():
+    draw_words = random.Random(6)
+    reference = [" ".join(draw_words.choices(WORDS, k=12)) for _ in range(9)]
+    hypotheses = {
+        (system, seed): [line.replace(" ", " x ", draw_words.randint(0, wrong)) for line in reference]
+        for system, wrong, seeds in (("a", 3, (1, 2)), ("b", 2, (2, 3)), ("c", 1, (4,)))
+        for seed in seeds
+    }
+    runs = {}
+    for (system, seed), lines_ in hypotheses.items():
+        runs.setdefault(system, []).append(collected(seed, (lines_, reference), (lines_[:4], reference[:4])))
+    data = {"sets": [{"times": 1, "lines": 9}, {"times": 2, "lines": 4}]}
+    for compared, count in zip(compared_sets(data, runs, "a"), (9, 4), strict=True):
+        bleu = {
+            run: sacrebleu.corpus_bleu(lines_[:count], [reference[:count]]).score for run, lines_ in hypotheses.items()
+        }
+        for system, of_system in compared["scores"].items():
+            assert of_system == pytest.approx([score for (name, _), score in bleu.items() if name == system])
+        assert {name: against["seeds"] for name, against in compared["against_baseline"].items()} == {"b": [2]}
+        assert compared["against_baseline"]["b"]["difference"] == pytest.approx(bleu["b", 2] - bleu["a", 2])
+        # c shares no seed with the baseline, so it cannot be the best.
+        assert compared["best"] == max("ab", key=lambda name: bleu[name, 2])
 
 
 def test_systems_with_different_seeds_are_compared_by_the_seeds_that_both_have(report):

@@ -82,10 +82,13 @@ def test_help_describes_every_setting(capsys):
     assert re.findall(r"^  (\w+) \(\w+", printed, re.MULTILINE) == list(FIELDS)
     for line in (
         "target_lang (str, a language's code, like en or pt-BR; required): code of the target language",
-        "normalise_punctuation (str, one of none, source, target, both; default: none): sides with normalised punctuation",
+        "max_words (int, 1 or more; default: 250): remove training pairs with a longer side, in words",
         "dropout (float, 0 to 1; default: 0.1): probability of dropout",
         "beam (int, 1 or more; default: 4): beam size",
-        "export_shortlist (bool, true or false; default: false): whether stage 11 builds a shortlist, for which it needs eflomal",
+        "precision (str, one of auto, fp32, fp16, bf16; default: auto): number format of the training; auto: the best in "
+        "hardware",
+        "export_shortlist (bool, true or false; default: false): whether stage 11 builds a shortlist, for which it needs "
+        "eflomal",
         'fairseq_train_flags (str; default: ""): more flags for fairseq-train',
     ):
         assert f"  {line}\n" in printed
