@@ -25,6 +25,7 @@ try:
     from recipes.run import launch
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
+from fairseq_rope.metrics import load_tokeniser
 from recipes.compare.systems import System
 from recipes.pipeline.arguments import add_flags, check_start, describe_experiment
 from recipes.pipeline.check_flags import check_flags
@@ -32,7 +33,6 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
-from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import OF_DATA
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.command_line import RunParser, parse
@@ -77,7 +77,7 @@ class Comparison:
     def check(self) -> None:
         """Raise a StageError if the tokeniser, the launcher or fairseq does not take what the flags ask for."""
         check_files(self.baseline)  # the check that takes least time comes first
-        check_tokenize(self.baseline)
+        load_tokeniser(self.baseline.tokenize)
         checked = [self.experiments[name] for name in self._trained()]
         if self.tuning is not None:
             checked += [of_value[checked[0].system] for of_value in self.tuning.experiments.values()]
