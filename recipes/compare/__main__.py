@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tuned = None
     try:
         seeds = launch.seeds_of(args.seeds)
-        launch.check(args)
+        launch.refuse_contradictions(args)
         compared, trained = systems.chosen(args)
         if args.tune:
             tuned = _tuning(parser, args, compared, train_flags)

@@ -133,7 +133,7 @@ def main(
     args, flags = parse(parser, sys.argv[1:] if words is None else words)
     name = parser.prog.rpartition(".")[2]
     with ending_in_one_sentence(parser.prog):
-        launch.check(args)
+        launch.refuse_contradictions(args)
         seeds = launch.seeds_of(args.seeds)
         settings = read_settings(args.settings, name, kinds)
         encodings = args.encodings.split(",")

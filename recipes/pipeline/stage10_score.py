@@ -62,7 +62,7 @@ def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, outpu
     shell.tool(f"python -m recipes.text.segments documents {files}")
 
 
-def report(experiment: Experiment) -> None:
+def print_report(experiment: Experiment) -> None:
     """Print five translations, the paths of the files, the scores, and sacreBLEU as the last line."""
     files = (experiment.test_source, experiment.hypotheses, experiment.test_references[0])
     columns = [list(lines_of(str(path))) for path in files]

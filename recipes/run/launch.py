@@ -67,7 +67,7 @@ def add_flags(parser: argparse.ArgumentParser, seeds: int) -> None:
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=further + command)
 
 
-def check(args: argparse.Namespace) -> None:
+def refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise a SettingsError if the flags contradict each other."""
     if args.jobs is not None and args.jobs < 1:
         raise SettingsError(f"--jobs {args.jobs}: must be 1 or more")
