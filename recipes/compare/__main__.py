@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             tuned = _tuning(parser, args, compared, train_flags)
         experiments = {system.name: _experiment(parser, args, system, train_flags) for system in compared}
         # Systems that need the model of another one come after it.
-        ordered = [experiments[system.name] for system in sorted(trained, key=lambda one: bool(one.of))]
+        ordered = [experiments[system.name] for system in sorted(trained, key=lambda system: bool(system.of))]
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
@@ -254,7 +254,7 @@ def _tuning(
     experiments = {}
     for value in values:
         with_value = argparse.Namespace(**{**vars(args), "set": [*args.set, f"{setting}={value}"]})
-        experiments[value] = {each.name: _experiment(parser, with_value, each, train_flags) for each in compared}
+        experiments[value] = {system.name: _experiment(parser, with_value, system, train_flags) for system in compared}
     tuned = Tuning(setting, experiments)
     tuned.check()
     return tuned

@@ -183,9 +183,11 @@ class Report(TranslationStage):
         for first, last in sorted({(min(seeds), max(seeds)) for seeds in numbers.values()}):
             systems = [name for name, seeds in numbers.items() if min(seeds) <= first and last <= max(seeds)]
             only = ["--only", *systems] if len(systems) < len(numbers) else []
-            given = ["--seeds", str(last) if first == 1 else f"{first}-{last}"] if (first, last) != (1, SEEDS) else []
+            seeds_flag = (
+                ["--seeds", str(last) if first == 1 else f"{first}-{last}"] if (first, last) != (1, SEEDS) else []
+            )
             end = words.index("--") if "--" in words else len(words)
-            commands.append(shlex.join([*words[:end], *given, *only, *words[end:]]))
+            commands.append(shlex.join([*words[:end], *seeds_flag, *only, *words[end:]]))
         return "\n".join(commands)
 
 
@@ -227,7 +229,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

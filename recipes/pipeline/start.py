@@ -67,8 +67,8 @@ def _refuse_other_options(settings: Settings, arch: str, path: Path, options: An
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     flags, _ = parser.parse_known_args(shlex.split(settings.fairseq_train_flags))
     sizes = {f"{side}_{option}": getattr(settings, name) for name, option in SIZES.items() for side in SIDES}
-    given = {name: value for name, value in vars(flags).items() if value is not None}
-    own = argparse.Namespace(**{**sizes, **given, "arch": arch})
+    asked = {name: value for name, value in vars(flags).items() if value is not None}
+    own = argparse.Namespace(**{**sizes, **asked, "arch": arch})
     # The position encodings may differ, and read_sharing says which embeddings are shared.
     compared = {name for name in (*FUNCTION, *OF_WEIGHTS) if "share" not in name and not name.startswith("merge_")}
     for difference in differences(meaning(options), meaning(own)):
