@@ -32,8 +32,6 @@ def run_study(study: Study) -> None:
     possible = [
         name for name, encoding in ENCODINGS.items() if "decoder" in encoding.sides and not encoding.changes_scores()
     ]
-        name for name, encoding in ENCODINGS.items() if "decoder" in encoding.sides and not encoding.changes_scores()
-    ]
     if set(study.encodings) - set(possible):
         raise InputError(f"--encodings {args.encodings}: linear attention can only have {', '.join(possible)}")
     if bool(args.enwik8) == bool(args.data_dir):
