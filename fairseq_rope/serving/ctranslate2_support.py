@@ -2,16 +2,12 @@
 
 from typing import Any
 
-from ..errors import InputError
+from .target import ExportError
 
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 # attributes of the layers of NormFormer, and fairseq's flags for them
 NORMFORMER = {"attn_ln": "scale-attn", "c_attn": "scale-heads", "ffn_layernorm": "scale-fc", "w_resid": "scale-resids"}
-
-
-class ExportError(InputError):
-    """CTranslate2 does not support the checkpoint, or a flag cannot be used; the message says which."""
 
 
 def position_of(layer: Any) -> Any:

@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
 from ..lines import count_lines, lines_of
+from .target import Pair
 
 ALIGNER = "eflomal-align"
 CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = list[str]
-Pair = tuple[Tokens, Tokens]
 Links = set[tuple[int, int]]  # (position in the source, position in the target)
 
 
