@@ -233,9 +233,10 @@ def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task
 )
 def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_path, arch, encoding):
     model = build(arch, max_source_positions=3000, max_target_positions=3000, **encoding)
-    translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
+    target = export.CTranslate2(model, task, "model.pt", folder=write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 2100, [task.target_dictionary.nspecial] * 1400)]
-    (actual,) = export_checks.exported_scores(translator, task, pairs)
+    (actual,), computed_in = target.score(list(export_checks.in_words(task, pairs)))
+    assert computed_in == "float32"
     (expected,) = export_checks.torch_scores(model, task, pairs)
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
