@@ -19,8 +19,8 @@ def position_of_side(side: Any) -> Any:
     """Return the position encoding of *side*, an encoder or decoder: that of the first layer with positions, if any."""
     from ..positions import ENCODINGS
 
-    found = [position_of(layer) for layer in side.layers]
-    return next((position for position in found if type(position) is not ENCODINGS["none"]), found[0])
+    positions = [position_of(layer) for layer in side.layers]
+    return next((position for position in positions if type(position) is not ENCODINGS["none"]), positions[0])
 
 
 def is_bias_of_distance(position: Any) -> bool:
@@ -142,10 +142,10 @@ def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) ->
     scaling = scaling_of(position)
     if scaling is None:
         return None
-    of_scaling = f"its {side} has --rope-scaling of the type {scaling.rope_type}"
+    with_scaling = f"its {side} has --rope-scaling of the type {scaling.rope_type}"
     if scaling.depends_on_length:
-        return of_scaling
+        return with_scaling
     if has_frequency_factors(position) and quantization in ("float16", "bfloat16"):
         # It stores the factors of the frequencies in 16 bits and reads them as 32 bits.
-        return f"{of_scaling} with --quantization {quantization}"
+        return f"{with_scaling} with --quantization {quantization}"
     return None

@@ -123,20 +123,20 @@ class Reference:
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
-        of_source, of_target, search = self.task.source_dictionary, self.task.target_dictionary, self.search
+        source_words, target_words, search = self.task.source_dictionary, self.task.target_dictionary, self.search
         options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
-        generator = SequenceGenerator([self.model], of_target, max_len_b=search["max_len_b"], **options)
+        generator = SequenceGenerator([self.model], target_words, max_len_b=search["max_len_b"], **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
         for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
             sources = list(batch)
-            tokens = torch.tensor([[*source, of_source.eos()] for source in sources])
+            tokens = torch.tensor([[*source, source_words.eos()] for source in sources])
             net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(sources),), tokens.size(1))}
             with torch.no_grad():
                 hypotheses = generator.generate([self.model], {"net_input": net_input})
             for source, nbest in zip(sources, hypotheses):
-                best = [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()]
-                translations.append(([of_source[word] for word in source], best))
+                best = [target_words[word] for word in nbest[0]["tokens"][:-1].tolist()]
+                translations.append(([source_words[word] for word in source], best))
         return translations
 
 
@@ -300,7 +300,7 @@ def check_shortlist(
     scores = [
         bleu([text.plain(line) for line in lines], references, settings["target"]) for lines in (without, with_it)
     ]
-    size = statistics.mean(len(built.of(source)) for source in sources)
+    size = statistics.mean(len(built.targets_of(source)) for source in sources)
     report = (
         f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
         f"validation set; {same(with_it, without)} of the translations are the same in batches, "
