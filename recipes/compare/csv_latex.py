@@ -5,7 +5,15 @@ import io
 import re
 from typing import Any
 
-from recipes.compare.results import Results, all_runs, has_documents, lowest_loss, sets, trained_in, tuned_value
+from recipes.compare.results import (
+    Results,
+    all_runs,
+    has_documents,
+    lowest_loss,
+    sets_by_length,
+    trained_in,
+    tuned_value,
+)
 from recipes.compare.tables import Table
 
 LATEX = {
@@ -17,10 +25,10 @@ LATEX = {
 
 
 def as_csv(results: Results) -> str:
-    """The unrounded numbers of *results*: a line for each run."""
+    """The unrounded numbers of *results* as CSV, a row for each run."""
     rows = []
-    numbers = dict.fromkeys(results["runs"], 0)  # of the system's next run
-    of_line = "subwords a line, at most" if has_documents(results) else "sentences a line"
+    numbers = dict.fromkeys(results["runs"], 0)  # for each system, how many of its runs have a row
+    length_unit = "subwords a line, at most" if has_documents(results) else "sentences a line"
     for system, run in all_runs(results):
         training, number = run["training"], numbers[system]
         row: dict[str, Any] = {"system": system, "seed": run["seed"]}
@@ -28,16 +36,17 @@ def as_csv(results: Results) -> str:
         row |= {"trained_in": "; ".join(trained_in([run]))}
         row |= {results["tuning"]["setting"]: tuned_value(results, system)} if results.get("tuning") else {}
         row |= {name: metric["score"] for name, metric in run["metrics"].items()}
-        for name, of in results.get("scorers", {}).items():
-            scored = dict(zip(of["seeds"].get(system, []), of["scores"].get(system, []), strict=True))
-            row[f"score by {name}"] = scored.get(run["seed"], "")
+        for name, scorer in results.get("scorers", {}).items():
+            by_seed = dict(zip(scorer["seeds"].get(system, []), scorer["scores"].get(system, []), strict=True))
+            row[f"score by {name}"] = by_seed.get(run["seed"], "")
         row |= {"updates": training["updates"][-1], "minutes": training["seconds"][-1] / 60}
         row |= {key: training[key] for key in ("tokens_per_second", "peak_memory_mib")}
         lowest, update = lowest_loss(training)
         row |= {"validation_loss": training["losses"][-1]}
         row |= {"lowest_validation_loss": lowest, "update_of_lowest_validation_loss": update}
-        row |= {f"sacreBLEU, {one['words']} words": one["score"] for one in run["by_length"]}
-        row |= {f"sacreBLEU, {n} {of_line}": one["scores"][system][number] for n, one in sets(results).items()}
+        row |= {f"sacreBLEU, {bucket['words']} words": bucket["score"] for bucket in run["by_length"]}
+        for length, joined in sets_by_length(results).items():
+            row[f"sacreBLEU, {length} {length_unit}"] = joined["scores"][system][number]
         rows.append(row)
         numbers[system] += 1
     text = io.StringIO()

@@ -11,7 +11,7 @@ from recipes.run.run import StageError
 
 @dataclass
 class Training:
-    """The curve of one training. An interrupted process counts up to its last whole epoch."""
+    """The curve of one training. Of an interrupted process, the epochs up to the last whole one count."""
 
     updates: list[int]  # before each validation
     seconds: list[float]  # before each validation: the running time of fairseq-train, including validation
@@ -32,7 +32,7 @@ def read_history(path: Path) -> Training:
     epochs: dict[int, tuple[float, float]] = {}  # updates: seconds, tokens a second
     processes: list[dict[str, Any]] = []
     running: list[dict[str, Any]] = []  # the latest process, until its first validation or epoch
-    before = wall = 0.0  # seconds of earlier processes, and of this one
+    seconds_before = wall = 0.0  # the running time of earlier processes, and of this one
     peaks: list[float] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = logged(line)  # {} for a line that a crash cut off
@@ -52,9 +52,9 @@ def read_history(path: Path) -> Training:
             _forget(epochs, updates)
             # fairseq counts from 0 in every process.
             if float(entry["train_wall"]) < wall:
-                before = epochs[max(epochs)][0] if epochs else 0.0
+                seconds_before = epochs[max(epochs)][0] if epochs else 0.0
             wall = float(entry["train_wall"])
-            epochs[updates] = before + wall, float(entry["train_wps"])
+            epochs[updates] = seconds_before + wall, float(entry["train_wps"])
         else:
             continue
         processes += running
@@ -75,8 +75,8 @@ def read_history(path: Path) -> Training:
 
 def _forget(by_updates: dict[int, Any], updates: int) -> None:
     """Remove the entries of *by_updates* at *updates* or later."""
-    for later in [n for n in by_updates if n >= updates]:
-        del by_updates[later]
+    for later_updates in [n for n in by_updates if n >= updates]:
+        del by_updates[later_updates]
 
 
 def _between(points: list[tuple[int, float]], at: int) -> float:

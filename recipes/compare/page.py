@@ -28,10 +28,10 @@ from recipes.compare.results import (
     Results,
     all_runs,
     at_end,
+    by_precision,
     converged,
     has_documents,
     of_fewer_seeds,
-    of_precision,
     ranked,
     reading,
     without,
@@ -55,7 +55,7 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-# Characters that Markdown reads as its own, and an underscore that begins or ends a word.
+# Characters with a meaning in Markdown, and an underscore that begins or ends a word.
 MARKDOWN = re.compile(r"([\\`*<>\[\]|#&~]|(?<!\w)_|_(?!\w))")
 # Words of a table's cell that stay on one line: a range, a mean ± its deviation, p and its value.
 TOGETHER = re.compile(r"\(not significant\)|(?:\(?p |≤ )*\S+(?: (?:to|±|at update) \S+)*(?: †)?")
@@ -128,12 +128,12 @@ def _last_fall(training: Mapping[str, Any]) -> float:
 def _of_two(results: Results, system: str) -> list[str]:
     joined, baseline = results["joined"][0], results["baseline"]
     against = joined["against_baseline"][system]
-    differences = [one["difference"] for one in joined["by_seed"][system]]
+    differences = [bootstrap["difference"] for bootstrap in joined["by_seed"][system]]
     seeds = "from one seed: other seeds may differ"
     if len(differences) > 1:
-        each = ", ".join(f"{difference:+.2f}" for difference in differences)
+        by_seed = ", ".join(f"{difference:+.2f}" for difference in differences)
         deviation = statistics.stdev(differences)
-        seeds = f"the mean over {len(differences)} seeds ({each}; standard deviation {deviation:.2f})"
+        seeds = f"the mean over {len(differences)} seeds ({by_seed}; standard deviation {deviation:.2f})"
     significant = "significant" if against["p_holm"] <= SIGNIFICANT else "not significant"
     return [
         f"{system} differs from {baseline} by {against['difference']:+.2f} sacreBLEU, {seeds}. "
@@ -179,22 +179,22 @@ def _of_many(results: Results) -> list[str]:
 
 def different_precisions(results: Results) -> list[str]:
     """A sentence if the systems are trained in several precisions."""
-    systems = of_precision(results)
+    systems = by_precision(results)
     if len(systems) < 2:
         return []
-    which = "; ".join(f"{listed(names)} in {one}" for one, names in systems.items())
-    can = "A difference between such runs can come from this alone."
-    return [f"The precisions of the trainings differ: {which}. {can}"]
+    in_each = "; ".join(f"{listed(names)} in {precision}" for precision, names in systems.items())
+    note = "A difference between such runs can come from this alone."
+    return [f"The precisions of the trainings differ: {in_each}. {note}"]
 
 
 def training_differences(results: Results) -> list[str]:
     """A sentence if code, versions, hardware or batches differ between the trainings."""
-    differ = [
-        f"{name} ({'; '.join(kinds)})"
-        for name in NOTED
-        if len(kinds := dict.fromkeys(_plain(one.get(name, "not noted")) for one in _processes(results))) > 1
-    ]
-    return [f"The trainings differ in {', '.join(differ)}."] if differ else []
+    differing = []
+    for name in NOTED:
+        values = dict.fromkeys(_plain(process.get(name, "not noted")) for process in _processes(results))
+        if len(values) > 1:
+            differing.append(f"{name} ({'; '.join(values)})")
+    return [f"The trainings differ in {', '.join(differing)}."] if differing else []
 
 
 def _processes(results: Results) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def _processes(results: Results) -> list[dict[str, Any]]:
 def _plain(value: Any) -> str:
     """*value*, a fact about a process, as words."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_rope.files import written_whole
-from recipes.compare.results import Results, buckets, has_documents, marked, per_system, ranked, reading, sets
+from recipes.compare.results import Results, buckets, has_documents, marked, per_system, ranked, reading, sets_by_length
 from recipes.run.command_line import RunParser
 
 FEWEST = 20  # sentences that a length bucket needs to appear in the plot
@@ -84,11 +84,13 @@ def figure_of(labels: Mapping[str, str], count: int, draw: Callable[..., None]) 
     columns = max(1, int(width / (0.8 + 0.09 * max(map(len, labels.values())))))  # inches of the longest entry
     height = 3.8 * down + 0.25 * math.ceil(len(labels) / columns)
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = [figure.add_subplot(down, across, n + 1) for n in range(count)]
-    draw(*axes)
-    for each in axes:
-        each.grid(alpha=0.3)
-    handles = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
+    panels = [figure.add_subplot(down, across, n + 1) for n in range(count)]
+    draw(*panels)
+    handles = {}
+    for axes in panels:
+        axes.grid(alpha=0.3)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles[label] = handle
     figure.legend(handles.values(), [labels[name] for name in handles], loc="outside lower center", ncols=columns)
     return figure
 
@@ -96,24 +98,26 @@ def figure_of(labels: Mapping[str, str], count: int, draw: Callable[..., None]) 
 def style(systems: Sequence[str], system: str) -> dict[str, Any]:
     """Colour, dashes and marker of *system*, one of *systems*. They do not depend on the scores."""
     number = systems.index(system)
-    kinds = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
-    return {"linewidth": 1.2, "markersize": 5, **{key: of[number % len(of)] for key, of in kinds.items()}}
+    looks = {"color": COLOURS, "linestyle": DASHES, "marker": MARKERS}
+    return {"linewidth": 1.2, "markersize": 5, **{key: values[number % len(values)] for key, values in looks.items()}}
 
 
 def _draw_losses(results: Results, by_updates: Axes, by_time: Axes) -> None:
-    of_all = per_system(results, lambda run: run)
-    trained = [name for name, runs in of_all.items() if runs[0].get("training_of") not in results["systems"]]
-    trainings = {name: [run["training"] for run in of_all[name]] for name in trained}
-    for system, of_system in trainings.items():
-        for number, training in enumerate(of_system):
+    trainings = {
+        system: [run["training"] for run in runs]
+        for system, runs in per_system(results, lambda run: run).items()
+        if runs[0].get("training_of") not in results["systems"]
+    }
+    for system, over_seeds in trainings.items():
+        for number, training in enumerate(over_seeds):
             look = {**style(results["systems"], system), "label": None if number else system, "alpha": 0.8}
             look["markevery"] = _with_marker(training["losses"])
             by_updates.plot(training["updates"], training["losses"], **look)
             by_time.plot([s / 60 for s in training["seconds"]], training["losses"], **look)
-    all_losses = [loss for of_system in trainings.values() for training in of_system for loss in training["losses"]]
+    all_losses = [loss for over_seeds in trainings.values() for training in over_seeds for loss in training["losses"]]
     lowest = min(filter(math.isfinite, all_losses), default=0.0)  # a diverged loss is not finite
-    for axes, what in ((by_updates, "updates"), (by_time, "minutes")):
-        axes.set(xlabel=what, ylabel="label-smoothed validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
+    for axes, unit in ((by_updates, "updates"), (by_time, "minutes")):
+        axes.set(xlabel=unit, ylabel="label-smoothed validation loss (bits a token)", ylim=(lowest - 0.1, lowest + 2.5))
 
 
 def _draw_tuning(results: Results, axes: Axes) -> None:
@@ -140,13 +144,15 @@ def _draw_joined(
     results: Results, systems: Sequence[str], of_sentences: Axes | None, of_documents: Axes | None = None
 ) -> None:
     """Draw the scores of the test set in lines of several lengths."""
-    by_length = sets(results)
+    by_length = sets_by_length(results)
     xlabel = "subwords a line, at most" if has_documents(results) else "sentences a line"
     kinds = (of_sentences, "scores", "sacreBLEU"), (of_documents, "document_scores", "sacreBLEU of documents")
     for axes, key, ylabel in kinds:
         if axes is not None and key in results["joined"][0]:
-            seeds = {name: [one[key][name] for one in by_length.values()] for name in ranked(results)}
-            scores = {name: zip(*lengths, strict=True) for name, lengths in seeds.items()}
+            scores = {
+                name: zip(*(joined[key][name] for joined in by_length.values()), strict=True)
+                for name in ranked(results)
+            }
             _draw_scores(axes, systems, scores, [*by_length], xlabel, ylabel)
 
 
@@ -162,8 +168,8 @@ def _draw_scores(
     step = min(0.06, 0.6 / len(scores))
     for number, (system, seeds) in enumerate(scores.items()):
         values = list(zip(*seeds, strict=True))  # place, seed
-        means = [statistics.mean(of_place) for of_place in values]
-        deviations = [statistics.stdev(of_place) if len(of_place) > 1 else 0 for of_place in values]
+        means = [statistics.mean(over_seeds) for over_seeds in values]
+        deviations = [statistics.stdev(over_seeds) if len(over_seeds) > 1 else 0 for over_seeds in values]
         positions = [n + step * (number - (len(scores) - 1) / 2) for n in range(len(places))]
         axes.errorbar(positions, means, yerr=deviations, capsize=3, label=system, **style(systems, system))
     axes.set_xticks(range(len(places)), places)
@@ -180,10 +186,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.output.suffix not in kinds:
         parser.error(f"--output {args.output}: must end with {', '.join(kinds)}")
-    named = [given.partition("=")[::2] for given in args.results]
-    for given, (title, path) in zip(args.results, named, strict=True):
+    named = [argument.partition("=")[::2] for argument in args.results]
+    for argument, (title, path) in zip(args.results, named, strict=True):
         if not title or not path or [title for title, _ in named].count(title) > 1:
-            parser.error(f"{given}: must be TITLE=FILE, and no title may occur twice")
+            parser.error(f"{argument}: must be TITLE=FILE, and no title may occur twice")
     with reading("recipes.compare.plots", *(Path(path) for _, path in named)) as comparisons:
         by_title = dict(zip((title for title, _ in named), comparisons, strict=True))
         drawn = rendered(beside(by_title), args.output.suffix[1:])

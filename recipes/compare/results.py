@@ -22,7 +22,7 @@ KEYS = (
 
 @contextlib.contextmanager
 def reading(program: str, *paths: Path) -> Iterator[list[Results]]:
-    """Yield the results in the files *paths*. *program* ends with one sentence if they are wrong, or at an OSError."""
+    """Yield the results in the files *paths*. *program* ends with one sentence if they are wrong, and at an OSError."""
     with ending_in_one_sentence(program):
         results = [read_results(path) for path in paths]
         try:
@@ -34,21 +34,21 @@ def reading(program: str, *paths: Path) -> Iterator[list[Results]]:
 
 def read_results(path: Path) -> Results:
     """The results in the file *path*. Raises an InputError if it is not the results.json of a comparison."""
-    what = f"{path}: is not the results.json of a comparison"
+    problem = f"{path}: is not the results.json of a comparison"
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{what}: it is not JSON") from error
+        raise InputError(f"{problem}: it is not JSON") from error
     missing = [key for key in KEYS if not isinstance(results, dict) or key not in results]
     if missing:
-        raise InputError(f"{what}, or of an earlier version: it lacks {', '.join(missing)}")
+        raise InputError(f"{problem}, or of an earlier version: it lacks {', '.join(missing)}")
     try:
         for training in (run["training"] for _, run in all_runs(results)):  # JSON has no numbers that are not finite
             training["losses"] = [math.nan if loss is None else loss for loss in training["losses"]]
             if training["tokens_per_second"] is None:
                 training["tokens_per_second"] = math.nan
     except (LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{what}: its runs cannot be read") from error
+        raise InputError(f"{problem}: its runs cannot be read") from error
     return results
 
 
@@ -71,14 +71,16 @@ def in_order(
     """The systems of *scores* (over their seeds), the best first. *against* has their bootstraps against the baseline.
 
     Means over different seeds cannot be compared, because some seeds give higher scores to all systems. So the order is
-    that of the differences to the baseline, each over the seeds that both have. The baseline's own difference is 0.
+    that of the differences to the baseline, each over the seeds that both have. For the baseline itself, this is 0.
     Systems that share no seed with the baseline come last, by their means.
     """
     sign = 1 if lower_is_better else -1
-    differences = {baseline: 0.0, **{system: one["difference"] for system, one in against.items()}}
-    shared = sorted((system for system in scores if system in differences), key=lambda one: sign * differences[one])
+    differences = {baseline: 0.0, **{system: bootstrap["difference"] for system, bootstrap in against.items()}}
+    shared = [system for system in scores if system in differences]
     others = [system for system in scores if system not in differences]
-    return shared + sorted(others, key=lambda one: sign * statistics.mean(scores[one]))
+    shared.sort(key=lambda system: sign * differences[system])
+    others.sort(key=lambda system: sign * statistics.mean(scores[system]))
+    return shared + others
 
 
 def ranked(results: Results) -> list[str]:
@@ -101,15 +103,16 @@ def marked(results: Results, system: str) -> str:
 
 def lowest_loss(training: Mapping[str, Any]) -> tuple[float, int]:
     """The lowest finite validation loss of a *training*, and its update; NaN and the last update if none is finite."""
-    validations = [one for one in zip(training["losses"], training["updates"], strict=True) if math.isfinite(one[0])]
-    return min(validations, default=(math.nan, training["updates"][-1]))
+    validations = zip(training["losses"], training["updates"], strict=True)
+    finite = [(loss, update) for loss, update in validations if math.isfinite(loss)]
+    return min(finite, default=(math.nan, training["updates"][-1]))
 
 
 def converged(run: Mapping[str, Any]) -> bool:
     """Whether the training of *run* ended because its validation loss had stopped falling (``--patience``)."""
-    _, update = lowest_loss(run["training"])
-    after = sum(one > update for one in run["training"]["updates"])
-    return bool(run.get("patience")) and after >= run["patience"]
+    _, update_of_lowest = lowest_loss(run["training"])
+    validations_after = sum(update > update_of_lowest for update in run["training"]["updates"])
+    return bool(run.get("patience")) and validations_after >= run["patience"]
 
 
 def trained_in(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -118,13 +121,13 @@ def trained_in(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(precision.described(process) or "not noted" for process in processes)) or ["not noted"]
 
 
-def of_precision(results: Results) -> dict[str, list[str]]:
-    """The systems that are trained in each precision, as far as their runs note it."""
+def by_precision(results: Results) -> dict[str, list[str]]:
+    """The systems that are trained in each precision, by its name. Runs that do not note it are left out."""
     systems: dict[str, list[str]] = {}
     for name in ranked(results):
         processes = (process for run in results["runs"][name] for process in run["training"]["processes"])
-        for one in dict.fromkeys(filter(None, map(precision.of_process, processes))):
-            systems.setdefault(one, []).append(name)
+        for precision_name in dict.fromkeys(filter(None, map(precision.of_process, processes))):
+            systems.setdefault(precision_name, []).append(name)
     return systems
 
 
@@ -162,14 +165,15 @@ def has_documents(results: Results) -> bool:
     return "tokens" in results["joined"][0]
 
 
-def sets(results: Results) -> dict[str, dict[str, Any]]:
-    """The numbers of the test set in lines of several lengths, by the name of the length.
+def sets_by_length(results: Results) -> dict[str, dict[str, Any]]:
+    """The scores and sizes of the test set in lines of several lengths, by the name of the length.
 
-    If the text has documents, the recipe's own segments are not among them.
+    If the text has documents, the set in the recipe's segments is left out.
     """
     if has_documents(results):
-        return {f"{one['tokens']:,}" if one["tokens"] > 1 else "single": one for one in results["joined"][1:]}
-    return {str(one["times"]): one for one in results["joined"]}
+        sets = results["joined"][1:]
+        return {f"{joined['tokens']:,}" if joined["tokens"] > 1 else "single": joined for joined in sets}
+    return {str(joined["times"]): joined for joined in results["joined"]}
 
 
 def buckets(results: Results) -> list[tuple[str, int]]:

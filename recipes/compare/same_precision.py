@@ -12,10 +12,11 @@ from recipes.pipeline.stages import TRAIN
 
 
 def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment], on_this_machine: bool) -> None:
-    """With ``precision: auto``, let the new ones of *runs* have the precision of the earlier runs, and say so.
+    """With ``precision: auto``, give the new runs among *runs* the precision of the earlier ones, and print it.
 
-    *compared* has one run of each system and setting; others of them count as earlier if they are trained, from any
-    seed. Raises a StageError if one of *runs* resumes a training that has another precision than the user asks for.
+    *compared* has one run of each system and setting. The trained runs of these systems and settings, from any seed,
+    are the earlier ones. Raises a StageError if one of *runs* resumes a training in another precision than the user
+    asks for.
     """
     for run in runs:
         refuse_another(run, TRAIN.resumed(run))

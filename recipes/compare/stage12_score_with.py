@@ -1,6 +1,6 @@
 """Stage 12: score the translations of the test set with a program that the user names (``--scorer NAME=COMMAND``).
 
-Each program has a stage of its own, so that a new program does not repeat the work of others. It runs after the other
+Each program has its own stage, so that a new program does not repeat the work of others. It runs after the other
 stages of a run, so that a program that fails does not keep the run out of the report.
 """
 

@@ -34,7 +34,7 @@ def _plain(experiment: Experiment) -> list[Path]:
 
 
 def _end(path: Path) -> str:
-    """The name of a text of the test set after "test": its reference if that is not the first, and its language."""
+    """The name of a text of the test set without "test": the language, after the number of a further reference."""
     return path.name.removeprefix("test")
 
 
@@ -61,15 +61,16 @@ def lines(path: Path) -> list[str]:
 
 def check(experiment: Experiment) -> None:
     """Raise a StageError if the test set has too few lines, or if joined lines are too long to translate."""
-    most = 1 if experiment.unit.has_documents else max(TIMES)
+    sentences = 1 if experiment.unit.has_documents else max(TIMES)  # of the longest line
     for path in experiment.texts("bpe", ["test"]):
         words = [len(line.split()) for line in lines(path)]
-        if len(words) < most:
-            raise Join().error(f"the test set has {len(words)} lines, and at least {most} are needed")
-        longest = max(sum(words[n : n + most]) + 1 for n in range(0, len(words) - most + 1, most))
+        if len(words) < sentences:
+            raise Join().error(f"the test set has {len(words)} lines, and at least {sentences} are needed")
+        starts = range(0, len(words) - sentences + 1, sentences)
+        longest = max(sum(words[n : n + sentences]) + 1 for n in starts)
         if longest > LONGEST and not has_room(experiment):
-            what = "a sentence" if experiment.unit.has_documents else f"{most} lines"
-            long = f"the test set has {what} of {longest} tokens ({path}), more than the {LONGEST} that fairseq takes"
+            unit = "a sentence" if experiment.unit.has_documents else f"{sentences} lines"
+            long = f"the test set has {unit} of {longest} tokens ({path}), more than the {LONGEST} that fairseq takes"
             raise Join().error(f"{long}: {MORE_ROOM}")
 
 

@@ -44,7 +44,7 @@ class TranslateJoined(TranslationStage):
     def run(self, experiment: Experiment, shell: Shell) -> None:
         shell.command(f"mkdir -p {quoted(experiment.model / 'joined')}")
         data = stage13_join.data(experiment)
-        before = {test_segments(experiment): translated(experiment)}  # segments that are already translated
+        translations = {test_segments(experiment): translated(experiment)}  # by the file of their segments
         for length in stage13_join.lengths(experiment):
             source = stage13_join.texts(experiment, length)[0]
             segments = stage13_join.in_subwords(experiment, length)[0]
@@ -52,7 +52,7 @@ class TranslateJoined(TranslationStage):
             same = None
             if experiment.unit.has_documents and not experiment.dry_run:
                 text = segments.read_bytes()
-                same = next((files for path, files in before.items() if path.read_bytes() == text), None)
+                same = next((files for path, files in translations.items() if path.read_bytes() == text), None)
             if same is None:
                 subset = stage13_join.subset(experiment, length)
                 translate(experiment, shell, data, subset, source, segments, outputs)
@@ -60,6 +60,6 @@ class TranslateJoined(TranslationStage):
                 say(f"segments of up to {length} subwords: the same as in {same.hypotheses.name}, which is copied")
                 for old, new in zip(same[1:], outputs[1:], strict=True):
                     shell.command(f"cp {quoted(old, new)}")
-            before[segments] = outputs
+            translations[segments] = outputs
             if experiment.unit.has_documents:
                 join_documents(experiment, shell, outputs.hypotheses, documents(experiment, length))

@@ -37,33 +37,36 @@ def read_system(name: str, flags: str, where: str) -> System:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--arch", "-a")
     try:
-        given, further = parser.parse_known_args(shlex.split(flags))
+        parsed, further = parser.parse_known_args(shlex.split(flags))
     except (ValueError, argparse.ArgumentError) as error:
         raise SettingsError(f"{where}: the flags of {name}, {flags}, cannot be read: {error}") from None
-    if given.arch is None:
+    if parsed.arch is None:
         example = f"--arch transformer_rope {flags}".rstrip()
         whose = f"the flags of {name}, {flags}," if flags else f"the flags of {name}"
         raise SettingsError(f"{where}: {whose} must contain --arch, like {example}")
-    return System(name, given.arch, shlex.join(further))
+    return System(name, parsed.arch, shlex.join(further))
 
 
-def _with_other_search(name: str, given: dict[str, Any], systems: Mapping[str, System], where: str) -> System:
-    """The system *name* that has the model of one of *systems*. Raises a SettingsError that begins with *where*."""
+def _with_other_search(name: str, entry: dict[str, Any], systems: Mapping[str, System], where: str) -> System:
+    """The system *name*, which translates with the model of one of *systems*, as its *entry* in the file says.
+
+    Raises a SettingsError that begins with *where*.
+    """
     _check_name(name, where)
-    if {*given} != {"of", "generate"}:
-        keys = ", ".join(map(str, given)) or "no keys"
+    if {*entry} != {"of", "generate"}:
+        keys = ", ".join(map(str, entry)) or "no keys"
         raise SettingsError(f"{where}: {name} has {keys}, and must have of and generate")
-    of, generate = str(given["of"]), given["generate"]
-    if of not in systems:
+    owner, generate = str(entry["of"]), entry["generate"]
+    if owner not in systems:
         must = "must be a system with flags of fairseq-train in the file"
-        raise SettingsError(f"{where}: {name} is of {of}, which {must}")
+        raise SettingsError(f"{where}: {name} is of {owner}, which {must}")
     try:
         words = shlex.split(generate) if isinstance(generate, str) else []
     except ValueError as error:
         raise SettingsError(f"{where}: the flags of {name}, {generate}, cannot be read: {error}") from None
     if not words:
         raise SettingsError(f"{where}: generate of {name} must be flags of fairseq-generate, not {generate!r}")
-    return dataclasses.replace(systems[of], name=name, of=of, generate=generate.strip())
+    return dataclasses.replace(systems[owner], name=name, of=owner, generate=generate.strip())
 
 
 def read_systems(path: Path) -> list[System]:
@@ -79,8 +82,8 @@ def read_systems(path: Path) -> list[System]:
         raise SettingsError(f"{where}: YAML reads a system's name as {number!r}: write it in quotes")
     trained = {name: read_system(name, flags, where) for name, flags in contents.items() if isinstance(flags, str)}
     return [
-        _with_other_search(name, given, trained, where) if isinstance(given, dict) else trained[name]
-        for name, given in contents.items()
+        _with_other_search(name, entry, trained, where) if isinstance(entry, dict) else trained[name]
+        for name, entry in contents.items()
     ]
 
 
@@ -101,11 +104,12 @@ def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:
     if args.archs and (args.systems or args.system):
         raise SettingsError("--archs: cannot be combined with --systems or --system")
     systems = [System(arch, arch) for arch in args.archs or ()] + (read_systems(args.systems) if args.systems else [])
-    for given in args.system:
-        name, equals, flags = given.partition("=")
+    for argument in args.system:
+        name, equals, flags = argument.partition("=")
+        where = f"--system {argument}"
         if not equals:
-            raise SettingsError(f"--system {given}: must have the form NAME=FLAGS, as in '{given}=--arch transformer'")
-        systems.append(read_system(name.strip(), flags, f"--system {given}"))
+            raise SettingsError(f"{where}: must have the form NAME=FLAGS, as in '{argument}=--arch transformer'")
+        systems.append(read_system(name.strip(), flags, where))
     systems = systems or [System(arch, arch) for arch in ("transformer", "transformer_rope")]
     names = [system.name for system in systems]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -116,8 +120,9 @@ def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:
         row = f"{name}: --arch {name}"
         added = {"--archs": name, "--system": f"--system '{name}=--arch {name}'", "--systems": f"the line '{row}'"}
         raise SettingsError(f"{flag(args)} {names[0]}: a comparison needs a second system; add {added[flag(args)]}")
-    for option, given in (("--baseline", [args.baseline] if args.baseline else []), ("--only", args.only or [])):
-        for name in given:
+    chosen_names = {"--baseline": [args.baseline] if args.baseline else [], "--only": args.only or []}
+    for option, values in chosen_names.items():
+        for name in values:
             if name not in names:
                 raise SettingsError(f"{option} {name}: must be one of {', '.join(names)}")
     baseline = args.baseline or names[0]

@@ -16,7 +16,7 @@ from recipes.compare.results import (
     marked,
     per_system,
     ranked,
-    sets,
+    sets_by_length,
     trained_in,
     tuned_value,
 )
@@ -68,6 +68,7 @@ def tables(results: Results) -> dict[str, Table]:
     of_metrics = per_system(results, lambda run: [run["metrics"][name]["score"] for name in metrics])
     of_lengths = per_system(results, lambda run: [bucket["score"] for bucket in run["by_length"]])
     lengths = [f"{words} ({sentences})" for words, sentences in buckets(results)]
+    scorers = results.get("scorers", {})
 
     def by_column(head: list[str], values: Mapping[str, list[list[float]]]) -> Table:
         rows = [[marked(results, name), *map(spread, zip(*seeds, strict=True))] for name, seeds in values.items()]
@@ -84,7 +85,7 @@ def tables(results: Results) -> dict[str, Table]:
         "lengths": by_column(lengths, of_lengths),
         **_joined_tables(results),
         **({"tuning": _tuning_table(results)} if results.get("tuning") else {}),
-        **{f"scorer-{name}": _score_table(results, one, name) for name, one in results.get("scorers", {}).items()},
+        **{f"scorer-{name}": _score_table(results, compared, name) for name, compared in scorers.items()},
     }
 
 
@@ -93,27 +94,27 @@ def _data_table(results: Results) -> Table:
     kinds = {"train": f"{unit} after cleaning", "valid": unit, "test": "sentences"}
     rows = []
     for name, size in results["sizes"].items():
-        given = ", ".join(files[name]) if name in files else "held out from the training set"
-        rows.append([name, given, f"{size:,} {kinds[name]}"])
+        sources = ", ".join(files[name]) if name in files else "held out from the training set"
+        rows.append([name, sources, f"{size:,} {kinds[name]}"])
     return Table(["set", "files", "contents"], rows)
 
 
-def _score_table(results: Results, of: Mapping[str, Any], metric: str) -> Table:
-    """The scores of the systems by *metric*, and their comparison, both in *of*."""
-    baseline, scores, lower_is_better = results["baseline"], of["scores"], of.get("lower_is_better", False)
-    seeds = of.get("seeds") or {name: [run["seed"] for run in runs] for name, runs in results["runs"].items()}
-    most = max(map(len, scores.values()), default=0)
-    largest = max((abs(score) for of_seeds in scores.values() for score in of_seeds), default=0.0)
+def _score_table(results: Results, compared: Mapping[str, Any], metric: str) -> Table:
+    """The scores of the systems by *metric*, and their bootstraps. *compared* has both."""
+    baseline, scores, lower_is_better = results["baseline"], compared["scores"], compared.get("lower_is_better", False)
+    seeds = compared.get("seeds") or {name: [run["seed"] for run in runs] for name, runs in results["runs"].items()}
+    most_seeds = max(map(len, scores.values()), default=0)
+    largest = max((abs(score) for over_seeds in scores.values() for score in over_seeds), default=0.0)
     digits = 2 if metric == "sacreBLEU" or largest >= 100 else 4
     rows = []
-    for name in in_order(scores, baseline, of["against_baseline"], lower_is_better):
-        against = of["against_baseline"].get(name)
-        compared = ["the baseline" if name == baseline else "no common seed", ""]
+    for name in in_order(scores, baseline, compared["against_baseline"], lower_is_better):
+        against = compared["against_baseline"].get(name)
+        difference = ["the baseline" if name == baseline else "no common seed", ""]
         if against is not None:
-            compared = [interval(against, digits), p_judged(results, against)]
-        title = name if len(scores[name]) == most else f"{name} †"
-        cells = [title, ", ".join(map(str, seeds[name])), spread(scores[name], digits), *compared]
-        rows.append([*cells, _beside_best(results, of, name)])
+            difference = [interval(against, digits), p_judged(results, against)]
+        title = name if len(scores[name]) == most_seeds else f"{name} †"
+        cells = [title, ", ".join(map(str, seeds[name])), spread(scores[name], digits), *difference]
+        rows.append([*cells, _beside_best(results, compared, name)])
     return Table(["system", "seeds", metric, f"difference to {baseline} (95%)", "p (Holm)", OF_WORDS[0]], rows)
 
 
@@ -122,7 +123,7 @@ def _cost_table(results: Results) -> Table:
     rows = []
     for name, runs in per_system(results, lambda run: run).items():
         trainings = [run["training"] for run in runs]
-        updates = [one["updates"][-1] for one in trainings]
+        updates = [training["updates"][-1] for training in trainings]
         row = [marked(results, name), _parameters(runs[0]), spread(updates[:1] if len({*updates}) == 1 else updates, 0)]
         row += [spread([training["seconds"][-1] / 60 for training in trainings], 1)]
         row += [spread([training["tokens_per_second"] for training in trainings], 0)]
@@ -137,8 +138,8 @@ def _tuning_table(results: Results) -> Table:
     for name in (name for name in ranked(results) if name in tuning["systems"]):
         outcome = tuning["systems"][name]
         cells = [
-            "no finished training" if one["update"] is None else _loss_at(one["loss"], one["update"])
-            for one in outcome["runs"]
+            "no finished training" if run["update"] is None else _loss_at(run["loss"], run["update"])
+            for run in outcome["runs"]
         ]
         end = " (end of the range)" if at_end(outcome) else ""
         rows.append([name, *cells, f"{outcome['chosen']}{end}"])
@@ -151,18 +152,19 @@ def _loss_at(loss: float | None, update: int) -> str:
 
 
 def as_good(against: Mapping[str, Any], lower_is_better: bool = False) -> bool:
-    """Whether a comparison with the best system does not show the other one to be worse."""
+    """Whether a bootstrap *against* the best system does not show the other system to be worse."""
     better = against["difference"] <= 0 if lower_is_better else against["difference"] >= 0  # in the seeds of both
     return against["p_holm"] > SIGNIFICANT or better
 
 
-def _beside_best(results: Results, of: Mapping[str, Any], name: str) -> str:
-    if name == of["best"]:
+def _beside_best(results: Results, compared: Mapping[str, Any], name: str) -> str:
+    """How the system *name* compares with the best one, by the bootstraps in *compared*."""
+    if name == compared["best"]:
         return "best"
-    against = of["against_best"].get(name)
+    against = compared["against_best"].get(name)
     if against is None:
         return "no common seed"
-    good = as_good(against, of.get("lower_is_better", False))
+    good = as_good(against, compared.get("lower_is_better", False))
     return f"{'indistinguishable' if good else 'worse'} (p {p_text(results, against)})"
 
 
@@ -170,7 +172,8 @@ def _run_table(results: Results) -> Table:
     head = ["run", "sacreBLEU", f"difference to {results['baseline']} (95%)", "p", LOWEST]
     rows = []
     for name, runs in per_system(results, lambda run: run).items():
-        bootstraps = {one["seed"]: one for one in results["joined"][0]["by_seed"].get(name, [])}
+        by_seed = results["joined"][0]["by_seed"].get(name, [])
+        bootstraps = {bootstrap["seed"]: bootstrap for bootstrap in by_seed}
         for run in runs:
             against = bootstraps.get(run["seed"])
             row = [f"{name}, seed {run['seed']}", f"{run['metrics']['sacreBLEU']['score']:.2f}"]
@@ -208,25 +211,30 @@ def _definition_table(results: Results) -> Table:
 
 
 def _joined_tables(results: Results) -> dict[str, Table]:
-    by_length = sets(results)
+    by_length = sets_by_length(results)
     all_joined = [*by_length.values()]
     documents = has_documents(results)
     joined_rows = [
-        ["lines", *(str(one["lines"]) for one in all_joined)],
-        ["mean" if documents else "subwords a line", *(f"{one['subwords']:.0f}" for one in all_joined)],
-        ["lines longer than in training", *(str(one["longer_than_in_training"]) for one in all_joined)],
+        ["lines", *(str(joined["lines"]) for joined in all_joined)],
+        ["mean" if documents else "subwords a line", *(f"{joined['subwords']:.0f}" for joined in all_joined)],
+        ["lines longer than in training", *(str(joined["longer_than_in_training"]) for joined in all_joined)],
     ]
     differences, document_rows = [], []
     for name in ranked(results):
-        title, ratio, share = marked(results, name), "length_ratio", "other_separators"
-        cells = (f"{spread(one['scores'][name])} ({statistics.mean(one[ratio][name]):.2f})" for one in all_joined)
-        joined_rows.append([title, *cells])
+        title = marked(results, name)
+        joined_row, document_row = [title], [title]
+        for joined in all_joined:
+            joined_row.append(f"{spread(joined['scores'][name])} ({statistics.mean(joined['length_ratio'][name]):.2f})")
+            if documents:
+                share = statistics.mean(joined["other_separators"][name])
+                document_row.append(f"{spread(joined['document_scores'][name])} ({share:.1%})")
+        joined_rows.append(joined_row)
         if documents:
-            both = ((spread(one["document_scores"][name]), statistics.mean(one[share][name])) for one in all_joined)
-            document_rows.append([title, *(f"{score} ({mean:.1%})" for score, mean in both)])
-        against = [one["against_baseline"].get(name) for one in all_joined]
-        if all(against):
-            differences.append([title, *(f"{interval(one)}, p {p_judged(results, one)}" for one in against)])
+            document_rows.append(document_row)
+        bootstraps = [joined["against_baseline"].get(name) for joined in all_joined]
+        if all(bootstraps):
+            cells = (f"{interval(bootstrap)}, p {p_judged(results, bootstrap)}" for bootstrap in bootstraps)
+            differences.append([title, *cells])
     head = ["subwords a line, at most" if documents else "sentences a line", *by_length]
     of_documents = {"documents": Table(head, document_rows)} if documents else {}
     return {"joined": Table(head, joined_rows), "differences": Table(head, differences), **of_documents}

@@ -1,9 +1,9 @@
-"""Make a test set of long documents: those of the test set, and some that are taken out of the training set.
+"""Make a test set of the long documents of the test set, and of some that are moved from the training set.
 
     python -m recipes.documents_en_de.long_test_set DIR OUTPUT
 
 DIR has train, valid and test, each as NAME.LANG.gz, with blank lines between documents. OUTPUT gets the same files. Its
-test set has the documents of more than 350 words, and 60 such documents of the training set, which has the others.
+test set has the test documents of more than 350 words. 60 training documents of that length move to it.
 """
 
 import argparse
@@ -47,22 +47,22 @@ def divide(train: list[Document], test: list[Document], least: int, count: int) 
     """
     long = [n for n, document in enumerate(train) if words(document) > least]
     if len(long) < count:
-        most = f"must be at most {len(long)}, the training documents of more than {least} words"
-        raise InputError(f"--documents {count}: {most}")
+        limit = f"must be at most {len(long)}, the training documents of more than {least} words"
+        raise InputError(f"--documents {count}: {limit}")
     moved = {long[n * len(long) // count] for n in range(count)}
-    kept = [document for n, document in enumerate(train) if n not in moved]
-    return kept, [document for document in test if words(document) > least] + [train[n] for n in sorted(moved)]
+    remaining = [document for n, document in enumerate(train) if n not in moved]
+    return remaining, [document for document in test if words(document) > least] + [train[n] for n in sorted(moved)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    description = "Make a test set of long documents; some are taken out of the training set."
+    description = "Make a test set of long documents; some are moved from the training set."
     parser = argparse.ArgumentParser(prog="recipes.documents_en_de.long_test_set", description=description)
     flag = parser.add_argument
     flag("folder", type=Path, metavar="DIR", help="has NAME.LANG.gz of train, valid and test")
     flag("output", type=Path, metavar="OUTPUT", help="the folder to write")
     flag("--languages", nargs=2, default=("en", "de"), metavar="LANG", help="default: en de")
     flag("--words", type=int, default=350, metavar="N", help="test documents have more; default: %(default)s")
-    flag("--documents", type=int, default=60, metavar="N", help="taken out of train; default: %(default)s")
+    flag("--documents", type=int, default=60, metavar="N", help="moved from train to test; default: %(default)s")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.documents_en_de.long_test_set"):
         train, valid, test = (read(args.folder, name, args.languages) for name in SETS)

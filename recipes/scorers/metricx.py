@@ -1,7 +1,7 @@
 """Print MetricX-24's error of each translation, from 0, the best, to 25: a program for ``--scorer``.
 
-It runs ``python -m metricx24.predict`` with the Python that runs it, and needs a clone of
-https://github.com/google-research/metricx in PYTHONPATH. Flags that it does not know are passed on.
+It runs ``python -m metricx24.predict`` with its own Python interpreter, and needs a clone of
+https://github.com/google-research/metricx in PYTHONPATH. It passes unknown flags on.
 """
 
 import argparse
@@ -23,13 +23,14 @@ def main() -> None:
     texts.setdefault("reference", [""] * len(texts["source"]))
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     with tempfile.TemporaryDirectory() as folder:
-        given, predicted = Path(folder) / "input.jsonl", Path(folder) / "output.jsonl"
-        given.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        flags += ["--input_file", str(given), "--output_file", str(predicted), *([] if args.reference else ["--qe"])]
+        input_file, predictions = Path(folder) / "input.jsonl", Path(folder) / "output.jsonl"
+        input_file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        flags += ["--input_file", str(input_file), "--output_file", str(predictions)]
+        flags += [] if args.reference else ["--qe"]
         status = subprocess.run([sys.executable, "-m", "metricx24.predict", *flags], stdout=sys.stderr).returncode
         if status != 0:
             sys.exit(status)
-        for line in predicted.read_text(encoding="utf-8").splitlines():
+        for line in predictions.read_text(encoding="utf-8").splitlines():
             print(json.loads(line)["prediction"])
 
 

@@ -18,7 +18,7 @@ from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
 from recipes.text.lines import Convert, convert_file, progress
 
-MIN_FREQUENCY = 2  # of a pair of symbols that is merged; subword-nmt's default
+MIN_FREQUENCY = 2  # a rarer pair of symbols is not merged; subword-nmt's default
 CACHED_WORDS = 500_000  # words in a process's cache of subwords, about 150 MB
 
 
@@ -33,7 +33,7 @@ def count_words(paths: Sequence[str]) -> Counter[str]:
             for chunk in chunks_of(path):
                 counts.update(re.split("[ \r\n]", chunk))
                 bar.update(chunk.count("\n"))
-    del counts[""]  # between two blanks
+    del counts[""]  # the split gives empty words between two blanks
     if not counts:
         raise InputError(f"{' and '.join(paths)}: contains no words")
     return counts
@@ -45,7 +45,8 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     They equal those of ``subword-nmt learn-bpe --total-symbols --symbols VOCAB_SIZE``: one merge for each subword
     that is not a character. A character counts twice if it occurs both inside and at the end of words. Some subwords
     are always merged further, so the text has slightly fewer. Raises an InputError that gives the limit if *vocab_size*
-    is too small for the characters or too large for the words. Then that command stops early without a message.
+    is too small for the characters or too large for the words. In the latter case, subword-nmt stops early without a
+    message.
     """
     within = {character for word in counts for character in word[:-1]}
     characters = len(within) + len({word[-1] for word in counts})
@@ -58,9 +59,9 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
         lines = (f"{word} {count}" for word, count in counts.items())
         learn_bpe.learn_bpe(lines, codes, vocab_size, MIN_FREQUENCY, is_dict=True, total_symbols=True)
     learnt = codes.getvalue().splitlines(keepends=True)
-    most = characters + len(learnt[1:])
-    if most < vocab_size:
-        raise InputError(f"vocab_size {vocab_size}: must be at most {most} for the words of this corpus")
+    largest = characters + len(learnt[1:])
+    if largest < vocab_size:
+        raise InputError(f"vocab_size {vocab_size}: must be at most {largest} for the words of this corpus")
     return learnt
 
 
@@ -100,13 +101,13 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
             minloglevel=2,  # errors only
         )  # fmt: skip
     except RuntimeError as error:
-        most = re.search(r"Please set it to a value <= (\d+)", str(error))
-        fewest = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        upper_limit = re.search(r"Please set it to a value <= (\d+)", str(error))
+        lower_limit = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
         problem = f"sentencepiece cannot learn from {' and '.join(paths)}: {error}"
-        if most:
-            problem = f"vocab_size {vocab_size}: must be at most {most[1]} for the words of this corpus"
-        if fewest:
-            problem = f"vocab_size {vocab_size}: must be at least {fewest[1]}: the corpus' characters and 3 marks"
+        if upper_limit:
+            problem = f"vocab_size {vocab_size}: must be at most {upper_limit[1]} for the words of this corpus"
+        if lower_limit:
+            problem = f"vocab_size {vocab_size}: must be at least {lower_limit[1]}: the corpus' characters and 3 marks"
         raise InputError(problem) from None
     return model.getvalue()
 
@@ -129,9 +130,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag("--vocab-size", required=True, type=int, metavar="N", help="number of subwords")
         flag("--output", required=True, metavar="FILE")
         flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
-    for name, learnt in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
+    for name, flag_of_model in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
         flag = tools.add_parser(name, help="split text into subwords").add_argument
-        flag(learnt, required=True, dest="learnt", metavar="FILE", help="the output of learning")
+        flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")
         flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
         flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
         flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
@@ -140,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         refuse_output(args.output)
         if args.tool in ("apply", "sentencepiece-encode"):
             converter = subword_nmt_converter if args.tool == "apply" else sentencepiece_converter
-            make = partial(converter, args.learnt)
-            convert_file(make, args.input, args.output, args.workers, f"{args.tool} {args.input}")
+            make_converter = partial(converter, args.learnt)
+            convert_file(make_converter, args.input, args.output, args.workers, f"{args.tool} {args.input}")
             return
         start = time.perf_counter()
         if args.tool == "learn":

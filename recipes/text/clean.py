@@ -60,11 +60,12 @@ def clean(
     documents, and every *holdout_every*-th document with an accepted pair goes to *heldout*.
 
     Raises an InputError if a file is empty or not UTF-8, if the files have different numbers of lines, or if no pair
-    would be left.
+    is left.
     """
     pairs = pairs_of(sources)
     counts: Counter[str] = Counter()
-    units, begins = 0, True  # pairs, or documents, with an accepted pair; whether the next accepted pair begins one
+    units = 0  # accepted pairs; with *documents*, documents with an accepted pair
+    begins = True  # whether the next accepted pair begins a unit
     with written_whole(*outputs, *heldout) as files:
         for pair in progress(pairs, count_lines(sources[0]), f"clean {sources[0]}", " pairs"):
             if documents and not any(pair):
@@ -75,19 +76,19 @@ def clean(
             if reason is None:
                 units += begins
                 hold_out = holdout_every > 0 and units % holdout_every == 0
-                where = "held out" if hold_out else "kept"
-                boundary = b"\n" if documents and begins and counts[where] else b""
+                part = "held out" if hold_out else "kept"
+                boundary = b"\n" if documents and begins and counts[part] else b""
                 for words, file in zip(pair, files[2:] if hold_out else files[:2], strict=True):
                     file.write(boundary + " ".join(words).encode("utf-8") + b"\n")
-                counts[where] += 1
+                counts[part] += 1
                 begins = not documents
             else:
                 counts[reason] += 1
         if not counts["kept"]:
             raise InputError(f"{' and '.join(sources)}: none of the {counts['read']} pairs is left")
         if heldout and not counts["held out"]:
-            most = f"must be at most {units}, the number of {'documents' if documents else 'pairs'} that are left"
-            raise InputError(f"--holdout-every {holdout_every}: {most}")
+            limit = f"must be at most {units}, the number of {'documents' if documents else 'pairs'} that are left"
+            raise InputError(f"--holdout-every {holdout_every}: {limit}")
     return counts
 
 

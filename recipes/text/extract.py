@@ -7,7 +7,7 @@ or ``ARCHIVE:MEMBER``. In it, ``{lang}`` stands for the language and ``{side}`` 
 ``….en-de.tsv``, compressed or not, has both languages in columns, in the order of its name.
 
 With ``--documents``, blank lines separate documents. A blank line is also written between two files and between two
-``<doc>`` of SGM. A line without a printing character counts as blank.
+``<doc>`` elements of SGM. A line without a printing character counts as blank.
 
 Only "\\n" ends a line. Lines of News Commentary v9 contain CR, NEL and U+2028. If these ended lines, all following
 sentences would be paired with the wrong translation. Archives are not unpacked to the disk, so the names and links in
@@ -45,7 +45,7 @@ ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL
 # A segment with its text in group 1, or the start of a document.
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>|<doc[\s>]", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
-LEADING = re.compile(r"^(\./+)+")  # of a member's name, which some programs write
+LEADING = re.compile(r"^(\./+)+")  # some programs write it before the name of each member
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 KINDS = {tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symbolic link", tarfile.LNKTYPE: "hard link"}
 MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz"}
@@ -70,8 +70,8 @@ class Side:
     path: Path
     documents: bool = False  # whether blank lines separate documents
     file: IO[bytes] = field(init=False)
-    lines: int = 0  # written
-    blank: int = 0  # of these, if there are documents
+    lines: int = 0  # the number of written lines
+    blank: int = 0  # the number of blank ones among them; 0 without documents
 
     def write(self, text: str) -> None:
         """Write *text*, which consists of complete lines."""
@@ -103,7 +103,7 @@ class _Counted(io.FileIO):
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. Raises for a damaged one, which tarfile takes for the end of the archive."""
+    """A member's header. Raises a ReadError if it is damaged; tarfile would treat it as the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "_Header":
@@ -125,7 +125,7 @@ def _naming_damage(path: Path) -> Iterator[None]:
 
 
 def _segments(texts: Iterable[str], place: Place, documents: bool) -> Iterator[str]:
-    """The text of each ``<seg>`` as a line, with entities resolved. *documents*: a blank line between documents."""
+    """Yield each ``<seg>`` as a line, with entities resolved; with *documents*, also a blank line between documents."""
     rest, number = "", 0
     for text in texts:
         rest += text
@@ -144,32 +144,32 @@ def _segments(texts: Iterable[str], place: Place, documents: bool) -> Iterator[s
             yield html.unescape(match.group(1)).strip().replace("\n", " ") + "\n"
         rest = rest[end:]
         if not OPENED.search(rest):
-            rest = rest[-len("<seg") :]  # may be the start of one
+            rest = rest[-len("<seg") :]  # can be the start of a segment
     if OPENED.search(rest):
         raise InputError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
 
 
 def _copy(stream: IO[bytes], place: Place, side: Side) -> int:
     """Write the sentences of *stream* to *side*, and return their number. The name in *place* gives the format."""
-    before = side.lines
+    lines_before, blank_before = side.lines, side.blank
     name = Path(place.member or place.path)
     if name.suffix in OPENERS:
         stream = OPENERS[name.suffix](stream, "rb")
         name = name.with_suffix("")
     chunks = read_chunks(stream, str(place), BLOCK_BYTES)
-    is_sgm, blank = name.suffix in (".sgm", ".sgml"), side.blank
+    is_sgm = name.suffix in (".sgm", ".sgml")
     for text in _segments(chunks, place, side.documents) if is_sgm else chunks:
         side.write(text)
-    if side.lines == before:
+    if side.lines == lines_before:
         raise InputError(f"{place} has no <seg>")
     if not is_sgm:
-        _refuse_no_documents(side, blank, str(place))
-    return side.lines - before
+        _refuse_no_documents(side, blank_before, str(place))
+    return side.lines - lines_before
 
 
-def _refuse_no_documents(side: Side, blank: int, name: str) -> None:
-    """Raise an InputError if *side* has only *blank* blank lines after the file *name*, as before it."""
-    if side.documents and side.blank == blank:
+def _refuse_no_documents(side: Side, blank_before: int, name: str) -> None:
+    """Raise an InputError if the file *name* added no blank line to *side*, which had *blank_before* of them."""
+    if side.documents and side.blank == blank_before:
         instead = "a blank line separates two documents, and segment_tokens=0 is for texts without documents"
         raise InputError(f"{name}: has no blank line; {instead}")
 
@@ -181,7 +181,7 @@ def _copy_columns(stream: IO[bytes], path: Path, columns: Sequence[Side]) -> Non
     """
     if path.suffix in OPENERS:
         stream = OPENERS[path.suffix](stream, "rb")
-    blank, numbers = columns[0].blank, count(1)
+    blank_before, numbers = columns[0].blank, count(1)
     for text in read_chunks(stream, str(path), BLOCK_BYTES):
         rows = []
         for line, number in zip(split(text), numbers, strict=False):
@@ -192,7 +192,7 @@ def _copy_columns(stream: IO[bytes], path: Path, columns: Sequence[Side]) -> Non
                 rows.append(row)
         for side, cells in zip(columns, zip(*rows, strict=True), strict=False):
             side.write("".join(f"{cell}\n" for cell in cells))
-    _refuse_no_documents(columns[0], blank, str(path))
+    _refuse_no_documents(columns[0], blank_before, str(path))
 
 
 def _read_archive(path: Path, file: "io.BufferedReader[Any]", wanted: dict[Place, Side]) -> dict[Side, int]:
@@ -218,7 +218,7 @@ def _read_archive(path: Path, file: "io.BufferedReader[Any]", wanted: dict[Place
             content = archive.extractfile(member)
             assert content is not None  # as for all regular files
             counts[wanted[place]] = _copy(content, place, wanted[place])
-    while stream.read(BLOCK_BYTES):  # so that the checksum at the end is tested
+    while stream.read(BLOCK_BYTES):  # the decompressor tests the checksum at the end
         pass
     for place, side in wanted.items():
         if side not in counts:
@@ -236,7 +236,7 @@ def _places(template: str, sides: Sequence[Side], reference: str) -> dict[Place,
 
     Raises an InputError if they are the same, or if a file is missing.
     """
-    places = {side.place(one): side for side, one in zip(sides, (template, reference), strict=True)}
+    places = {side.place(text): side for side, text in zip(sides, (template, reference), strict=True)}
     if reference != template and _columns(template, sides):
         raise InputError(f"{template}: has both languages as columns; for further references, divide it into two files")
     if len(places) < len(sides) and not _columns(template, sides):
@@ -276,23 +276,23 @@ def extract(
 ) -> int:
     """Write ``PREFIX.SOURCE`` and ``PREFIX.TARGET`` from all *templates*. Returns the number of pairs.
 
-    Both files get their names when both are complete. *documents*: whether blank lines separate documents. The target
-    is that of *references*, if there are any.
+    Both files get their names when both are complete. *documents*: whether blank lines separate documents. If there
+    are *references*, the target comes from these templates.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     words = {source: "src", target: "ref"}
     sides = [Side(lang, word, prefix.with_name(f"{prefix.name}.{lang}"), documents) for lang, word in words.items()]
-    both = zip(templates, references or templates, strict=True)
-    corpora = [(template, _places(template, sides, reference)) for template, reference in both]
+    pairs_of_templates = zip(templates, references or templates, strict=True)
+    corpora = [(template, _places(template, sides, reference)) for template, reference in pairs_of_templates]
     size = sum(path.stat().st_size for _, places in corpora for path in {place.path for place in places})
     with written_whole(*(str(side.path) for side in sides)) as (sides[0].file, sides[1].file):
         with tqdm(total=size, desc="  read", unit="B", unit_scale=True, mininterval=0.5) as bar:
             for template, places in corpora:
-                before, blank = sides[0].lines, sides[0].blank
-                for side in sides if documents and before else []:
+                lines_before, blank_before = sides[0].lines, sides[0].blank
+                for side in sides if documents and lines_before else []:
                     side.write("\n")
                 _read(template, places, sides, bar)
-                pairs = sides[0].lines - before - (sides[0].blank - blank)
+                pairs = sides[0].lines - lines_before - (sides[0].blank - blank_before)
                 bar.write(f"{template}: {pairs:,} pairs", file=sys.stdout)
                 sys.stdout.flush()
     return sides[0].lines - sides[0].blank
@@ -303,18 +303,18 @@ def _read(template: str, places: dict[Place, Side], sides: Sequence[Side], bar: 
     columns = _columns(template, sides)
     counts: dict[Side, int] = {}
     for path in dict.fromkeys(place.path for place in places):
-        here = {place: side for place, side in places.items() if place.path == path}
-        place, side = next(iter(here.items()))
+        in_file = {place: side for place, side in places.items() if place.path == path}
+        place, side = next(iter(in_file.items()))
         with io.BufferedReader(_Counted(path, bar), BLOCK_BYTES) as file, _naming_damage(path):
             if columns:
                 _copy_columns(file, path, columns)
             elif place.member is None:
                 counts[side] = _copy(file, place, side)
             else:
-                counts.update(_read_archive(path, file, here))
+                counts.update(_read_archive(path, file, in_file))
     if len(set(counts.values())) > 1:
-        both = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
-        raise InputError(f"{template}: {both}, and both must have the same number")
+        lengths = " and ".join(f"{place} has {counts[side]} lines" for place, side in places.items())
+        raise InputError(f"{template}: {lengths}, and both must have the same number")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

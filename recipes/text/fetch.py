@@ -2,9 +2,10 @@
 
     python -m recipes.text.fetch --manifest FILE.tsv|none --output DIR [--data-dir DIR] FILE …
 
-The manifest has the names, sizes, checksums and URLs. For a size or checksum ``-``, which is not known, those of the
-file are printed. Files in ``--data-dir`` are checked and never written to. All other files are downloaded into
-``--output`` as ``NAME.part``, which the next attempt or run continues, and named when size and checksum are right.
+The manifest has the names, sizes, checksums and URLs. If a checksum in it is ``-``, for unknown, the size and checksum
+of the file are printed. Files in ``--data-dir`` are checked and never written to. All other files are downloaded into
+``--output`` as ``NAME.part``, which the next attempt or run continues. A file gets its name when its size and checksum
+are right.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from fairseq_rope.files import checksum
 from fairseq_rope.lines import lines_of
 from recipes.text.lines import progress
 
-COLUMNS = {  # of a manifest: the pattern of a value, and its description in messages
+COLUMNS = {  # for each column of a manifest: the pattern of a value, and its description in messages
     "file": (r"(?!\.\.?$)[^/\\]+", "a file's name without a folder"),
     "bytes": ("-|[1-9][0-9]*", "a number greater than 0, or - where it is unknown"),
     "checksum": ("-|sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", "sha256: and 64 hexadecimal digits, md5: and 32, or -"),
@@ -51,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def read_manifest(path: Path) -> dict[str, Entry]:
-    """The entries of a manifest by file name. Raises a InputError that names the wrong line."""
+    """The entries of a manifest by file name. Raises an InputError that names the wrong line."""
     try:
         header, *rows = [line.rstrip("\r").split("\t") for line in lines_of(str(path))]
     except InputError as error:
@@ -68,10 +69,10 @@ def read_manifest(path: Path) -> dict[str, Entry]:
             raise InputError(f"{where}has {len(row)} columns, and must have {form}")
         for column, value in zip(COLUMNS, row, strict=True):
             _check(column, value, where)
-        name, size, checksum, url = row
+        name, size, expected, url = row
         if name in entries:
             raise InputError(f"{where}{name} is listed twice")
-        known = None if size == "-" else int(size), None if checksum == "-" else checksum.lower()
+        known = None if size == "-" else int(size), None if expected == "-" else expected.lower()
         entries[name] = Entry(name, *known, tuple(url.split()))
     return entries
 
@@ -99,7 +100,7 @@ def checksum_of(path: Path, kind: str) -> str:
 
 
 def described(path: Path, entry: Entry) -> str:
-    """What was checked of a right *path*. Without a checksum in the manifest, the size and checksum of the file."""
+    """Words for a message: what was checked of *path*; or its size and checksum if the manifest has no checksum."""
     if entry.checksum is not None:
         return "size and checksum are right"
     has = f"{path.stat().st_size} bytes, {checksum_of(path, 'sha256')}"
@@ -107,10 +108,10 @@ def described(path: Path, entry: Entry) -> str:
 
 
 def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
-    """Download *entry* into *folder*. Returns the address that had it. Raises a InputError that names every address.
+    """Download *entry* into *folder*. Returns the address that sent it. Raises an InputError that names every address.
 
     A complete file with a wrong checksum is removed and downloaded again from the next address. The last address gets
-    a second try, because the part that an earlier run left may have been wrong.
+    a second attempt, because the part that an earlier run left may have been wrong.
     """
     part = folder / f"{entry.name}.part"
     if entry.size is not None and _size(part) >= entry.size:  # an earlier run was stopped before it could check
@@ -153,7 +154,7 @@ def _finish(part: Path, path: Path, origin: str) -> str:
 def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
     """Ask *address* once for the rest of *part*.
 
-    Returns: the problem, or "" for none; and whether another attempt would have the same result
+    Returns the problem, or "" if there is none, and whether another attempt would have the same result.
     """
     start = _size(part)
     limit = entry.size or start + shutil.disk_usage(part.parent).free
@@ -219,7 +220,7 @@ def _is_there(path: Path, entry: Entry | None, flag: str) -> bool:
 def ensure(
     names: Sequence[str], manifest: Path | None, output: Path, data_dir: Path | None, retries: int, wait: float
 ) -> None:
-    """Check the files *names* in *data_dir* and *output*, and download the others. Errors come before downloads."""
+    """Check the files *names* in *data_dir* and *output*, and download the missing ones. All checks come first."""
     for name in names:
         _check("file", name)
     if data_dir is not None and not data_dir.is_dir():

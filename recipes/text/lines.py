@@ -53,10 +53,10 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
     total = count_lines(source)
     done = 0
     with written_whole(target) as (file,), progress(None, total, title) as bar:
-        for wanted, converted in _in_order(make, source, workers):
+        for expected, converted in _in_order(make, source, workers):
             count = converted.count("\n")
-            if count != wanted:
-                raise InputError(f"{source}, after line {done}: {wanted} lines became {count}")
+            if count != expected:
+                raise InputError(f"{source}, after line {done}: {expected} lines became {count}")
             file.write(converted.encode("utf-8"))
             done += count
             bar.update(count)
@@ -114,11 +114,11 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
             connection.close()
 
 
-def _work(connection: Connection, *what: Any) -> None:
-    """Send the results of :func:`_converted` to *connection*, and None at the end. Runs in a worker process."""
+def _work(connection: Connection, *arguments: Any) -> None:
+    """Send the results of :func:`_converted` for *arguments* to *connection*, then None. Runs in a worker."""
     with contextlib.suppress(OSError):  # the other end was closed
         try:
-            for answer in _converted(*what):
+            for answer in _converted(*arguments):
                 connection.send(answer)
             connection.send(None)
         except Exception as error:

@@ -14,14 +14,14 @@ from fairseq_rope.files import written_whole
 from fairseq_rope.lines import lines_of
 from fairseq_rope.text.segments import SEPARATOR
 
-# The weights with a row for each entry of the dictionary: those of the source's, and those of the target's. Checkpoints
-# of fairseq before 0.9 call the last one embed_out.
+# The weights with a row for each entry of the source dictionary, and those with a row for each entry of the target
+# dictionary. Checkpoints of fairseq before 0.9 call the last one embed_out.
 SOURCE = ("encoder.embed_tokens.weight",)
 TARGET = ("decoder.embed_tokens.weight", "decoder.output_projection.weight", "decoder.embed_out")
 
 
 def with_separator(lines: Sequence[str]) -> list[str]:
-    """The lines of a dictionary with the separator, which takes the place of a "madeupword", or the last one."""
+    """The *lines* of a dictionary with the separator. It replaces the first "madeupword", or else is appended."""
     if any(line.split(" ")[0] == SEPARATOR for line in lines):
         return list(lines)
     unused = next((n for n, line in enumerate(lines) if re.fullmatch(r"madeupword\d+ 0", line)), len(lines))
@@ -29,9 +29,9 @@ def with_separator(lines: Sequence[str]) -> list[str]:
 
 
 def with_rows(weights: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
-    """*weights* with a new last row in those that have one row less than *sizes* says; it is the mean of the others.
+    """*weights*, with a new last row in those that have one row less than *sizes* gives for them.
 
-    Raises an InputError if another number of rows is missing.
+    The new row is the mean of the others. Raises an InputError if a weight has another number of rows.
     """
     import torch
 
@@ -50,13 +50,13 @@ def with_rows(weights: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="recipes.text.old_model", description=__doc__.partition("\n")[0])
     tools = parser.add_subparsers(dest="tool", required=True)
-    for name, what in (("dictionary", "dict.LANG.txt"), ("checkpoint", "a checkpoint of fairseq")):
-        flag = tools.add_parser(name, help=f"copy {what}, with the separator").add_argument
+    for name, original in (("dictionary", "dict.LANG.txt"), ("checkpoint", "a checkpoint of fairseq")):
+        flag = tools.add_parser(name, help=f"copy {original}, with the separator").add_argument
         flag("--input", required=True, metavar="FILE")
         flag("--output", required=True, metavar="FILE")
         if name == "checkpoint":
-            flag("--source-dictionary", required=True, metavar="FILE", help="that of the copy")
-            flag("--target-dictionary", required=True, metavar="FILE", help="that of the copy")
+            flag("--source-dictionary", required=True, metavar="FILE", help="the source dictionary with the separator")
+            flag("--target-dictionary", required=True, metavar="FILE", help="the target dictionary with the separator")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.old_model"):
         refuse_output(args.output)

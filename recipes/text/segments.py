@@ -57,7 +57,7 @@ def read_documents(paths: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def longest_segments(document: Sequence[Pair], tokens: int) -> list[range]:
-    """The sentences of the segments with as many as fit into *tokens* on both sides."""
+    """The numbers of the sentences of each segment, if segments are as long as *tokens* on both sides allow."""
     return segments([max(map(len, pair)) for pair in document], lambda: tokens)
 
 
@@ -65,7 +65,7 @@ class Mixture:
     """Divides training documents into segments of all lengths, or into single sentences.
 
     The limit of each segment, in tokens on a side, is drawn uniformly from 1 to *tokens*. A document is divided if that
-    brings the share of the sentences in segments so far closer to *share*. Else each of its sentences has a line.
+    brings the share of the sentences in segments so far closer to *share*. Otherwise each sentence is a line by itself.
     """
 
     def __init__(self, tokens: int, share: float) -> None:
@@ -84,9 +84,9 @@ class Mixture:
 
 
 def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: float | None) -> str:
-    """Write the segments of two files, and return a sentence with their number.
+    """Write the segments of the two files *sources*, and return a sentence with their number.
 
-    *share* is that of :class:`Mixture`, for training. With None, the segments are as long as fits.
+    For training, *share* is that of :class:`Mixture`. With None, the segments are as long as *tokens* allows.
     """
     mixture = None if share is None else Mixture(tokens, share)
     documents = sentences = lines = longest = 0
@@ -101,8 +101,8 @@ def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: flo
             documents, sentences, lines = documents + 1, sentences + len(document), lines + len(divisions)
         if not documents:
             raise InputError(f"{' and '.join(sources)}: all lines are blank")
-    what = f"{documents} documents, {sentences} sentences, {lines} lines of up to {longest} subwords"
-    return what if mixture is None else f"{what}, {mixture.in_segments / sentences:.1%} of the sentences in segments"
+    sizes = f"{documents} documents, {sentences} sentences, {lines} lines of up to {longest} subwords"
+    return sizes if mixture is None else f"{sizes}, {mixture.in_segments / sentences:.1%} of the sentences in segments"
 
 
 # -- from segments back to sentences and documents ----------------------------------------------------
@@ -127,14 +127,14 @@ def divide(path: str, generated: str, output: str, text: Tokeniser) -> Divided:
     counts = [line.split(" ").count(SEPARATOR) + 1 for line in lines_of(path)]
     translated = read_generated(lines_of(generated), generated)
     hypotheses = translated.in_order(translated.hypotheses, len(counts), path)
-    differ = 0
+    differing = 0
     with written_whole(output) as (file,):
         for hypothesis, count in zip(hypotheses, counts, strict=True):
-            sentences, same = divided(hypothesis.split(), count)
-            differ += not same
+            sentences, is_same_number = divided(hypothesis.split(), count)
+            differing += not is_same_number
             for sentence in sentences:
                 file.write(text.plain(sentence).encode("utf-8") + b"\n")
-    return Divided(len(counts), differ)
+    return Divided(len(counts), differing)
 
 
 def join_documents(boundaries: str, sentences: str, output: str) -> int:
@@ -144,15 +144,15 @@ def join_documents(boundaries: str, sentences: str, output: str) -> int:
     """
     lines = list(lines_of(sentences))
     by_text = groupby(lines_of(boundaries), lambda line: bool(line.strip()))
-    runs = [len(list(run)) for is_text, run in by_text if is_text]
-    if sum(runs) != len(lines):
-        raise InputError(f"{sentences}: has {len(lines)} lines, and {boundaries} has {sum(runs)} that are not blank")
+    sizes = [len(list(document)) for is_text, document in by_text if is_text]
+    if sum(sizes) != len(lines):
+        raise InputError(f"{sentences}: has {len(lines)} lines, and {boundaries} has {sum(sizes)} that are not blank")
     pending = iter(lines)
     with written_whole(output) as (file,):
-        for size in runs:
+        for size in sizes:
             document = " ".join(filter(None, islice(pending, size)))
             file.write(document.replace("\r", " ").encode("utf-8") + b"\n")  # sacrebleu ends lines at CR too
-    return len(runs)
+    return len(sizes)
 
 
 # -- the command -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both, in subwords")
     flag("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
     flag("--tokens", required=True, type=int, metavar="N", help="subwords of the longest segments, on either side")
-    share = "for training: share of the sentences in segments, which have all lengths; default: all, as long as fits"
+    share = "for training: share of the sentences in segments, of random lengths; default: all, in the longest that fit"
     flag("--share", type=float, metavar="P", help=share)
 
     flag = tools.add_parser("divide", help="write the sentences of translated segments as plain text").add_argument
@@ -182,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     flag = tools.add_parser("documents", help="join the sentences of each document to one line").add_argument
     flag("--boundaries", required=True, metavar="FILE", help="a text with blank lines between documents")
-    flag("--input", required=True, metavar="FILE", help="a sentence for each line of it that is not blank")
+    flag("--input", required=True, metavar="FILE", help="a sentence for each line of --boundaries that is not blank")
     flag("--output", required=True, metavar="FILE", help="one document a line")
     return parser
 

@@ -18,8 +18,8 @@ from recipes.text.lines import NOT_PRINTING, Convert, convert_file
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:
     """A function that applies Moses' steps to lines, in the order of its scripts.
 
-    The normaliser is that of ``sacremoses normalize``. It differs from Moses' own at a ’ that ends a word (class’),
-    which it turns into ', and Moses into ". The tokeniser has the options of ``sacremoses tokenize`` and of fairseq's
+    The normaliser is that of ``sacremoses normalize``. It turns a ’ at the end of a word (class’) into ', where Moses'
+    own turns it into ". The tokeniser has the options of ``sacremoses tokenize`` and of fairseq's
     ``--tokenizer moses --moses-no-dash-splits``.
     """
     lang = language(lang)  # Moses has no rules for codes with a region
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.tokenise"):
         refuse_output(args.output)
-        make = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)
-        convert_file(make, args.input, args.output, args.workers, f"tokenise {args.input}")
+        make_converter = partial(line_converter, args.lang, args.normalise_punctuation, not args.no_tokeniser)
+        convert_file(make_converter, args.input, args.output, args.workers, f"tokenise {args.input}")
 
 
 if __name__ == "__main__":
