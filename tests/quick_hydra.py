@@ -13,14 +13,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 _parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
 _compose = ConfigLoaderImpl._compose_config_from_defaults_list
-_composed = {}  # by the names and places of the parts
+_composed = {}  # by the names and places of the parts, and the folders where hydra looks for them
 
 
 def _compose_once(self, defaults, repo):
-    parts = tuple((part.config_path, part.package, part.is_self, part.primary) for part in defaults)
-    if parts not in _composed:
-        _composed[parts] = _compose(self, defaults=defaults, repo=repo)
-    return copy.deepcopy(_composed[parts])
+    parts = [(part.config_path, part.package, part.is_self, part.primary) for part in defaults]
+    key = (*parts, *(source.path for source in repo.get_sources()))
+    if key not in _composed:
+        _composed[key] = _compose(self, defaults=defaults, repo=repo)
+    return copy.deepcopy(_composed[key])
 
 
 def _without_a_copy(self, delegate):
