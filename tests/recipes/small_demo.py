@@ -23,6 +23,7 @@ from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags, commands
 from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment, parse
+from tests import forked_programs
 from tests.commands import ROOT
 
 # With another precision, processes that tests start would depend on the machine.
@@ -74,6 +75,7 @@ def run_here(words, stop_before=None, main=pipeline.main):
 
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "run_logged", in_this_process)
+        patch.setattr(commands, "PROGRAMS", forked_programs.folder())
         patch.setattr(os, "cpu_count", lambda: 1)
         patch.chdir(ROOT)  # where the commands run
         patch.setattr(pipeline, "check_flags", lambda _: None)
