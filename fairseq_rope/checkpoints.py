@@ -38,7 +38,7 @@ def no_checkpoint(path: Any, reason: str) -> CheckpointError:
     return CheckpointError(f"{path} is not a fairseq checkpoint: {reason}")
 
 
-def option(options: Any, name: str) -> Any:
+def option_value(options: Any, name: str) -> Any:
     """Return an option from a namespace, a configuration or a dict, and None if it is missing."""
     if isinstance(options, (dict, DictConfig)):
         return options[name] if name in options else None  # get() of OmegaConf 2.0 raises an error
@@ -59,7 +59,7 @@ def flags_of_model(name: str) -> set[str]:
 def part_of(state: Mapping[str, Any], part: str) -> Any:
     """Return cfg.model or cfg.task of a checkpoint; for old checkpoints its args, which hold both."""
     cfg = state.get("cfg")
-    return option(cfg, part) if cfg else state.get("args")
+    return option_value(cfg, part) if cfg else state.get("args")
 
 
 def options_of_task(task: Any) -> Any:
@@ -69,7 +69,7 @@ def options_of_task(task: Any) -> Any:
 
 def languages_of(options: Any) -> Languages:
     """Return the source and target language of a task's *options*."""
-    return option(options, "source_lang"), option(options, "target_lang")
+    return option_value(options, "source_lang"), option_value(options, "target_lang")
 
 
 @dataclasses.dataclass

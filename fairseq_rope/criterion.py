@@ -23,10 +23,15 @@ import torch.nn.functional as F
 from fairseq.criterions import label_smoothed_cross_entropy as fairseq_criterion
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.models.transformer import TransformerDecoderBase, TransformerModelBase
+from fairseq.models.transformer import (
+    TransformerDecoder,
+    TransformerDecoderBase,
+    TransformerModel,
+    TransformerModelBase,
+)
 from torch import Tensor, nn
 
-from .modules.overrides import has_methods, hooked, is_plain_linear, methods_of
+from .modules.overrides import hooked, is_exactly, is_plain_linear
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
 UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
@@ -148,15 +153,17 @@ class _FusedLoss(torch.autograd.Function):
 class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
     """Computes the loss, gradients and logs of fairseq's ``label_smoothed_cross_entropy``, with the same flags.
 
-    The fused loss is for transformers whose output is a plain projection. fairseq's own code computes the loss
-    of other models, the loss under FSDP, and the loss of each token (``reduce=False``).
+    The fused loss is for fairseq's transformer and ``transformer_rope`` if their output is a plain projection. The code
+    of fairseq computes the loss of other models and of subclasses, the loss under FSDP, and the loss of each token
+    (``reduce=False``).
     """
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss, the sample size that divides its gradient, and the values to log."""
-        weight = output_weight(model) if reduce and has_methods(self, LOSS) and _is_fairseqs() else None
+        can_fuse = reduce and is_exactly(self, FusedLabelSmoothedCrossEntropyCriterion) and _is_fairseqs()
+        weight = output_weight(model) if can_fuse else None
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
@@ -180,12 +187,8 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         return loss, sample_size, logging_output
 
 
-# The functions that the fused loss replaces, or relies on.
-LOSS = methods_of(FusedLabelSmoothedCrossEntropyCriterion, "compute_loss", "get_lprobs_and_target", "compute_accuracy")
+# The functions of fairseq that the fused loss replaces.
 FAIRSEQS = (LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss)
-PROBS = ("forward", "get_normalized_probs", "get_normalized_probs_scriptable")
-MODEL = methods_of(TransformerModelBase, *PROBS, "get_targets")
-DECODER = methods_of(TransformerDecoderBase, *PROBS, "output_layer")
 
 
 def _is_fairseqs() -> bool:
@@ -194,7 +197,12 @@ def _is_fairseqs() -> bool:
 
 
 def output_weight(model: nn.Module) -> Tensor | None:
-    """Return the matrix (V, C) that projects *model*'s features to scores; None if it does more than that."""
+    """Return the matrix (V, C) that projects *model*'s features to scores; None if it does more than that.
+
+    It is None for subclasses of fairseq's transformer and of ``transformer_rope``, because their output can be another.
+    """
+    from .transformer import Decoder, TransformerRopeModel  # registers models, which importing the criterion must not
+
     inner: Any = model
     while hasattr(inner, "module"):  # DistributedDataParallel and fairseq's wrappers
         known = type(inner).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")
@@ -202,12 +210,11 @@ def output_weight(model: nn.Module) -> Tensor | None:
         if is_refused or getattr(inner, "find_unused_parameters", False):
             return None
         inner = inner.module
-    if not has_methods(inner, MODEL):
+    if not is_exactly(inner, TransformerModelBase, TransformerModel, TransformerRopeModel):
         return None
     decoder = inner.decoder
     is_plain_output = (
-        has_methods(decoder, DECODER)
-        and not (hooked(inner) or hooked(decoder))
+        is_exactly(decoder, TransformerDecoderBase, TransformerDecoder, Decoder)
         and decoder.adaptive_softmax is None
         and is_plain_linear(decoder.output_projection)
         and decoder.output_projection.bias is None

@@ -82,7 +82,7 @@ class Scorer:
 
 
 def read_scorers(
-    given: Sequence[str], lower_is_better: Sequence[str], folder: str = "", path: str | None = None
+    values: Sequence[str], lower_is_better: Sequence[str], folder: str = "", path: str | None = None
 ) -> tuple[Scorer, ...]:
     """Return the programs that the values of ``--scorer`` and ``--lower-is-better`` describe.
 
@@ -90,7 +90,7 @@ def read_scorers(
     InputError is raised if a value cannot be used, or a program does not exist.
     """
     scorers: dict[str, Scorer] = {}
-    for value in given:
+    for value in values:
         name, _, command = value.partition("=")
         where = f"--scorer {' '.join(value.split())}"
         try:

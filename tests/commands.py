@@ -1,8 +1,6 @@
 """Run fairseq's commands, as programs and in this process."""
 
 import contextlib
-import copy
-import functools
 import io
 import json
 import logging
@@ -17,7 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 from fairseq import checkpoint_utils
-from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import tests.quick_hydra  # noqa: F401  hydra remembers what it composes
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
@@ -28,9 +27,6 @@ LIMIT = 300
 
 QUICK_START = str(ROOT / "tests" / "quick_start")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [QUICK_START, os.environ.get("PYTHONPATH")]))}
-# At each start, fairseq gives hydra the same 300 options. Parsing them takes a quarter of a command's time.
-_parse = functools.lru_cache(maxsize=None)(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
-OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_parse(text, rule))
 # A shell's background jobs ignore Ctrl-C. The processes that tests start and interrupt would inherit that.
 # SIGHUP stays ignored here, so that nohup keeps the tests running; default_signals restores it in new processes.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):

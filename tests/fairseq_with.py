@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import fairseq.models.transformer
 import pytest
+import quick_hydra  # noqa: F401  hydra remembers what it composes
 import torch
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,

@@ -93,9 +93,9 @@ class FusedAttention(MultiheadAttention):
             weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
             dropped = self.dropout_module(weights.to(q.dtype))
             attn = matmul_by_group(dropped, v)  # (B, H, T, D)
-            of_positions = self._position_values(dropped)
-            if of_positions is not None:
-                attn = attn + of_positions
+            position_values = self._position_values(dropped)
+            if position_values is not None:
+                attn = attn + position_values
 
         # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
         attn = self.out_proj(attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim))

@@ -24,9 +24,11 @@ USUAL = {
 
 @functools.wraps(_build_criterion)
 def build_criterion(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
-    given = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)  # of the configuration, or of the flags
+    criterion = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)  # hydra's, or the flag
     for name, usual in USUAL.items():
-        is_other = given not in (None, usual) and type(task) is tasks.TASK_REGISTRY.get(name)
+        is_other = criterion not in (None, usual) and type(task) is tasks.TASK_REGISTRY.get(name)
         if is_other and distributed_utils.get_global_rank() == 0:
-            logger.warning(f"--criterion {given} with --task {name}: its usual criterion is {usual}, with another loss")
+            logger.warning(
+                f"--criterion {criterion} with --task {name}: its usual criterion is {usual}, with another loss"
+            )
     return _build_criterion(cfg, task, *args, **kwargs)

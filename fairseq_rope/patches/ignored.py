@@ -19,7 +19,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
-from ..checkpoints import option
+from ..checkpoints import option_value
 from ..errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -39,65 +39,69 @@ WITHOUT_EFFECT_IN_INTERACTIVE = {
 OF_ITERATIVE_DECODING = ("print_step", "retain_iter_history")
 
 
-def heed_flags(parts: Collection[str | None], given: Namespace, words: list[str]) -> None:
-    """Change the options *given* so that their program does not ignore them, or raise an InputError.
+def heed_flags(parts: Collection[str | None], options: Namespace, words: list[str]) -> None:
+    """Change the *options* so that their program does not ignore them, or raise an InputError.
 
     A flag that changes no result of the program gives a warning.
 
     Args:
         parts: the titles of the groups of flags that fairseq gave the parser of the program, before a task, model
             or criterion added its flags: they say which program it is
-        given: what the parser read, which this function changes in place
+        options: what the parser read, which this function changes in place
         words: the command line
     """
     is_interactive, searches = "Interactive" in parts, "Generation" in parts
     generates = searches and not is_interactive
-    task = TASK_REGISTRY.get(option(given, "task"))
+    task = TASK_REGISTRY.get(option_value(options, "task"))
     if is_interactive:
         for name, why in NOT_DONE_BY_INTERACTIVE.items():
-            if option(given, name):
+            if option_value(options, name):
                 raise InputError(f"--{name.replace('_', '-')}: {why}")
-        if option(given, "print_alignment") == "soft":
+        if option_value(options, "print_alignment") == "soft":
             raise InputError("--print-alignment soft: fairseq-interactive prints hard alignments: give hard")
         for name, why in WITHOUT_EFFECT_IN_INTERACTIVE.items():
-            if option(given, name):
+            if option_value(options, name):
                 logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
     elif generates:
         for name in OF_ITERATIVE_DECODING:
-            if option(given, name) and _searches_without_steps(task):
-                why = f"it is for --task translation_lev, and this is {given.task}"
+            if option_value(options, name) and _searches_without_steps(task):
+                why = f"it is for --task translation_lev, and this is {options.task}"
                 logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
-                setattr(given, name, False)
-        if option(given, "sacrebleu") and option(given, "scoring") == "bleu":
-            given.scoring = "sacrebleu"
+                setattr(options, name, False)
+        if option_value(options, "sacrebleu") and option_value(options, "scoring") == "bleu":
+            options.scoring = "sacrebleu"
     if searches:
-        given.no_seed_provided = "--no-seed-provided" in words
+        options.no_seed_provided = "--no-seed-provided" in words
     buckets = getattr(task, "load_dataset", None) is TranslationTask.load_dataset and not hasattr(np, "compat")
-    if option(given, "num_batch_buckets") and buckets and not is_interactive:
-        raise InputError(f"--num-batch-buckets {given.num_batch_buckets}: fairseq needs NumPy before 2.0 for it")
+    if option_value(options, "num_batch_buckets") and buckets and not is_interactive:
+        raise InputError(f"--num-batch-buckets {options.num_batch_buckets}: fairseq needs NumPy before 2.0 for it")
     trains = "optimization" in parts
-    if trains and option(given, "write_checkpoints_asynchronously") and importlib.util.find_spec("iopath") is None:
+    if (
+        trains
+        and option_value(options, "write_checkpoints_asynchronously")
+        and importlib.util.find_spec("iopath") is None
+    ):
         raise InputError("--write-checkpoints-asynchronously: needs iopath, which is not installed")
-    method = None if generates else option(given, "distributed_init_method")  # fairseq-generate is one process
-    if method and not option(given, "distributed_no_spawn") and not torch.cuda.device_count():
+    method = None if generates else option_value(options, "distributed_init_method")  # fairseq-generate is one process
+    if method and not option_value(options, "distributed_no_spawn") and not torch.cuda.device_count():
         raise InputError(
             f"--distributed-init-method {method}: fairseq starts a process for each GPU, and there is none: start the "
             "processes yourself, with --distributed-no-spawn and --distributed-rank"
         )
     if "dataset_data_loading" in parts and "LM Evaluation" not in parts:  # fairseq-eval-lm reads one part itself
-        _take_one_shard(given, generates)
+        _take_one_shard(options, generates)
 
 
 def _searches_without_steps(task: Any) -> bool:
     """Return whether the class *task* searches with fairseq's methods, and these return no steps of a decoding."""
     methods = [getattr(task, name, None) for name in ("build_generator", "inference_step")]
-    of_fairseq = all(getattr(method, "__module__", "").startswith("fairseq.tasks.") for method in methods)
-    return of_fairseq and not issubclass(task, TranslationLevenshteinTask)
+    are_fairseqs = all(getattr(method, "__module__", "").startswith("fairseq.tasks.") for method in methods)
+    return are_fairseqs and not issubclass(task, TranslationLevenshteinTask)
 
 
-def _take_one_shard(given: Namespace, can: bool) -> None:
+def _take_one_shard(options: Namespace, can: bool) -> None:
     """Let a program that *can* read one of --num-shards parts do so; others refuse the flag."""
-    shards, number = (option(given, name) for name in ("num_shards", "shard_id"))
+    shards, number = (option_value(options, name) for name in ("num_shards", "shard_id"))
     if shards == 1 and number:
         where = "without --num-shards" if can else "in this program"
         logger.warning(f"--shard-id {number}: has no effect {where}, and all is read")
@@ -107,9 +111,9 @@ def _take_one_shard(given: Namespace, can: bool) -> None:
         raise InputError(f"--num-shards {shards}: is for fairseq-generate and fairseq-eval-lm; this program reads all")
     if not 0 <= number < shards:
         raise InputError(f"--shard-id {number}: must be from 0 to {shards - 1}, one less than --num-shards {shards}")
-    if given.distributed_world_size > 1:
+    if options.distributed_world_size > 1:
         raise InputError("--num-shards and --distributed-world-size both divide the data: give one of them")
-    given.distributed_world_size, given.distributed_rank = shards, number
+    options.distributed_world_size, options.distributed_rank = shards, number
 
 
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
@@ -137,8 +141,10 @@ def logs_without_a_package(common: Any) -> list[str]:
     fairseq gives the warning for tensorboard and wandb at every validation, without the name of the flag.
     """
     packages = {"tensorboard_logdir": ("tensorboard", "SummaryWriter"), "wandb_project": ("wandb", "wandb")}
-    names = [name for name, (_, part) in packages.items() if option(common, name) and not vars(progress_bar).get(part)]
+    names = [
+        name for name, (_, part) in packages.items() if option_value(common, name) and not vars(progress_bar).get(part)
+    ]
     for name in names:
-        package, flag = packages[name][0], f"--{name.replace('_', '-')} {option(common, name)}"
+        package, flag = packages[name][0], f"--{name.replace('_', '-')} {option_value(common, name)}"
         logger.warning(f"{flag}: writes nothing, because {package} is not installed: pip install {package}")
     return names

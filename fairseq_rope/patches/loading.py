@@ -26,7 +26,7 @@ from ..checkpoints import (
     flags_of_model,
     languages_of,
     no_checkpoint,
-    option,
+    option_value,
     options_of_task,
     part_of,
     reading_for,
@@ -124,7 +124,7 @@ def _add_overrides(options: Any, overrides: Mapping[str, Any]) -> None:
     missing = [name for name in overrides if name not in options] if isinstance(options, DictConfig) else []
     if missing:
         with open_dict(options):
-            for name in flags_of_model(option(options, "_name")).intersection(missing):
+            for name in flags_of_model(option_value(options, "_name")).intersection(missing):
                 options[name] = overrides[name]
 
 
@@ -270,7 +270,7 @@ def load_model_ensemble_and_task(
     data = languages_of(options_of_task(task))
     with _naming_misfits(Reading(filenames, data, builds_model=True)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
-    if option(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
+    if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:
             model.bfloat16()
     return loaded

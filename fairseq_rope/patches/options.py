@@ -71,8 +71,8 @@ def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
             raise ValueError(f"it would have more than {LONGEST} entries")
 
 
-def refuse_numbers(given: Any, flags: Collection[str]) -> None:
-    """Raise an InputError if an option *given* is a number with which fairseq or torch would end in another error.
+def refuse_numbers(options: Any, flags: Collection[str]) -> None:
+    """Raise an InputError if one of *options* is a number with which fairseq or torch would end in another error.
 
     The options that a user dir adds are not checked: a user's ``word_dropout`` may be a percentage.
 
@@ -81,15 +81,15 @@ def refuse_numbers(given: Any, flags: Collection[str]) -> None:
     """
     least_and_most = {name: (least, math.inf) for name, least in LEAST.items() if name in flags}
     if "update_freq" in flags:  # fairseq-train; fairseq-generate has an --arch too, wav2vec2 by default, and ignores it
-        least_and_most |= dict.fromkeys(_dropouts(getattr(given, "arch", None)), (0, 1))
+        least_and_most |= dict.fromkeys(_dropouts(getattr(options, "arch", None)), (0, 1))
     for name, (least, most) in least_and_most.items():
-        value = getattr(given, name, None)
+        value = getattr(options, name, None)
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(number, (int, float)) and not (least <= number <= most) for number in numbers):
             allowed = f"from 0 to {most}" if most == 1 else f"{least} or more"
             raise InputError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
-    betas = getattr(given, "adam_betas", None)
-    if not isinstance(betas, str) or getattr(given, "optimizer", None) not in ("adam", "cpu_adam"):
+    betas = getattr(options, "adam_betas", None)
+    if not isinstance(betas, str) or getattr(options, "optimizer", None) not in ("adam", "cpu_adam"):
         return
     try:
         is_pair = len(literal(betas)) == 2

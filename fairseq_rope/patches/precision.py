@@ -18,7 +18,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, open_dict
 
-from ..checkpoints import option
+from ..checkpoints import option_value
 from ..errors import InputError
 from .ending import refuse_flags
 from .ignored import heed_flags, logs_without_a_package
@@ -46,9 +46,9 @@ def as_flag(name: str) -> str:
 
 def refuse_two_types(names: Iterable[str]) -> None:
     """Raise an InputError if the options *names*, which are given, choose two types."""
-    given = {TYPES[name]: as_flag(name) for name in names}
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(sorted(given.values()))} exclude each other: give one of them")
+    flags = {TYPES[name]: as_flag(name) for name in names}
+    if len(flags) > 1:
+        raise InputError(f"{' and '.join(sorted(flags.values()))} exclude each other: give one of them")
 
 
 def refuse_precision(common: Any, optimization: Any) -> None:
@@ -57,23 +57,23 @@ def refuse_precision(common: Any, optimization: Any) -> None:
     Args:
         common, optimization: these parts of fairseq's configuration, or its flags
     """
-    refuse_two_types(name for name in TYPES if option(common, name))
-    narrow = next((name for name in ("bf16", "fp16") if option(common, name)), None)
-    if option(optimization, "use_bmuf") and narrow and not option(common, "memory_efficient_bf16"):
-        given = as_flag(f"memory_efficient_{narrow}" if option(common, f"memory_efficient_{narrow}") else narrow)
+    refuse_two_types(name for name in TYPES if option_value(common, name))
+    narrow = next((name for name in ("bf16", "fp16") if option_value(common, name)), None)
+    if option_value(optimization, "use_bmuf") and narrow and not option_value(common, "memory_efficient_bf16"):
+        flag = as_flag(f"memory_efficient_{narrow}" if option_value(common, f"memory_efficient_{narrow}") else narrow)
         instead = "give --memory-efficient-bf16, or no such flag for float32"
-        raise InputError(f"--use-bmuf with {given}: fairseq would not update the weights; {instead}")
-    if option(common, "tpu"):
+        raise InputError(f"--use-bmuf with {flag}: fairseq would not update the weights; {instead}")
+    if option_value(common, "tpu"):
         if importlib.util.find_spec("torch_xla") is None:
             raise InputError("--tpu: needs torch_xla, which is not installed")
         return
-    if torch.cuda.is_available() and not option(common, "cpu"):
+    if torch.cuda.is_available() and not option_value(common, "cpu"):
         return
-    where = "--cpu" if option(common, "cpu") else "this machine has none that torch can use"
-    if option(common, "amp"):
+    where = "--cpu" if option_value(common, "cpu") else "this machine has none that torch can use"
+    if option_value(common, "amp"):
         raise InputError(f"--amp: needs a GPU ({where}); on a CPU, give --bf16, or no such flag for float32")
-    is_flat = option(common, "fp16") and not option(common, "memory_efficient_fp16")
-    if is_flat and not option(common, "fp16_no_flatten_grads"):
+    is_flat = option_value(common, "fp16") and not option_value(common, "memory_efficient_fp16")
+    if is_flat and not option_value(common, "fp16_no_flatten_grads"):
         instead = "on a CPU, give --bf16, --memory-efficient-fp16, or no such flag for float32"
         raise InputError(f"--fp16: needs a GPU in training ({where}); {instead}")
 
@@ -92,7 +92,7 @@ def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwarg
     refuse_numbers(namespace, flags)
     if not (is_second or kwargs.get("suppress_defaults")):  # then the flags were heeded by an earlier call
         heed_flags(parts, namespace, words)
-    if option(namespace, "bf16"):
+    if option_value(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed
 
@@ -109,7 +109,7 @@ def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
 def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     common, optimization = (cfg, cfg) if isinstance(cfg, Namespace) else (cfg.common, cfg.optimization)
     for name in ("fp16", "bf16"):  # fairseq-train does this when it reads the flags, and fairseq-hydra-train does not
-        if option(common, f"memory_efficient_{name}") and not option(common, name):
+        if option_value(common, f"memory_efficient_{name}") and not option_value(common, name):
             _set(common, name, True)
     refuse_precision(common, optimization)
     for name in logs_without_a_package(common):
@@ -128,6 +128,6 @@ def _set(options: Any, name: str, value: Any) -> None:
 @functools.wraps(_prepare_for_inference_)
 def prepare_for_inference_(self: Any, cfg: Any) -> Any:
     # fairseq's programs pass their own options, which have a --path. from_pretrained passes those of the training.
-    if option(cfg.common, "bf16") and option(cfg.common_eval, "path"):
+    if option_value(cfg.common, "bf16") and option_value(cfg.common_eval, "path"):
         self.bfloat16()
     return _prepare_for_inference_(self, cfg)

@@ -69,10 +69,10 @@ class _WithRowsOfBatch(InPlaceOf):
 def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
         return self.generate([tokenized_sentences], *args, **kwargs)[0]
-    given = _generate_arguments.bind(self, tokenized_sentences, *args, **kwargs).arguments.get("inference_step_args")
+    arguments = _generate_arguments.bind(self, tokenized_sentences, *args, **kwargs).arguments
     rows = {
         name: value
-        for name, value in (given or {}).items()
+        for name, value in (arguments.get("inference_step_args") or {}).items()
         if torch.is_tensor(value) and value.dim() > 0 and len(value) == len(tokenized_sentences)
     }
     interface = copy.copy(self)

@@ -125,16 +125,16 @@ class RopeScaling:
         depends_on_length: whether the frequencies depend on the length of the input
 
     Raises:
-        ValueError: *given* is not JSON, or a key or value is not allowed; the message names the flag and the key
+        ValueError: *value* is not JSON, or a key or value is not allowed; the message names the flag and the key
     """
 
-    def __init__(self, given: str | Mapping[str, Any], flag: str = "--rope-scaling") -> None:
+    def __init__(self, value: str | Mapping[str, Any], flag: str = "--rope-scaling") -> None:
         self.flag = flag
         example = 'must be a JSON object like {"rope_type": "linear", "factor": 4}'
-        shown = given if isinstance(given, str) else repr(given)
+        shown = value if isinstance(value, str) else repr(value)
         shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
         try:
-            read = json.loads(given, object_pairs_hook=_each_key_once) if isinstance(given, str) else dict(given)
+            read = json.loads(value, object_pairs_hook=_each_key_once) if isinstance(value, str) else dict(value)
             if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
                 raise ValueError("it is not an object")
         except (ValueError, TypeError, RecursionError) as error:
@@ -195,19 +195,19 @@ class RopeScaling:
             if key not in self._factors:
                 self._factors[key] = torch.tensor(self.values[key[0]], dtype=torch.float64, device=theta.device)
             return theta / self._factors[key]
-        given, dim, factor = theta.tolist(), 2 * len(theta), self.values.get("factor", 1.0)
+        unscaled, dim, factor = theta.tolist(), 2 * len(theta), self.values.get("factor", 1.0)
         if self.rope_type == "linear":
-            scaled = [theta_i / factor for theta_i in given]
+            scaled = [theta_i / factor for theta_i in unscaled]
         elif self.rope_type == "yarn":
             parts = self._interpolated_parts(dim, base, longest)
-            scaled = [part * theta_i / factor + (1 - part) * theta_i for theta_i, part in zip(given, parts)]
+            scaled = [part * theta_i / factor + (1 - part) * theta_i for theta_i, part in zip(unscaled, parts)]
         elif self.rope_type == "llama3":
             low, high = self.values["low_freq_factor"], self.values["high_freq_factor"]
             # 1 if the wavelength is below L / high, 0 if it is above L / low
-            parts = [min(max((longest * theta_i / (2 * math.pi) - low) / (high - low), 0), 1) for theta_i in given]
-            scaled = [part * theta_i + (1 - part) * theta_i / factor for theta_i, part in zip(given, parts)]
+            parts = [min(max((longest * theta_i / (2 * math.pi) - low) / (high - low), 0), 1) for theta_i in unscaled]
+            scaled = [part * theta_i + (1 - part) * theta_i / factor for theta_i, part in zip(unscaled, parts)]
         elif self.rope_type == "proportional":
-            scaled = [theta_i / factor if i < self._rotating(dim) else 0.0 for i, theta_i in enumerate(given)]
+            scaled = [theta_i / factor if i < self._rotating(dim) else 0.0 for i, theta_i in enumerate(unscaled)]
         else:
             return theta
         return torch.tensor(scaled, dtype=torch.float64, device=theta.device)
@@ -240,9 +240,9 @@ class RopeScaling:
 
     def attention_factor(self) -> float:
         """Return the number by which rotated queries and keys are multiplied."""
-        given, factor = self.values.get("attention_factor"), self.values.get("factor", 1.0)
-        if given is not None:
-            return float(given)
+        chosen, factor = self.values.get("attention_factor"), self.values.get("factor", 1.0)
+        if chosen is not None:
+            return float(chosen)
         if self.rope_type == "longrope":
             return math.sqrt(1 + math.log(factor) / math.log(self.values["original_max_position_embeddings"]))
         if self.rope_type == "yarn":
@@ -264,6 +264,6 @@ class RopeScaling:
         return int(self.values["partial_rotary_factor"] * dim // 2)
 
 
-def read_scaling(given: str | Mapping[str, Any], flag: str = "--rope-scaling") -> RopeScaling | None:
-    """Return the scaling *given* by *flag*, None for "". Raises the ValueError of :class:`RopeScaling`."""
-    return None if given is None or given == "" else RopeScaling(given, flag)
+def read_scaling(value: str | Mapping[str, Any], flag: str = "--rope-scaling") -> RopeScaling | None:
+    """Return the scaling that *value* of *flag* describes, None for "". Raises a ValueError as :class:`RopeScaling`."""
+    return None if value is None or value == "" else RopeScaling(value, flag)

@@ -44,7 +44,7 @@ def begin(decoder: Any, encoder_out: dict[str, list[Tensor]], beam: int, project
     for attention in (layer.encoder_attn for layer in decoder.layers):
         projected = attention.k_proj(states), attention.v_proj(states)
         source[attention] = tuple(attention._split_heads(x).contiguous() for x in projected)
-    packed = projection.of(decoder.output_projection) if decoder.adaptive_softmax is None else None
+    packed = projection.packed_weight(decoder.output_projection) if decoder.adaptive_softmax is None else None
     return Beams(states.size(1), beam, steps, source, mask, packed, states)
 
 

@@ -93,7 +93,7 @@ class FastEnsemble(EnsembleModel):
         ]
         if len(results) == 1:
             return results[0]
-        scores = torch.logsumexp(torch.stack([each for each, _ in results]), dim=0) - math.log(len(results))
+        scores = torch.logsumexp(torch.stack([log_probs for log_probs, _ in results]), dim=0) - math.log(len(results))
         attentions = [attention for _, attention in results if attention is not None]
         return scores, torch.stack(attentions).sum(0) / len(results) if attentions else None
 

@@ -20,7 +20,7 @@ class PackedProjection:
         # Products that identify the weight, and the packed weight. One tuple, so that threads can share a model.
         self._cached: tuple[Tensor, Tensor] | None = None
 
-    def of(self, module: Any) -> Tensor | None:
+    def packed_weight(self, module: Any) -> Tensor | None:
         """Return the packed weight of *module*; None if it cannot be packed and *module* must be called.
 
         Optimisers write to ``.data``, and torch does not count these writes. So each row of the weight is multiplied by

@@ -45,7 +45,7 @@ def _can_bind(layer: Any) -> bool:
     return bool(
         all(is_plain_linear(module) for module in linear_layers)
         and len({projection.bias is None for projection in _projections(self_attn)[:3]}) == 1
-        and all(is_exactly(norm, nn.LayerNorm) or is_exactly(norm, RMSNorm) for norm in norms)
+        and all(is_exactly(norm, nn.LayerNorm, RMSNorm) for norm in norms)
         and len(head_norms) in (0, 2)
         and all(is_exactly(norm, RMSNorm) for norm in head_norms)
         and is_exactly(layer.dropout_module, Dropout)
@@ -166,7 +166,7 @@ def bind_all(layers: nn.ModuleList) -> list[Step] | None:
 def _can_step(position: Any) -> bool:
     """Return whether a step can compute *position*."""
     if isinstance(position, RotaryEmbedding):  # the step turns pairs of neighbours, which must lie within a head
-        return any(is_exactly(position, cls) for cls in (RotaryEmbedding, XPos)) and position.head_dim % 2 == 0
+        return is_exactly(position, RotaryEmbedding, XPos) and position.head_dim % 2 == 0
     if not isinstance(position, PositionEncoding) or hooked(position):
         return False
     return not (position.explicit_weights or position.bias_reads_keys)

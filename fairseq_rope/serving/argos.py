@@ -60,8 +60,8 @@ class Package:
             line = self._detokeniser.detokenize(" ".join(tokens).replace("@@ ", "").split(" "))
         return line.removeprefix(" ")
 
-    def translate(self, paragraphs: Iterable[Sequence[str]]) -> list[str]:
-        """Return the translation of each paragraph, which is given as its sentences."""
+    def search(self, paragraphs: Iterable[Sequence[str]]) -> list[list[str]]:
+        """Return the tokens of the translation of each paragraph, which consists of sentences in plain text."""
         searches = [
             self._model.translate_batch(
                 [self.tokens(sentence) for sentence in sentences],
@@ -74,7 +74,8 @@ class Package:
             )
             for sentences in paragraphs
         ]
-        return [
-            self.plain([token for search in sentences for token in search.result().hypotheses[0]])
-            for sentences in searches
-        ]
+        return [[token for search in sentences for token in search.result().hypotheses[0]] for sentences in searches]
+
+    def translate(self, paragraphs: Iterable[Sequence[str]]) -> list[str]:
+        """Return the translation of each paragraph, which consists of sentences, as plain text."""
+        return [self.plain(tokens) for tokens in self.search(paragraphs)]

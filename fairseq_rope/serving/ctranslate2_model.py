@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from .ctranslate2_support import (
     ACTIVATIONS,
-    ExportError,
     attentions_of,
     has_frequency_factors,
     is_bias_of_distance,
@@ -16,6 +15,7 @@ from .ctranslate2_support import (
     scaling_of,
 )
 from .exported_folder import INT8
+from .target import ExportError
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .exported_folder import INT8, LONGEST_LINE, TranslateError, vocabulary
+from .target import Pair, Scores
 
 # Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
 # benchmarks/serve.py (docs/benchmarks.md). The size for GPUs is not measured.
@@ -18,7 +19,7 @@ DEFAULT_BATCH_TOKENS = 1024
 # Search._ranked scores hypotheses again if their order changes with log-probabilities that are lower by this
 # amount. CTranslate2's are too high by it if the end of the sentence has a probability of 0.63 at the first step.
 CLOSE = 1.0
-SCORED_TOKENS = 1024  # in a batch of hypotheses that are scored again
+SCORED_TOKENS = 1024  # in a batch of sentences or hypotheses that are scored
 
 Tokens = list[str]
 Hypotheses = list[tuple[Tokens, float]]  # the best first, with scores
@@ -60,6 +61,17 @@ def with_copies(words: Tokens, line: Tokens, attention: Sequence[Sequence[float]
         copied[max(range(len(copied)), key=weights.__getitem__)] if word == "<unk>" else word
         for word, weights in zip(words, attention)
     ]
+
+
+def score(folder: str, pairs: Sequence[Pair]) -> Scores:
+    """Return the scores of *pairs* with the model in *folder*, on the CPU and in the type of its weights."""
+    import ctranslate2
+
+    ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
+    model = ctranslate2.Translator(folder, device="cpu", compute_type="default")
+    sides = [[["<blank>" if word == "<pad>" else word for word in pair[n]] for pair in pairs] for n in (0, 1)]
+    results = model.score_batch(*sides, max_input_length=0, max_batch_size=SCORED_TOKENS, batch_type="tokens")
+    return Scores([list(result.log_probs) for result in results], model.compute_type)
 
 
 class Search:

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-from ..errors import InputError
+from .target import ExportError
 
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}
 # attributes of the layers of NormFormer, and fairseq's flags for them
 NORMFORMER = {"attn_ln": "scale-attn", "c_attn": "scale-heads", "ffn_layernorm": "scale-fc", "w_resid": "scale-resids"}
-
-
-class ExportError(InputError):
-    """CTranslate2 does not support the checkpoint, or a flag cannot be used; the message says which."""
 
 
 def position_of(layer: Any) -> Any:
@@ -23,8 +19,8 @@ def position_of_side(side: Any) -> Any:
     """Return the position encoding of *side*, an encoder or decoder: that of the first layer with positions, if any."""
     from ..positions import ENCODINGS
 
-    found = [position_of(layer) for layer in side.layers]
-    return next((position for position in found if type(position) is not ENCODINGS["none"]), found[0])
+    positions = [position_of(layer) for layer in side.layers]
+    return next((position for position in positions if type(position) is not ENCODINGS["none"]), positions[0])
 
 
 def is_bias_of_distance(position: Any) -> bool:
@@ -146,10 +142,10 @@ def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) ->
     scaling = scaling_of(position)
     if scaling is None:
         return None
-    of_scaling = f"its {side} has --rope-scaling of the type {scaling.rope_type}"
+    with_scaling = f"its {side} has --rope-scaling of the type {scaling.rope_type}"
     if scaling.depends_on_length:
-        return of_scaling
+        return with_scaling
     if has_frequency_factors(position) and quantization in ("float16", "bfloat16"):
         # It stores the factors of the frequencies in 16 bits and reads them as 32 bits.
-        return f"{of_scaling} with --quantization {quantization}"
+        return f"{with_scaling} with --quantization {quantization}"
     return None

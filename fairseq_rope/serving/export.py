@@ -8,7 +8,8 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,65 @@ from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
 from . import shortlist
-from .ctranslate2_model import counts_padding, positions, quantize, to_spec
-from .ctranslate2_support import ExportError, refuse_unsupported
+from .ctranslate2_model import INT8_BITS, counts_padding, positions, quantize, to_spec
+from .ctranslate2_search import score
+from .ctranslate2_support import refuse_unsupported
 from .export_checks import Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
 from .exported_folder import ALLOWED, INT8, SETTINGS, SHORTLIST, separator_of, write_folder
+from .target import ExportError, Pair, Scores, Target, Words
+from .translator import Translator
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
+
+
+@dataclass
+class CTranslate2(Target):
+    """The export of a checkpoint to a folder for CTranslate2 and ``fairseq-rope translate``.
+
+    Args:
+        model: the checkpoint's, in eval mode, float32 and on the CPU
+        task: its task
+        path: of the checkpoint, for messages
+        quantization: the type of the weights; None: float32
+        int8_bits: of a weight in int8, 7 or 8
+        settings: of the exported folder, with the name that the subword model has there
+        subword_file: the subword model, or None
+        built: the shortlist, or None
+        folder: as in :class:`Target`
+    """
+
+    model: Any
+    task: Any
+    path: str
+    quantization: str | None = None
+    int8_bits: int = INT8_BITS
+    settings: dict[str, Any] | None = None
+    subword_file: str | None = None
+    built: shortlist.Shortlist | None = None
+    folder: str = ""
+
+    def refuse(self) -> None:
+        refuse_unsupported(self.model, self.path, self.quantization or "float32")
+
+    def write(self, folder: str) -> None:
+        self.folder = folder
+        spec = to_spec(self.model, self.task.source_dictionary, self.task.target_dictionary)
+        spec.validate()
+        quantize(spec, self.quantization, self.int8_bits)
+        if os.path.exists(folder):
+            shutil.rmtree(folder)
+        write_folder(folder, spec, self.settings or {}, self.subword_file, self.built)
+
+    def score(self, pairs: Sequence[Pair]) -> Scores:
+        return score(self.folder, pairs)
+
+    def translate(self, sources: Sequence[Words]) -> list[Words]:
+        with Translator(self.folder, shortlist=False) as translator:
+            return [best for [(best, _)] in translator.search(sources)]
 
 
 def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> tuple[str | None, str | None]:
@@ -91,14 +141,14 @@ def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: An
     """Return the shortlist of the corpus that ``--shortlist`` names, or of the training set in ``--data``."""
     if args.shortlist:
         moses = settings["moses"] and {**settings["moses"], "source": settings["target"]}
-        tokens = [Tokeniser("", {**settings, "moses": of_side}).tokens for of_side in (settings["moses"], moses)]
+        tokens = [Tokeniser("", {**settings, "moses": languages}).tokens for languages in (settings["moses"], moses)]
         lines = zip(*(lines_of(path) for path in args.shortlist))
 
         def known(line: str, side: int) -> list[str]:  # the search, too, replaces words that are not in the dictionary
             dictionary = (task.source_dictionary, task.target_dictionary)[side]
             return [token if token in dictionary else dictionary.unk_word for token in tokens[side](line)]
 
-        pairs: Iterator[shortlist.Pair] = ((known(one, 0), known(other, 1)) for one, other in lines)
+        pairs: Iterator[Pair] = ((known(source, 0), known(target, 1)) for source, target in lines)
     else:
         training = f"--shortlist: --data {args.data}: its training set"
         try:
@@ -170,32 +220,31 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     import ctranslate2  # noqa: F401  named first if it is missing
 
     model, task = load(args)
-    refuse_unsupported(model, args.path, args.quantization)
+    quantized = None if args.quantization == "float32" else args.quantization
+    target = CTranslate2(model, task, args.path, quantized, args.int8_bits)
+    target.refuse()
     kind, file = subwords(args, task.source_dictionary)
     settings = settings_of(args, model, task, kind, file)
-    of_text = check_text("", settings, task, args.force)
+    text_report = check_text("", settings, task, args.force)
     built = None
     if args.shortlist is not None:
         samples = shortlist_samples(settings, task, args.force)
         built = build_shortlist(args, settings, task)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
-    reference = Reference(model, task, beam=args.beam, lenpen=args.lenpen, max_len_b=args.max_len_b)
+    target.settings, target.subword_file, target.built = settings, file, built
+    search = {"beam": args.beam, "lenpen": args.lenpen, "max_len_b": args.max_len_b}
+    reference = Reference(model, task, separator_of(settings), **search)
     report = []
-    quantized = None if args.quantization == "float32" else args.quantization
     with naming(f"--output {args.output}"):
         # Only float32 scores are exact enough to tell the right model from a wrong one, so they come first.
         for quantization in dict.fromkeys([None, quantized]):
-            spec = to_spec(model, task.source_dictionary, task.target_dictionary)
-            spec.validate()
-            quantize(spec, quantization, args.int8_bits)
-            if os.path.exists(folder):
-                shutil.rmtree(folder)
-            write_folder(folder, spec, settings, file, built)
-            report.append(check_model(folder, reference, quantization, args.force))
+            target = replace(target, quantization=quantization)
+            target.write(folder)
+            report.append(check_model(target, reference, quantization, args.force))
         if built is not None:
-            of_text.append(check_shortlist(folder, settings, samples, built, args.force))
-    return "\n".join([*report, *of_text])
+            text_report.append(check_shortlist(folder, settings, samples, built, args.force))
+    return "\n".join([*report, *text_report])
 
 
 def refuse_missing_files(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ The checks are necessary because a model with wrong positions loads without an e
 """
 
 import itertools
-import logging
 import math
 import operator
 import random
@@ -13,19 +12,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..text.languages import default_tokenize
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
 from . import shortlist
-from .ctranslate2_model import positions, words
-from .ctranslate2_support import ExportError, position_of_side, scaling_of
+from .ctranslate2_model import positions
+from .ctranslate2_support import position_of_side, scaling_of
 from .exported_folder import separator_of
+from .target import ExportError, Pair, Target, Words
 from .translator import Translator
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 # The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
-# check_model()). In int8, trained models differed by 0.02 to 0.04, by 0.12 with 8 bits on a CPU without VNNI
+# check_scores()). In int8, trained models differed by 0.02 to 0.04, by 0.12 with 8 bits on a CPU without VNNI
 # (docs/export_options.md), and a tiny model with random weights by 0.25 (8 bits).
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
@@ -94,22 +95,15 @@ def torch_scores(model: Any, task: Any, pairs: Pairs) -> list[list[float]]:
     return scores
 
 
-def exported_scores(translator: Any, task: Any, pairs: Pairs) -> list[list[float]]:
-    """Return the log-probabilities of :func:`torch_scores` in CTranslate2's model."""
-    names = [words(task.source_dictionary), words(task.target_dictionary)]
-    sides = [[[names[n][word] for word in pair[n]] for pair in pairs] for n in (0, 1)]
-    results = translator.score_batch(*sides, max_input_length=0, max_batch_size=1024, batch_type="tokens")
-    return [list(result.log_probs) for result in results]
-
-
 class Reference:
     """The checkpoint's scores and translations of sample sentences, each computed when it is first needed.
 
-    The model is in eval mode, float32 and on the CPU. *search* has beam, lenpen and max_len_b.
+    The model is in eval mode, float32 and on the CPU. *separator* stands between the sentences of a segment, "" if
+    there are no segments; *search* has beam, lenpen and max_len_b.
     """
 
-    def __init__(self, model: Any, task: Any, **search: Any) -> None:
-        self.model, self.task, self.search = model, task, search
+    def __init__(self, model: Any, task: Any, separator: str = "", **search: Any) -> None:
+        self.model, self.task, self.separator, self.search = model, task, separator, search
         most = [positions(side) for side in (model.encoder, model.decoder)]
         is_scaled = any(scaling_of(position_of_side(side)) is not None for side in (model.encoder, model.decoder))
         limit = LONGEST_SCALED_SAMPLE if is_scaled else LONGEST_SAMPLE
@@ -129,37 +123,36 @@ class Reference:
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
-        of_source, of_target, search = self.task.source_dictionary, self.task.target_dictionary, self.search
+        source_words, target_words, search = self.task.source_dictionary, self.task.target_dictionary, self.search
         options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
-        generator = SequenceGenerator([self.model], of_target, max_len_b=search["max_len_b"], **options)
+        generator = SequenceGenerator([self.model], target_words, max_len_b=search["max_len_b"], **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
         for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
             sources = list(batch)
-            tokens = torch.tensor([[*source, of_source.eos()] for source in sources])
+            tokens = torch.tensor([[*source, source_words.eos()] for source in sources])
             net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(sources),), tokens.size(1))}
             with torch.no_grad():
                 hypotheses = generator.generate([self.model], {"net_input": net_input})
             for source, nbest in zip(sources, hypotheses):
-                best = [of_target[word] for word in nbest[0]["tokens"][:-1].tolist()]
-                translations.append(([of_source[word] for word in source], best))
+                best = [target_words[word] for word in nbest[0]["tokens"][:-1].tolist()]
+                translations.append(([source_words[word] for word in source], best))
         return translations
 
 
-def agreeing(folder: str, reference: Reference) -> tuple[int, int]:
-    """Return how many sentences :mod:`.translator` translates into the same words as fairseq, and the number of all.
+def agreeing(translations: Sequence[Words], expected: Sequence[Words], separator: str) -> tuple[int, int]:
+    """Return how many sentences of *translations* are those of *expected*, and the number of all sentences.
 
-    They are those of the validation set; each sentence of a segment counts.
+    Both are in words. Each sentence of a segment counts; *separator* divides segments, if it is not "".
     """
-    with Translator(folder, shortlist=False) as translator:
-        separator = separator_of(translator.settings)
-        results = translator.search([source for source, _ in reference.translations])
     same = total = 0
-    for [(best, _)], (_, expected) in zip(results, reference.translations):
+    for segments in zip(translations, expected):
         # With an end, the last sentence of a translation is only equal to another last one.
-        one, other = (divided([*line, "</s>"], line.count(separator) + 1, separator)[0] for line in (best, expected))
-        same += sum(map(operator.eq, one, other))
-        total += len(other)
+        translated, reference = (
+            divided([*words, "</s>"], words.count(separator) + 1, separator)[0] for words in segments
+        )
+        same += sum(map(operator.eq, translated, reference))
+        total += len(reference)
     return same, total
 
 
@@ -170,37 +163,69 @@ def refuse_below(share: float, same: int, count: int, report: str, force: bool) 
         raise ExportError(f"{report}, and {needed} are needed: nothing was written (--force writes it anyway)")
 
 
-def check_model(folder: str, reference: Reference, quantization: str | None, force: bool = False) -> str:
-    """Compare the model in *folder* with the checkpoint, and return sentences that report the differences.
+def refuse_lower_bleu(lower: float, score: float, loss: float, report: str, force: bool) -> None:
+    """Raise an ExportError that begins with *report* if BLEU *lower* is more than *loss* below *score*."""
+    if lower < score - loss and not force:
+        raise ExportError(f"{report} may be {loss} lower: nothing was written (--force writes it anyway)")
+
+
+def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
+    """Return sacreBLEU of *translations* into *language*, with its tokeniser for that language."""
+    import sacrebleu
+
+    options = {"tokenize": default_tokenize(language), "force": True}
+    return float(sacrebleu.corpus_bleu(translations, [references], **options).score)
+
+
+def check_scores(
+    target: Target,
+    pairs: Sequence[Pair],
+    expected: Sequence[Sequence[float]],
+    quantization: str | None,
+    whose: str = "the checkpoint's",
+) -> tuple[str, str]:
+    """Compare the scores of *pairs* in *target* with *expected*, and return the type of the weights and a sentence.
 
     The score of a sentence is the mean log-probability of its words and its end. In float32, BOUNDS are for each
-    sentence; quantised, for the mean, and SAME_TRANSLATIONS is needed, too, without *force*.
-    """
-    import ctranslate2
+    sentence; quantised, for the mean. An ExportError is raised if the scores differ by more.
 
-    ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
-    translator = ctranslate2.Translator(folder, device="cpu", compute_type="default")
-    expected, exported = reference.scores, exported_scores(translator, reference.task, reference.pairs)
+    Args:
+        expected: as :class:`Scores` has them
+        quantization: the type of the weights; None: float32
+        whose: the model that *expected* comes from, for the sentence
+    """
+    exported, computed = target.score(pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
-        raise ExportError("CTranslate2 does not score every word: nothing was written")
+        raise ExportError(f"{type(target).__name__} does not score every word: nothing was written")
     if quantization:
-        differences = [[abs(a - b) for a, b in zip(one, other)] for one, other in zip(expected, exported)]
-        measured, what = statistics.mean(map(statistics.mean, differences)), "on average"
+        distances = [[abs(a - b) for a, b in zip(*scores)] for scores in zip(expected, exported)]
+        measured, what = statistics.mean(map(statistics.mean, distances)), "on average"
     else:
         measured, what = max(abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)), "at most"
-    bound, called, computed = BOUNDS[quantization], quantization or "float32", translator.compute_type
-    if computed not in (called, f"{called}_float32"):  # this CPU does not support the type
+    bound, name = BOUNDS[quantization], quantization or "float32"
+    if computed not in (name, f"{name}_float32"):  # this CPU does not support the type
         bound = max(bound, BOUNDS.get(computed, 0.0))
-        called += f" (computed in {computed} on this machine)"
+        name += f" (computed in {computed} on this machine)"
     if not measured <= bound:  # also true for NaN
-        differ = f"the exported model's scores differ from the checkpoint's by {measured:.2g} per word {what}"
+        differ = f"the exported model's scores differ from {whose} by {measured:.2g} per word {what}"
         raise ExportError(f"{differ}, and {bound:g} is allowed: nothing was written")
-    report = f"{called}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
-    report += f"word {what} ({bound:g} is allowed)"
+    report = f"{name}: the scores of {len(expected)} sentences differ from {whose} by {measured:.1e} per "
+    return name, f"{report}word {what} ({bound:g} is allowed)"
+
+
+def check_model(target: Target, reference: Reference, quantization: str | None, force: bool = False) -> str:
+    """Compare the written model of *target* with the checkpoint, and return sentences that report the differences.
+
+    :func:`check_scores` says what is allowed. Of a quantised model, SAME_TRANSLATIONS is needed, too, without *force*.
+    """
+    pairs = list(in_words(reference.task, reference.pairs))
+    name, report = check_scores(target, pairs, reference.scores, quantization)
     if reference.real:
-        same, count = agreeing(folder, reference)
+        translations = target.translate([source for source, _ in reference.translations])
+        expected = [translation for _, translation in reference.translations]
+        same, count = agreeing(translations, expected, reference.separator)
         translated = "sentences of the validation set are translated into the same words as by the checkpoint"
-        compared = f"{called}: {same} of {count} {translated}"
+        compared = f"{name}: {same} of {count} {translated}"
         if quantization:
             refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
         report += f"\n{compared}"
@@ -235,14 +260,14 @@ def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = F
     return [report]
 
 
-def in_words(task: Any, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[shortlist.Pair]:
+def in_words(task: Any, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[Pair]:
     """Yield *pairs* of numbers of words as words."""
-    source, target = task.source_dictionary.symbols, task.target_dictionary.symbols
-    for one, other in pairs:
-        yield [source[n] for n in one], [target[n] for n in other]
+    sources, targets = task.source_dictionary.symbols, task.target_dictionary.symbols
+    for source, target in pairs:
+        yield [sources[n] for n in source], [targets[n] for n in target]
 
 
-def shortlist_samples(settings: dict[str, Any], task: Any, force: bool) -> list[shortlist.Pair]:
+def shortlist_samples(settings: dict[str, Any], task: Any, force: bool) -> list[Pair]:
     """Return the pairs of the validation set that :func:`check_shortlist` translates: those that the model can."""
     limits = [settings["positions"][side] or math.inf for side in ("source", "target")]
     numbers = validation_pairs(task, SHORTLIST_SAMPLES)
@@ -254,33 +279,28 @@ def shortlist_samples(settings: dict[str, Any], task: Any, force: bool) -> list[
 
 
 def check_shortlist(
-    folder: str, settings: dict[str, Any], pairs: Sequence[shortlist.Pair], built: shortlist.Shortlist, force: bool
+    folder: str, settings: dict[str, Any], pairs: Sequence[Pair], built: shortlist.Shortlist, force: bool
 ) -> str:
     """Return sentences that compare translations with and without the shortlist; refuse a loss of SHORTLIST_LOSS."""
-    import sacrebleu
-
-    from ..text.languages import default_tokenize
-
     if not pairs:
         return "the shortlist was not checked: the data have no validation set"
-    text, tokenize = Tokeniser(folder, settings), default_tokenize(settings["target"])
+    text = Tokeniser(folder, settings)
     sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
     few = sources[:ALONE]
 
-    def translations(use: bool) -> tuple[list[list[str]], list[list[str]]]:  # in batches, and of a few one at a time
+    def translations(use: bool) -> tuple[list[Words], list[Words]]:  # in batches, and of a few one at a time
         with Translator(folder, shortlist=use) as translator:
             together = [words for ((words, _), *_) in translator.search(sources)]
             return together, [translator.search([source])[0][0][0] for source in few]
 
-    def same(one: list[list[str]], other: list[list[str]]) -> str:
-        return f"{sum(map(operator.eq, one, other)) / len(other):.1%}"
+    def same(lines: list[Words], others: list[Words]) -> str:
+        return f"{sum(map(operator.eq, lines, others)) / len(others):.1%}"
 
     (without, alone_without), (with_it, alone_with_it) = (translations(use) for use in (False, True))
     scores = [
-        sacrebleu.corpus_bleu([text.plain(line) for line in lines], [references], tokenize=tokenize, force=True).score
-        for lines in (without, with_it)
+        bleu([text.plain(line) for line in lines], references, settings["target"]) for lines in (without, with_it)
     ]
-    size = statistics.mean(len(built.of(source)) for source in sources)
+    size = statistics.mean(len(built.targets_of(source)) for source in sources)
     report = (
         f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
         f"validation set; {same(with_it, without)} of the translations are the same in batches, "
@@ -288,7 +308,5 @@ def check_shortlist(
         f"shortlist: {size:.0f} target subwords are possible for a sentence, on average; they have "
         f"{shortlist.coverage(built, pairs):.1f}% of the references' subwords"
     )
-    if scores[1] < scores[0] - SHORTLIST_LOSS and not force:
-        allowed = f"sacreBLEU may be {SHORTLIST_LOSS} lower: nothing was written (--force writes it anyway)"
-        raise ExportError(f"{report}; {allowed}")
+    refuse_lower_bleu(scores[1], scores[0], SHORTLIST_LOSS, f"{report}; sacreBLEU", force)
     return report

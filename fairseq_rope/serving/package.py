@@ -1,6 +1,7 @@
 """Write an exported model as a package for Argos Translate and LibreTranslate.
 
-The package gets its name only after :func:`check` has translated a part of the validation set as these programs do.
+The package gets its name only after :func:`check_package` has translated a part of the validation set as these programs
+do.
 """
 
 import argparse
@@ -12,19 +13,22 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .. import __version__
-from ..errors import InputError, naming_what_fairseq_reads
+from ..errors import naming_what_fairseq_reads
 from ..files import written_whole
-from ..text.languages import default_tokenize
 from ..text.segments import divided
 from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
 from .argos import BEAM, BPE_CODES, LENGTH_PENALTY, METADATA, MODEL, SENTENCEPIECE, Package
-from .export_checks import SAME_SOURCES, in_words, validation_pairs
+from .ctranslate2_search import score
+from .export_checks import SAME_SOURCES, bleu, check_scores, in_words, refuse_lower_bleu, validation_pairs
 from .exported_folder import INT8, SETTINGS, SHORTLIST, exported_settings, refuse_changed_files, separator_of
 from .replaced_folder import exchange
+from .target import ExportError, Pair, Scores, Target, Words
 from .translator import Translator
 
 ARGOS_VERSION = "1.9.0"  # of Argos Translate, the first that reads BPE codes
@@ -43,8 +47,55 @@ NAMES = dict(
 NAMES |= {"pb": "Portuguese (Brazil)", "zt": "Chinese (traditional)"}
 
 
-class PackageError(InputError):
-    """A model cannot be packaged; the message says why."""
+@dataclass
+class Argos(Target):
+    """The package of an exported model for Argos Translate and LibreTranslate, before it is compressed.
+
+    Args:
+        model: the exported folder
+        settings: of *model*
+        files: paths by their names in the package, besides those of *model*: the sentence splitter
+        texts: contents of other files by their names in the package
+        folder: as in :class:`Target`
+    """
+
+    model: str
+    settings: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+
+    def refuse(self) -> None:
+        refuse_unsupported(self.model, self.settings)
+
+    def write(self, folder: str) -> None:
+        self.folder = folder
+        unpack(self.all_files(), self.texts, folder)
+
+    def score(self, pairs: Sequence[Pair]) -> Scores:
+        return score(os.path.join(self.folder, MODEL), pairs)
+
+    def translate(self, sources: Sequence[Words]) -> list[Words]:
+        package, text = self.package, self.source_text
+        try:
+            return package.search([text.plain(source)] for source in sources)
+        except RuntimeError as error:  # an output can be longer than the positions of the model
+            raise ExportError(f"--model {self.model}: the search of the programs fails with it ({error})") from None
+
+    @cached_property
+    def package(self) -> Package:
+        """The written package, loaded as the programs load it."""
+        return Package(self.folder)
+
+    @cached_property
+    def source_text(self) -> Tokeniser:
+        """Converts tokens of a source into plain text."""
+        moses = self.settings["moses"] and {**self.settings["moses"], "target": self.settings["source"]}
+        return Tokeniser(self.model, {**self.settings, "moses": moses})
+
+    def all_files(self) -> dict[str, str]:
+        """Return the files of the package, by their names there."""
+        return {**package_files(self.model, self.settings), **self.files}
 
 
 # -- what a package can hold -----------------------------------------------------------------------
@@ -54,30 +105,30 @@ def languages(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     """Return the codes and the names of the languages that the flags name, or those of the model.
 
     Raises:
-        PackageError: a code is not allowed, or belongs to the other side
+        ExportError: a code is not allowed, or belongs to the other side
     """
     trained = [str(settings.get(side, "")).lower().replace("_", "-") for side in ("source", "target")]
     if not all(trained):
-        raise PackageError(f"--model {args.model}: {SETTINGS} has no source or target language; export the model again")
+        raise ExportError(f"--model {args.model}: {SETTINGS} has no source or target language; export the model again")
     own = [CODES.get(code, code) for code in trained]
     source, target = codes = args.languages or own
     if not all(re.fullmatch("[a-z]{2,3}", code) for code in codes) or source == target:
-        given = (
+        shown = (
             f"--languages {source} {target}"
             if args.languages
             else f"--model {args.model}: the languages are {', '.join(own)}"
         )
         allowed = "two codes of two or three lower-case letters, such as en de (pb is Portuguese of Brazil, and zt is "
-        raise PackageError(f"{given}: must be {allowed}traditional Chinese); --languages names them")
+        raise ExportError(f"{shown}: must be {allowed}traditional Chinese); --languages names them")
     if source == own[1] or target == own[0]:
-        raise PackageError(
+        raise ExportError(
             f"--languages {source} {target}: the model in --model {args.model} translates {' to '.join(own)}"
         )
     return codes, args.names or [NAMES.get(code, code) for code in codes]
 
 
 def refuse_unsupported(folder: str, settings: dict[str, Any]) -> None:
-    """Raise a PackageError if the programs would tokenise text in another way than the model's settings say."""
+    """Raise a ExportError if the programs would tokenise text in another way than the model's settings say."""
     moses, kind = settings["moses"], (settings["subwords"] or {}).get("kind")
     reasons = {
         "it has no subword model, and a package needs BPE codes or a sentencepiece model": kind is None,
@@ -93,7 +144,7 @@ def refuse_unsupported(folder: str, settings: dict[str, Any]) -> None:
     }
     for reason, is_so in reasons.items():
         if is_so:
-            raise PackageError(f"--model {folder}: {reason}")
+            raise ExportError(f"--model {folder}: {reason}")
 
 
 def warnings(folder: str, settings: dict[str, Any]) -> list[str]:
@@ -122,7 +173,7 @@ def splitter_files(path: str | None) -> dict[str, str]:
     """Return the files of the sentence splitter *path*, by their names in a package.
 
     Raises:
-        PackageError: *path* is neither a model of MiniSBD nor a pipeline of spaCy
+        ExportError: *path* is neither a model of MiniSBD nor a pipeline of spaCy
     """
     if path is None:
         return {}
@@ -130,7 +181,7 @@ def splitter_files(path: str | None) -> dict[str, str]:
         return {f"minisbd/{os.path.basename(path)}": path}
     if not os.path.isfile(os.path.join(path, "config.cfg")):
         allowed = "a MiniSBD model (a file .onnx) or a folder that spaCy wrote (with config.cfg)"
-        raise PackageError(f"--splitter {path}: must be {allowed}")
+        raise ExportError(f"--splitter {path}: must be {allowed}")
     files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     return {f"spacy/{os.path.relpath(file, path)}": file for file in sorted(files)}
 
@@ -138,15 +189,14 @@ def splitter_files(path: str | None) -> dict[str, str]:
 # -- the check -------------------------------------------------------------------------------------
 
 
-def validation_sentences(data: str, settings: dict[str, Any], count: int) -> list[tuple[list[str], list[str]]]:
+def validation_sentences(data: str, settings: dict[str, Any], count: int) -> list[Pair]:
     """Return up to *count* sentences of the validation set in *data* with their references, in tokens.
 
     Segments are divided into their sentences. Sentences with unknown words, and those that are too long for the model,
     are left out.
 
     Raises:
-        PackageError: *data* is not a data folder with these languages
-        ExportError: the validation set is damaged
+        ExportError: *data* is not a data folder with these languages, or the validation set is damaged
     """
     from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
@@ -155,62 +205,60 @@ def validation_sentences(data: str, settings: dict[str, Any], count: int) -> lis
     source, target = settings["source"], settings["target"]
     for name in (f"dict.{source}.txt", f"dict.{target}.txt"):
         if not os.path.isfile(os.path.join(data, name)):
-            raise PackageError(f"--data {data}: must be the folder of the dictionaries, and has no {name}")
+            raise ExportError(f"--data {data}: must be the folder of the dictionaries, and has no {name}")
     options = {"source_lang": source, "target_lang": target, "dataset_impl": None}
     with naming_what_fairseq_reads(f"--data {data}"):
         task = TranslationTask.setup_task(TranslationConfig(data=data, **options))
     separator = separator_of(settings)
     unknown, limit = task.source_dictionary.unk_word, settings["positions"]["source"] or math.inf
-    pairs: list[tuple[list[str], list[str]]] = []
-    for one, other in in_words(task, validation_pairs(task, count)):
-        sentences, _ = divided(one, one.count(separator) + 1, separator)
-        references, is_same = divided(other, len(sentences), separator)
+    pairs: list[Pair] = []
+    for source_words, target_words in in_words(task, validation_pairs(task, count)):
+        sentences, _ = divided(source_words, source_words.count(separator) + 1, separator)
+        references, is_same = divided(target_words, len(sentences), separator)
         if is_same:
             both = zip(sentences, references)
             pairs += [pair for pair in both if all(pair) and unknown not in pair[0] + pair[1] and len(pair[0]) < limit]
     return pairs[:count]
 
 
-def check(
-    unpacked: str, folder: str, settings: dict[str, Any], pairs: Sequence[tuple[list[str], list[str]]], force: bool
-) -> str:
-    """Compare the package in *unpacked* with the model in *folder*, and return sentences about the differences.
+def check_package(target: Argos, pairs: Sequence[Pair], force: bool) -> str:
+    """Compare the written package of *target* with its model, and return sentences about the differences.
+
+    *pairs* are sentences with their references, in tokens.
 
     Raises:
-        PackageError: without *force*, too many sentences have other tokens, or BLEU is lower by more than LOSS
+        ExportError: the scores differ; or, without *force*, too many sentences have other tokens, or BLEU is lower by
+            more than LOSS
     """
-    import sacrebleu
-
-    source, target = settings["source"], settings["target"]
-    of_source = Tokeniser(folder, {**settings, "moses": settings["moses"] and {**settings["moses"], "target": source}})
-    of_target = Tokeniser(folder, settings)
-    lines, references = [of_source.plain(one) for one, _ in pairs], [of_target.plain(two) for _, two in pairs]
-    with Translator(folder, shortlist=False) as translator:
-        package = Package(unpacked)
-        others = [line for line, (tokens, _) in zip(lines, pairs) if package.tokens(line) != tokens]
-        try:
-            translations = package.translate([line] for line in lines)
-        except RuntimeError as error:  # an output can be longer than the positions of the model
-            raise PackageError(f"--model {folder}: the search of the programs fails with it ({error})") from None
-        hypotheses = {"package": translations, "own": translator.translate(lines)}
-    bleu = {
-        name: sacrebleu.corpus_bleu(texts, [references], tokenize=default_tokenize(target), force=True).score
-        for name, texts in hypotheses.items()
-    }
+    model, settings, package = target.model, target.settings, target.package
+    quantization = None if settings["quantization"] == "float32" else settings["quantization"]
+    most = settings["positions"]["target"] or math.inf
+    if scored := [pair for pair in pairs if len(pair[1]) < most]:
+        check_scores(target, scored, score(model, scored).log_probs, quantization, whose="those of the model")
+    target_text = Tokeniser(model, settings)
+    lines = [target.source_text.plain(source) for source, _ in pairs]
+    references = [target_text.plain(reference) for _, reference in pairs]
+    others = [line for line, (tokens, _) in zip(lines, pairs) if package.tokens(line) != tokens]
+    translations = target.translate([source for source, _ in pairs])
+    with Translator(model, shortlist=False) as translator:
+        own_translations = translator.translate(lines)
+    package_bleu, own_bleu = (
+        bleu(texts, references, settings["target"])
+        for texts in ([package.plain(tokens) for tokens in translations], own_translations)
+    )
     report = (
         f"package: {len(others)} of {len(lines)} sentences of the validation set have other tokens than in the data"
     )
     advice = "; train with normalised punctuation in the source (normalise_punctuation: source in a recipe)"
     report += f", such as: {others[0]}" if others else ""
     if len(lines) - len(others) < SAME_SOURCES * len(lines) and not force:
-        raise PackageError(f"{report}: nothing was written (--force writes it anyway){advice}")
+        raise ExportError(f"{report}: nothing was written (--force writes it anyway){advice}")
     report += (
-        f"\npackage: sacreBLEU {bleu['package']:.2f} on them with beam {BEAM} and length penalty {LENGTH_PENALTY}, as "
-        f"in the programs, and {bleu['own']:.2f} with fairseq-rope translate, beam {settings['beam']} and length "
-        f"penalty {settings['lenpen']}"
+        f"\npackage: sacreBLEU {package_bleu:.2f} on them with beam {BEAM} and length penalty {LENGTH_PENALTY}, as in "
+        f"the programs, and {own_bleu:.2f} with fairseq-rope translate, beam {settings['beam']} and length penalty "
+        f"{settings['lenpen']}"
     )
-    if bleu["package"] < bleu["own"] - LOSS and not force:
-        raise PackageError(f"{report}; it may be {LOSS} lower: nothing was written (--force writes it anyway)")
+    refuse_lower_bleu(package_bleu, own_bleu, LOSS, f"{report}; it", force)
     blanks = sum("_" in line for line in references)
     if blanks and (settings["subwords"] or {}).get("kind") == "sentencepiece":
         report += f"\nwarning: {blanks} of the references have an underscore, which the programs replace with a blank"
@@ -267,17 +315,17 @@ def write_zip(path: str, top: str, files: dict[str, str], texts: dict[str, str])
 
 
 def refuse_to_install(folder: str, top: str, replace: bool) -> None:
-    """Raise a PackageError if the package *top* must not be unpacked into *folder*."""
+    """Raise a ExportError if the package *top* must not be unpacked into *folder*."""
     if os.path.isfile(folder) or not os.path.isdir(os.path.dirname(os.path.realpath(folder))):
-        raise PackageError(f"--install {folder}: must be a folder, or a new one in a folder that exists")
+        raise ExportError(f"--install {folder}: must be a folder, or a new one in a folder that exists")
     if os.path.ismount(folder):
-        raise PackageError(f"--install {folder}: is a mount point, and must be a folder in it")
+        raise ExportError(f"--install {folder}: is a mount point, and must be a folder in it")
     pair = top.rpartition("-")[0]
     names = os.listdir(folder) if os.path.isdir(folder) else []
     others = sorted(name for name in names if name.startswith(f"{pair}-"))
     if others and not (replace and others == [top]):
         advice = "--replace replaces it" if others == [top] else "remove it, because only one of them would be used"
-        raise PackageError(f"--install {folder}: has the package {others[0]} already; {advice}")
+        raise ExportError(f"--install {folder}: has the package {others[0]} already; {advice}")
 
 
 def install(package: str, top: str, folder: str) -> None:
@@ -308,36 +356,37 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
     """
     settings = exported_settings(args.model)
     refuse_changed_files(args.model, settings["sha256"])
-    refuse_unsupported(args.model, settings)
+    target = Argos(args.model, settings)
+    target.refuse()
     (from_code, to_code), (from_name, to_name) = languages(args, settings)
     if not re.fullmatch(r"\d+(\.\d+)*", args.package_version):
-        raise PackageError(f"--package-version {args.package_version}: must be numbers and dots, such as 1.0")
+        raise ExportError(f"--package-version {args.package_version}: must be numbers and dots, such as 1.0")
     top = f"translate-{from_code}_{to_code}-{args.package_version.replace('.', '_')}"
     output = args.output if args.output is not None else os.path.dirname(os.path.realpath(args.model))
     if not os.path.isdir(output):
-        raise PackageError(f"--output {output}: must be a folder that exists")
+        raise ExportError(f"--output {output}: must be a folder that exists")
     path = os.path.join(output, f"{top}.argosmodel")
     if os.path.exists(path) and not args.replace:
-        raise PackageError(f"--output {output}: {top}.argosmodel exists already; --replace replaces it")
+        raise ExportError(f"--output {output}: {top}.argosmodel exists already; --replace replaces it")
     if args.install is not None:
         refuse_to_install(args.install, top, args.replace)
-    files = {**package_files(args.model, settings), **splitter_files(args.splitter)}
+    target.files = splitter_files(args.splitter)
     metadata = {
         **{"package_version": args.package_version, "argos_version": ARGOS_VERSION, "type": "translate"},
         **{"from_code": from_code, "from_name": from_name, "to_code": to_code, "to_name": to_name},
     }
-    texts = {METADATA: json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"}
+    target.texts[METADATA] = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
     pairs = validation_sentences(args.data, settings, SENTENCES)
     report = "package: not checked, because the data have no validation set"
     if pairs:
         with tempfile.TemporaryDirectory() as folder:
-            unpack(files, texts, folder)
-            report = check(folder, args.model, settings, pairs, args.force)
+            target.write(folder)
+            report = check_package(target, pairs, args.force)
     elif not args.force:
-        raise PackageError(f"--data {args.data}: has no validation set to check the package (--force writes it anyway)")
+        raise ExportError(f"--data {args.data}: has no validation set to check the package (--force writes it anyway)")
     fields = {"version": __version__, "checkpoint": settings.get("checkpoint"), "report": report, **metadata}
-    texts["README.md"] = README.format(licence=args.licence, data=args.trained_on, **fields)
-    write_zip(path, top, files, texts)
+    target.texts["README.md"] = README.format(licence=args.licence, data=args.trained_on, **fields)
+    write_zip(path, top, target.all_files(), target.texts)
     if args.install is not None:
         install(path, top, args.install)
     return path, "\n".join([report, *(f"warning: {sentence}" for sentence in warnings(args.model, settings))])

@@ -11,11 +11,11 @@ from ..errors import InputError
 from ..files import naming
 
 
-def exchange(one: str, other: str) -> bool:
+def exchange(first: str, second: str) -> bool:
     """Exchange the names of two folders in one step; return False if the system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, with glibc >= 2.28
     here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), flag) == 0
+    return rename is not None and rename(here, os.fsencode(first), here, os.fsencode(second), flag) == 0
 
 
 @contextlib.contextmanager

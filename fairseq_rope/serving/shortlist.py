@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
 from ..lines import count_lines, lines_of
+from .target import Pair
 
 ALIGNER = "eflomal-align"
 CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
 Tokens = list[str]
-Pair = tuple[Tokens, Tokens]
 Links = set[tuple[int, int]]  # (position in the source, position in the target)
 
 
@@ -44,7 +44,7 @@ class Shortlist(NamedTuple):
     frequent: Tokens
     candidates: dict[str, Tokens]
 
-    def of(self, source: Iterable[str]) -> set[str]:
+    def targets_of(self, source: Iterable[str]) -> set[str]:
         """Return the subwords that are possible for the sentence *source*."""
         return set(self.frequent).union(*(self.candidates.get(token, []) for token in source))
 
@@ -66,9 +66,11 @@ def find_aligner() -> str:
 
 def refuse_corpus(source: str, target: str) -> None:
     """Raise an InputError if two files have different numbers of lines, and an OSError if one cannot be read."""
-    one, other = count_lines(source), count_lines(target)
-    if one != other:
-        raise InputError(f"--shortlist {source} {target}: they have {one} and {other} lines, not as many")
+    source_lines, target_lines = count_lines(source), count_lines(target)
+    if source_lines != target_lines:
+        raise InputError(
+            f"--shortlist {source} {target}: they have {source_lines} and {target_lines} lines, not as many"
+        )
 
 
 def align(pairs: Iterable[Pair], program: str) -> Iterator[tuple[Tokens, Tokens, Links]]:
@@ -147,7 +149,7 @@ def of_whole_words(source: Sequence[str], target: Sequence[str], links: Links, s
     for number, word in enumerate(target_words):
         at = bisect.bisect(places, number)
         for nearest in sorted(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - number))[:1]:  # or none
-            spread.update((i, j) for of_source in linked[nearest] for i in source_words[of_source] for j in word)
+            spread.update((i, j) for source_word in linked[nearest] for i in source_words[source_word] for j in word)
     return spread
 
 
@@ -181,7 +183,7 @@ def coverage(shortlist: Shortlist, pairs: Iterable[Pair]) -> float:
     """Return the share of the subwords of the references in *pairs* that *shortlist* allows, in percent."""
     allowed = total = 0
     for source, target in pairs:
-        possible = shortlist.of(source)
+        possible = shortlist.targets_of(source)
         allowed += sum(token in possible for token in target)
         total += len(target)
     return 100.0 * allowed / max(total, 1)

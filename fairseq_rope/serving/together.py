@@ -45,7 +45,7 @@ def _compute(waiting: dict[tuple[Any, ...], Requests], lock: threading.Lock) -> 
         key = next(iter(waiting))
         requests = waiting.pop(key)
     run, *options = key
-    _fill(run, dict(options), [one for one in requests if one[1].set_running_or_notify_cancel()])
+    _fill(run, dict(options), [request for request in requests if request[1].set_running_or_notify_cancel()])
 
 
 def _fill(run: Run, options: dict[str, Any], requests: Requests) -> None:

@@ -22,14 +22,14 @@ class Generated(NamedTuple):
     hypotheses: dict[int, str]
     detokenised: dict[int, str]
 
-    def in_order(self, texts: dict[int, str], count: int, of: str) -> list[str]:
-        """Return *texts*, which must be of sentences 0 to *count* - 1, those of the text named *of* in messages."""
+    def in_order(self, texts: dict[int, str], count: int, text_name: str) -> list[str]:
+        """Return *texts*, which must be of sentences 0 to *count* - 1, as in the text *text_name* (for messages)."""
         expected = set(range(count))
         for numbers, what in ((sorted(expected - set(texts)), "lacks"), (sorted(set(texts) - expected), "has")):
             if numbers:
                 listed = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
                 differing = f"{what} {len(numbers)} sentence{'s' * (len(numbers) > 1)} ({listed})"
-                lines = f"{of} has {count} lines, which are sentences 0 to {count - 1}"
+                lines = f"{text_name} has {count} lines, which are sentences 0 to {count - 1}"
                 raise InputError(f"{self.path}: {differing}, and {lines}")
         return [texts[number] for number in range(count)]
 

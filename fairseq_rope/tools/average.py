@@ -82,15 +82,15 @@ def refuse_to_average(first: str, first_state: dict[str, Any], path: str, state:
     """
     from ..checkpoints import languages_of, part_of
     from ..transformer.defaults import complete
-    from ..transformer.meaning import differences, meaning
+    from ..transformer.meaning import meaning, option_differences
     from ..transformer.sides import model_name
 
-    options, first_options = (complete(part_of(each, "model")) for each in (state, first_state))
+    options, first_options = (complete(part_of(checkpoint, "model")) for checkpoint in (state, first_state))
     if options is None or first_options is None:
         return
     values = [("the model", model_name(options), model_name(first_options))]
-    values += [each[1:] for each in differences(meaning(options), meaning(first_options))]
-    languages, first_languages = (languages_of(part_of(each, "task")) for each in (state, first_state))
+    values += [difference[1:] for difference in option_differences(meaning(options), meaning(first_options))]
+    languages, first_languages = (languages_of(part_of(checkpoint, "task")) for checkpoint in (state, first_state))
     if None not in languages and languages == first_languages[::-1]:
         values.append(("the direction", "{}-{}".format(*languages), "{}-{}".format(*first_languages)))
     for what, value, first_value in values:
@@ -142,7 +142,7 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> list[str]:
     The options in the checkpoints say whether high values are best (``--maximize-best-checkpoint-metric``).
     fairseq's script always takes the lowest values, which are the worst for BLEU.
     """
-    from ..checkpoints import load_checkpoint, option, part_of
+    from ..checkpoints import load_checkpoint, option_value, part_of
 
     pattern = r"checkpoint[._]best_.*?(-?\d+\.?\d*)\.pt"
     if len(inputs) == 1 and os.path.isdir(inputs[0]):
@@ -157,7 +157,7 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> list[str]:
             raise AverageError(f"{BEST}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
         valued.append((float(match.group(1)), path))
     options = part_of(load_checkpoint(valued[0][1]), "checkpoint")
-    maximize = bool(option(options, "maximize_best_checkpoint_metric"))
+    maximize = bool(option_value(options, "maximize_best_checkpoint_metric"))
     return [path for _, path in sorted(valued, reverse=maximize)][:count]
 
 

@@ -62,9 +62,9 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
     def convert(weights: dict[str, "Tensor"]) -> dict[str, "Tensor"]:
         return {name: _convert(name, weight, model, layout) for name, weight in weights.items()}
 
-    def with_layout(given: Any) -> Any:
-        is_dict = isinstance(given, dict)  # from a YAML file
-        return {**given, "rope_layout": layout} if is_dict else Namespace(**{**vars(given), "rope_layout": layout})
+    def with_layout(options: Any) -> Any:
+        is_dict = isinstance(options, dict)  # from a YAML file
+        return {**options, "rope_layout": layout} if is_dict else Namespace(**{**vars(options), "rope_layout": layout})
 
     converted = {**state, "model": convert(state["model"])}
     if all(converted["model"][name] is weight for name, weight in state["model"].items()):
@@ -168,10 +168,10 @@ def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dic
     """
     import torch
 
-    from ..checkpoints import FLOAT32_COPIES, float32_copies, option, part_of
+    from ..checkpoints import FLOAT32_COPIES, float32_copies, option_value, part_of
 
     optimiser = state["last_optimizer_state"]
-    if option(part_of(state, "distributed_training"), "ddp_backend") == "fully_sharded":
+    if option_value(part_of(state, "distributed_training"), "ddp_backend") == "fully_sharded":
         raise LayoutError("--ddp-backend fully_sharded numbers the parameters in another order")
     try:
         (group,) = optimiser["param_groups"]
@@ -224,10 +224,10 @@ def _parameter_shapes(weights: dict[str, "Tensor"], options: Namespace) -> dict[
     from fairseq.data import Dictionary
     from fairseq.models import MODEL_REGISTRY
 
-    from ..transformer.sides import model_name, sides_of
+    from ..transformer.sides import model_name, model_sides
 
     sizes = []
-    for side in sides_of(options):
+    for side in model_sides(options):
         places = (f"{side}.embed_tokens.weight", f"{side}.sentence_encoder.embed_tokens.weight")  # RoBERTa's
         rows = [weights[place].size(0) for place in places if place in weights]
         if not rows:
@@ -240,7 +240,7 @@ def _parameter_shapes(weights: dict[str, "Tensor"], options: Namespace) -> dict[
     task = SimpleNamespace(source_dictionary=dictionaries[sizes[0]], target_dictionary=dictionaries[sizes[-1]])
     without_files = Namespace(**{**vars(options), "encoder_embed_path": None, "decoder_embed_path": None})
     try:
-        is_roberta = sides_of(options) == ("encoder",)  # copies its initial weights to the CPU
+        is_roberta = model_sides(options) == ("encoder",)  # copies its initial weights to the CPU
         with torch.device("cpu" if is_roberta else "meta"):  # meta allocates no memory
             model = MODEL_REGISTRY[model_name(options)].build_model(without_files, task)
             for head in dict.fromkeys(key.split(".")[1] for key in weights if key.startswith("classification_heads.")):

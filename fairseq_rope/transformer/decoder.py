@@ -11,7 +11,7 @@ from ..positions.sharing import FUTURE_MASK, current_pass, forward_pass
 from .block import fit_norms
 from .encodings import SidePositions, fit_positions
 from .layers import DecoderLayer, with_dropout, wrap_layer
-from .options import options_of
+from .options import model_options
 
 BUFFERED_FUTURE_MASK = TransformerDecoderBase.buffered_future_mask
 
@@ -27,7 +27,7 @@ class Decoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        self.options = options_of(cfg)
+        self.options = model_options(cfg)
         self.positions = SidePositions(self.options.decoder, cfg)
         self.is_linear = self.options.decoder.is_linear
         self.rotates_cross_attention = self.options.cross_position is not None

@@ -10,14 +10,13 @@ from fairseq.models.transformer.transformer_legacy import base_architecture as f
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import DictConfig, OmegaConf
 
-from ..checkpoints import flags_of_model
-from ..checkpoints import option as option_of
+from ..checkpoints import flags_of_model, option_value
 from ..positions import ENCODINGS
 from ..positions.interface import SIDES
 from .flags import OF_BLOCK, OF_POSITIONS
 from .options import ModelOptions, encodings_of, read, used_options
 from .refusals import refuse_encodings, refuse_unknown_names
-from .sides import of_sides, sides_of
+from .sides import model_sides, options_of_sides
 
 NESTED: dict[str, Any] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 
@@ -37,9 +36,9 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
         return args
     flat = Namespace(**option_dict(args))
     for name, config in NESTED.items():
-        given = vars(flat).pop(name, None)
-        if given is not None:
-            for option, value in vars(config(**given)).items():
+        nested = vars(flat).pop(name, None)
+        if nested is not None:
+            for option, value in vars(config(**nested)).items():
                 setattr(flat, f"{name}_{option}", value)
     return flat
 
@@ -55,7 +54,7 @@ def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> N
     fields = getattr(dataclass, "__dataclass_fields__", ())  # some are flags of the task
     refuse_unknown_names(args, {"_name", "arch", *NESTED, *fields, *flags_of_model(model), *vars(sizes)})
     for name, config in NESTED.items():
-        if option_of(args, name) is not None:
+        if option_value(args, name) is not None:
             refuse_unknown_names(args[name], config.__dataclass_fields__, f"model.{name}")
 
 
@@ -65,8 +64,8 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     *encodings* are those of the architecture, by the names of options. Returns the options, as read from *args*.
     Raises the InputErrors of :func:`.read` and :func:`.refuse_encodings`.
     """
-    sides = sides_of(args)
-    defaults = {name: option.default for name, option in of_sides(OF_POSITIONS, sides).items()}
+    sides = model_sides(args)
+    defaults = {name: option.default for name, option in options_of_sides(OF_POSITIONS, sides).items()}
     if getattr(args, "position_encoding", None) is None:  # else the user's choice for both sides counts
         defaults.update(encodings)
     for name, default in defaults.items():
@@ -76,7 +75,7 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     args.no_token_positional_embeddings = not any(ENCODINGS[name].absolute for name in names.values())
     FAIRSEQ_DEFAULTS[sides](args)
     options = read(args)
-    for name, option in of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
+    for name, option in options_of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
         value = options.values[name]
         setattr(args, name, option.default if value is None else getattr(value, "text", value))
     return options
@@ -103,17 +102,17 @@ FAIRSEQ_DEFAULTS: dict[Any, Any] = {
 }
 
 
-def complete(given: Any) -> Namespace | None:
-    """Return a copy of the options *given* of a model, with its architecture's defaults; None if there are none."""
-    if not (isinstance(given, (Namespace, dict)) or OmegaConf.is_config(given)):
+def complete(options: Any) -> Namespace | None:
+    """Return a copy of the *options* of a model, with its architecture's defaults; None if there are none."""
+    if not (isinstance(options, (Namespace, dict)) or OmegaConf.is_config(options)):
         return None
-    fill = ARCH_CONFIG_REGISTRY.get(option_of(given, "arch") or option_of(given, "_name"))
-    if isinstance(given, Namespace):
-        options = Namespace(**vars(given))
+    fill = ARCH_CONFIG_REGISTRY.get(option_value(options, "arch") or option_value(options, "_name"))
+    if isinstance(options, Namespace):
+        completed = Namespace(**vars(options))
     elif fill:  # from a YAML file, perhaps nested
-        options = as_namespace(OmegaConf.create(given))
+        completed = as_namespace(OmegaConf.create(options))
     else:
-        options = Namespace(**given)
+        completed = Namespace(**options)
     if fill:
-        fill(options)
-    return options
+        fill(completed)
+    return completed

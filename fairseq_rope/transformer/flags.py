@@ -1,7 +1,7 @@
 """The flags of our models: one table, and the configuration class that fairseq makes its parser of.
 
 A flag of one side, such as ``--encoder-attention-type``, replaces the flag of both sides; a switch of one side adds to
-it (:func:`.options.of_side`).
+it (:func:`.options.side_value`).
 """
 
 import math
@@ -17,7 +17,7 @@ from fairseq.models.transformer import TransformerConfig
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option
 from .layer_numbers import WITHOUT_POSITIONS
-from .sides import of_sides
+from .sides import options_of_sides
 
 
 def length_scaling(value: Any, flag: str) -> float:
@@ -100,7 +100,7 @@ def flag_of(name: str) -> str:
 
 def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
     """Return *options*, with those of each side that replace them: "encoder_attention_type", …."""
-    of_each = {
+    of_one_side = {
         f"{side}_{name}": Option(
             None if option.default else option.default, f"that of the {side}; default: {flag_of(name)}", option.read
         )
@@ -108,7 +108,7 @@ def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
         if name in WITH_SIDES
         for side in SIDES
     }
-    return {**options, **of_each}
+    return {**options, **of_one_side}
 
 
 OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
@@ -126,14 +126,14 @@ def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
 def users_of(name: str) -> list[str]:
     """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's."""
     names = (name, name.partition("_")[2])
-    return [user for user, encoding in ENCODINGS.items() if any(each in encoding.options for each in names)]
+    return [user for user, encoding in ENCODINGS.items() if any(option in encoding.options for option in names)]
 
 
 def all_flags(sides: Sequence[str] = SIDES) -> dict[str, Option]:
     """Return the options that our models with these *sides* add to fairseq's."""
     where = f"of {'both sides' if len(sides) == len(SIDES) else f'the {sides[0]}'}"
     both = Option(DEFAULT, f"position encoding {where}: one of {', '.join(ENCODINGS)}")
-    return of_sides({**OF_POSITIONS, "position_encoding": both, **OF_BLOCK, **of_encodings(sides)}, sides)
+    return options_of_sides({**OF_POSITIONS, "position_encoding": both, **OF_BLOCK, **of_encodings(sides)}, sides)
 
 
 def config_class(base: type[FairseqDataclass] = TransformerConfig, sides: Sequence[str] = SIDES) -> Any:

@@ -20,7 +20,7 @@ from fairseq.models.transformer_lm import (
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from omegaconf import DictConfig
 
-from ..checkpoints import option, options_of_task
+from ..checkpoints import option_value, options_of_task
 from ..patches.options import literal
 from .decoder import Decoder
 from .defaults import as_namespace
@@ -54,10 +54,14 @@ class TransformerRopeLanguageModel(TransformerLanguageModel):
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
         args = as_namespace(args)
-        if option(args, "decoder_layers_to_keep"):
+        if option_value(args, "decoder_layers_to_keep"):
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
-        of_task = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
-        lengths = (option(given, n) for n in ("max_target_positions", "tokens_per_sample") for given in (args, of_task))
+        task_options = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
+        lengths = (
+            option_value(options, n)
+            for n in ("max_target_positions", "tokens_per_sample")
+            for options in (args, task_options)
+        )
         args.max_target_positions = next(filter(None, lengths), DEFAULT_MAX_TARGET_POSITIONS)
         with with_options(args):
             refuse_untied_parts(args)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from fairseq.models.transformer import TransformerConfig
 
-from ..checkpoints import CheckpointError
-from ..checkpoints import option as option_of
+from ..checkpoints import CheckpointError, option_value
 from .defaults import complete
 from .flags import OF_BOTH_BLOCKS, WITH_SIDES, flag_of
 from .options import ModelOptions, is_ours, read
@@ -58,32 +57,34 @@ def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None
     *layers* are the layers of each side that are used, with the numbers that they have in training; by default all
     that the model has.
     """
-    values: dict[str, Any] = {f"{each.side}_position_encoding": each.encoding for each in options.sides}
-    given = [(name, each.encoding_class.options[name]) for each in options.sides for name in each.position]
-    for name in dict.fromkeys(name for name, option in given if not option.in_training_only):
-        by_side = {each.side: each.position[name] for each in options.sides if name in each.position}
-        values[name] = one_value({side: getattr(value, "text", value) for side, value in by_side.items()})
+    values: dict[str, Any] = {f"{side.side}_position_encoding": side.encoding for side in options.sides}
+    used_options = [(name, side.encoding_class.options[name]) for side in options.sides for name in side.position]
+    for name in dict.fromkeys(name for name, option in used_options if not option.in_training_only):
+        by_side = {side.side: side.position[name] for side in options.sides if name in side.position}
+        values[name] = one_value(
+            {name_of_side: getattr(value, "text", value) for name_of_side, value in by_side.items()}
+        )
     values["cross_attention_positions"] = "none" if options.cross_position is None else "rope"
     values.update(options.cross_position or {})
-    for each in options.sides:
-        used = (layers or {}).get(each.side, each.kept_layers)
-        numbers = [number for number in each.without_positions if number in used]
-        values[f"{each.side}_layers_without_positions"] = ",".join(map(str, numbers))
+    for side in options.sides:
+        used_layers = (layers or {}).get(side.side, side.kept_layers)
+        numbers = [number for number in side.without_positions if number in used_layers]
+        values[f"{side.side}_layers_without_positions"] = ",".join(map(str, numbers))
     values["attention_length_scaling"] = options.attention_length_scaling
     for name in OF_BOTH_BLOCKS:
         if name in WITH_SIDES:
-            values.update({f"{each.side}_{name}": getattr(each, name) for each in options.sides})
+            values.update({f"{side.side}_{name}": getattr(side, name) for side in options.sides})
         else:
             values[name] = getattr(options.sides[0], name)
-    heads = {f"{each.side}_kv_heads": (each.kv_heads, each.heads) for each in options.sides}
+    heads = {f"{side.side}_kv_heads": (side.kv_heads, side.heads) for side in options.sides}
     if options.has_both_sides:
         heads["cross_kv_heads"] = (options.cross_kv_heads, options.decoder.heads)
     values.update({name: 0 if number == all_heads else number for name, (number, all_heads) in heads.items()})
-    if any(each.is_linear for each in options.sides):
+    if any(side.is_linear for side in options.sides):
         values["feature_map"] = options.sides[0].feature_map
-    with_favor = [each for each in options.sides if each.uses_favor]
+    with_favor = [side for side in options.sides if side.uses_favor]
     if with_favor:
-        values["favor_features"] = one_value({each.side: each.features for each in with_favor})
+        values["favor_features"] = one_value({side.side: side.features for side in with_favor})
         values["favor_seed"] = with_favor[0].favor_seed
     return values
 
@@ -95,24 +96,24 @@ def one_value(by_side: Mapping[str, Any]) -> Any:
     return ", ".join(f"{value} ({side})" for side, value in by_side.items())
 
 
-def _completed(given: Any) -> Any:
-    """Return the options *given* with the defaults of our models."""
-    options = complete(given)
-    return given if options is None else options
+def _completed(options: Any) -> Any:
+    """Return *options* with the defaults of our models."""
+    completed = complete(options)
+    return options if completed is None else completed
 
 
-def meaning(given: Any, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+def meaning(options: Any, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
     """Return what decides what the same weights compute, by the names of options; equal models have equal dicts.
 
-    *given* are the options of a model on the command line, of hydra or in a checkpoint, also of fairseq's own models.
+    *options* are those of a model on the command line, of hydra or in a checkpoint, also of fairseq's own models.
     If only some layers of a side are used, *layers* has their numbers. Raises the InputError of :func:`.options.read`.
     """
-    options = _completed(given)
+    options = _completed(options)
     values = meaning_of(read(options), layers)
     if not is_ours(options):  # the encodings alone: our block and scalings are not there
         values = {name: value for name, value in values.items() if name.endswith("position_encoding")}
     for name in (*FUNCTION, *OF_OTHER_MODELS):
-        value = option_of(options, name)
+        value = option_value(options, name)
         value = getattr(DEFAULTS, name, None) if value is None else value
         values[name] = None if value is False else value
     cutoff = values["adaptive_softmax_cutoff"]  # "8,16" on the command line, and a list in a configuration
@@ -123,7 +124,7 @@ def meaning(given: Any, layers: Mapping[str, Sequence[int]] | None = None) -> di
     return values
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+def option_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
     """Return in which options two :func:`meaning` differ, the position encodings first."""
     names = [name for name, value in first.items() if name in second and value != second[name]]
     return [Difference(name, flag_of(name), first[name], second[name]) for name in names]
@@ -133,13 +134,13 @@ def in_words(different: Iterable[Difference]) -> str:
     """Return "with --FLAG FIRST, not SECOND" for each difference, and "with" and "without" for switches."""
     parts = []
     for _, flag, *values in different:
-        one, other = (_given(flag, value) for value in values)
+        first, second = (_in_words(flag, value) for value in values)
         with_value = f"with {flag} "
-        parts.append(f"{one}, not {other.removeprefix(with_value) if one.startswith(with_value) else other}")
+        parts.append(f"{first}, not {second.removeprefix(with_value) if first.startswith(with_value) else second}")
     return " and ".join(parts)
 
 
-def _given(flag: str, value: Any) -> str:
+def _in_words(flag: str, value: Any) -> str:
     if value is None or value is False or value == "":
         return f"without {flag}"
     return f"with {flag}" if value is True else f"with {flag} {value}"
@@ -158,8 +159,8 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
         return
     # With --encoder-layers-to-keep, the layers that are dropped do not count.
     layers = {side.side: side.kept_layers for side in read(_completed(own)).sides if side.layers_to_keep}
-    different = differences(meaning(trained, layers), meaning(own, layers))
-    unreadable = [each for each in different if each.name in OF_WEIGHTS]
+    different = option_differences(meaning(trained, layers), meaning(own, layers))
+    unreadable = [difference for difference in different if difference.name in OF_WEIGHTS]
     if unreadable or (different and not is_meant):
         first = (unreadable or different)[0]
         start = f", or start another training from it, in another --save-dir, with --finetune-from-model {path}"

@@ -11,21 +11,21 @@ from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
 
-from ..checkpoints import option as option_of
+from ..checkpoints import option_value
 from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
 from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, flag_of, of_encodings
 from .layer_numbers import numbers_of
-from .sides import of_sides, sides_of
+from .sides import model_sides, options_of_sides
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 def value_of(args: Any, name: str, option: Option) -> Any:
     """Return the value of the option *name* in *args*, or its default; raise an InputError if it is not allowed."""
-    value, flag = option_of(args, name), flag_of(name)
+    value, flag = option_value(args, name), flag_of(name)
     value = option.default if value is None else value
     if value is None:
         return None
@@ -45,14 +45,14 @@ def values_of(args: Any, options: Mapping[str, Option]) -> dict[str, Any]:
     return {name: value_of(args, name, option) for name, option in options.items()}
 
 
-def of_side(values: Mapping[str, Any], name: str, side: str) -> Any:
+def side_value(values: Mapping[str, Any], name: str, side: str) -> Any:
     """Return the value of the option *name* for *side*: that of the side if it is given, and of both sides if not."""
     return values.get(f"{side}_{name}") or values.get(name)
 
 
 def flag_of_side(args: Any, name: str, side: str) -> str:
     """Return the flag in *args* that gives *side* its value of the option *name*."""
-    return flag_of(f"{side}_{name}" if option_of(args, f"{side}_{name}") else name)
+    return flag_of(f"{side}_{name}" if option_value(args, f"{side}_{name}") else name)
 
 
 def inner_width(width: int) -> int:
@@ -138,11 +138,11 @@ class ModelOptions:
 
     @property
     def encoder(self) -> SideOptions:
-        return next(each for each in self.sides if each.side == "encoder")
+        return next(side for side in self.sides if side.side == "encoder")
 
     @property
     def decoder(self) -> SideOptions:
-        return next(each for each in self.sides if each.side == "decoder")
+        return next(side for side in self.sides if side.side == "decoder")
 
     @property
     def has_both_sides(self) -> bool:
@@ -160,7 +160,7 @@ def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:
 
 def rotates_cross_attention(args: Any) -> bool:
     """Return whether cross-attention in *args*, options of any model, has RoPE."""
-    return is_ours(args) and option_of(args, "cross_attention_positions") == "rope"
+    return is_ours(args) and option_value(args, "cross_attention_positions") == "rope"
 
 
 def encodings_of(args: Any) -> dict[str, str]:
@@ -170,23 +170,25 @@ def encodings_of(args: Any) -> dict[str, str]:
     raises an InputError.
     """
     if is_ours(args):
-        values = {name: option_of(args, name) for name in OF_POSITIONS}
-        given = {side: of_side(values, "position_encoding", side) for side in sides_of(args)}
-        names = {side: DEFAULT if name is None else str(name) for side, name in given.items()}
+        values = {name: option_value(args, name) for name in OF_POSITIONS}
+        chosen = {side: side_value(values, "position_encoding", side) for side in model_sides(args)}
+        names = {side: DEFAULT if name is None else str(name) for side, name in chosen.items()}
         for side, name in names.items():
             if name not in ENCODINGS:
                 flag = flag_of_side(args, "position_encoding", side)
                 own = "if your own user dir adds it, give that as --user-dir"
                 raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}; {own}")
         return names
-    if option_of(args, "no_token_positional_embeddings"):
-        return dict.fromkeys(sides_of(args), "none")
-    return {side: "learned" if option_of(args, f"{side}_learned_pos") else "sinusoidal" for side in sides_of(args)}
+    if option_value(args, "no_token_positional_embeddings"):
+        return dict.fromkeys(model_sides(args), "none")
+    return {
+        side: "learned" if option_value(args, f"{side}_learned_pos") else "sinusoidal" for side in model_sides(args)
+    }
 
 
 def is_ours(args: Any) -> bool:
     """Return whether *args* are options of our models, and not of fairseq's."""
-    return any(option_of(args, name) is not None for name in ("rope_base", *OF_POSITIONS))
+    return any(option_value(args, name) is not None for name in ("rope_base", *OF_POSITIONS))
 
 
 def read(args: Any) -> ModelOptions:
@@ -196,7 +198,7 @@ def read(args: Any) -> ModelOptions:
     A value that is not allowed raises an InputError.
     """
     encodings = encodings_of(args)
-    used = of_sides({**used_options(args, encodings), **OF_BLOCK}, list(encodings))
+    used = options_of_sides({**used_options(args, encodings), **OF_BLOCK}, list(encodings))
     values = values_of(args if is_ours(args) else {}, used)
     sides = tuple(_side(args, side, name, values) for side, name in encodings.items())
     return ModelOptions(
@@ -212,18 +214,18 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
     defaults = TransformerConfig()
 
     def size(name: str) -> Any:
-        value = option_of(args, f"{side}_{name}")
+        value = option_value(args, f"{side}_{name}")
         return getattr(getattr(defaults, side), name) if value is None else value
 
     return SideOptions(
         side=side,
         encoding=encoding,
-        position={name: of_side(values, name, side) for name in ENCODINGS[encoding].options_of(side)},
+        position={name: side_value(values, name, side) for name in ENCODINGS[encoding].options_of(side)},
         embed_dim=size("embed_dim"),
         heads=size("attention_heads"),
         kv_heads=values[f"{side}_kv_heads"] or size("attention_heads"),
         ffn_embed_dim=size("ffn_embed_dim"),
-        **{name: of_side(values, name, side) for name in OF_BOTH_BLOCKS},
+        **{name: side_value(values, name, side) for name in OF_BOTH_BLOCKS},
         **{name: values[name] for name in OF_FEATURES},
         learned_pos=bool(size("learned_pos")),
         xformers_att_config=size("xformers_att_config"),
@@ -233,7 +235,7 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
     )
 
 
-def options_of(cfg: TransformerConfig) -> ModelOptions:
+def model_options(cfg: TransformerConfig) -> ModelOptions:
     """Return the options of the model that *cfg* describes: those that ``build_model`` has read, or read here."""
-    given = vars(cfg).get("model_options")
-    return given if isinstance(given, ModelOptions) else read(cfg)
+    options = vars(cfg).get("model_options")
+    return options if isinstance(options, ModelOptions) else read(cfg)

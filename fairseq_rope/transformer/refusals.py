@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..checkpoints import option as option_of
+from ..checkpoints import option_value
 from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from .flags import OF_FEATURES, flag_of, of_encodings, users_of
@@ -26,7 +26,7 @@ def refuse_encodings(args: Any, names: Mapping[str, str]) -> None:
             )
     used = used_options(args, names)
     for name in of_encodings():
-        value, users = option_of(args, name), users_of(name)
+        value, users = option_value(args, name), users_of(name)
         if name not in used and not (value is None or value is False or value == ""):
             encodings = " and ".join(f"{encoding} ({side})" for side, encoding in names.items())
             raise InputError(
@@ -34,26 +34,26 @@ def refuse_encodings(args: Any, names: Mapping[str, str]) -> None:
                 f"but by {' and '.join(users)}"
             )
     absolute = [side for side in names if ENCODINGS[names[side]].absolute]
-    if absolute and option_of(args, "no_token_positional_embeddings"):
+    if absolute and option_value(args, "no_token_positional_embeddings"):
         raise InputError(
             "--no-token-positional-embeddings contradicts the position encoding "
             f"{names[absolute[0]]} of the {absolute[0]}; drop the flag, or use --position-encoding none"
         )
 
 
-def refuse_unknown_names(given: Iterable[str], known: Iterable[str], place: str = "model") -> None:
-    """Raise an InputError for the first of the *given* keys of a configuration that is not *known*."""
-    names = sorted(known)
-    for name in given:
-        if name not in names:
-            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+def refuse_unknown_names(names: Iterable[str], known: Iterable[str], place: str = "model") -> None:
+    """Raise an InputError for the first of *names*, keys of a configuration, that is not *known*."""
+    known_names = sorted(known)
+    for name in names:
+        if name not in known_names:
+            nearest = difflib.get_close_matches(name, known_names, n=1, cutoff=0.5)
             hint = f"; the nearest name is {place}.{nearest[0]}" if nearest else ""
             raise InputError(f"{place}.{name}: neither fairseq nor fairseq-rope has an option of this name{hint}")
 
 
 def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
     """Raise a ValueError with one sentence if our self-attention does not support an option in *args*."""
-    if option_of(args, "cross_self_attention"):
+    if option_value(args, "cross_self_attention"):
         raise ValueError(
             "--cross-self-attention has no meaning with positions in self-attention: its keys are the encoder's output "
             "followed by the prefix, which share no positions; drop the flag"
@@ -70,7 +70,7 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
                 f"{scaling.flag} {scaling.text}: the frequencies of {scaling.rope_type} depend on the length of the "
                 "source, and a language model has none; use another rope_type"
             )
-        if scaling and option_of(args, "checkpoint_activations") and scaling.depends_on_length:
+        if scaling and option_value(args, "checkpoint_activations") and scaling.depends_on_length:
             # a layer that is computed again does not know the length of the source
             raise ValueError(
                 f"{scaling.flag} {scaling.text}: does not work with --checkpoint-activations, because the frequencies "
@@ -85,9 +85,9 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
         refuse_layers(side)
         if side.is_linear:
             refuse_with_linear_attention(args, side)
-    given = options.values.get("cross_kv_heads")
-    if given and getattr(args, "no_cross_attention", False):
-        raise ValueError(f"--cross-kv-heads {given}: has no use with --no-cross-attention; drop one of the two")
+    heads = options.values.get("cross_kv_heads")
+    if heads and getattr(args, "no_cross_attention", False):
+        raise ValueError(f"--cross-kv-heads {heads}: has no use with --no-cross-attention; drop one of the two")
     if options.cross_position is not None and getattr(args, "no_cross_attention", False):
         raise ValueError("--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two")
     if any(side.scale_glu_width for side in options.sides) and all(side.ffn_type != "glu" for side in options.sides):
@@ -99,12 +99,12 @@ def refuse_output(args: Namespace, decoder: SideOptions) -> None:
 
     With tied weights, fairseq does not project the output to another width.
     """
-    has_cutoff = bool(option_of(args, "adaptive_softmax_cutoff"))
-    if has_cutoff and option_of(args, "tie_adaptive_weights"):
+    has_cutoff = bool(option_value(args, "adaptive_softmax_cutoff"))
+    if has_cutoff and option_value(args, "tie_adaptive_weights"):
         raise ValueError("--tie-adaptive-weights: needs --adaptive-input, which translation models lack; drop the flag")
     shared = [] if has_cutoff else ["share_decoder_input_output_embed", "share_all_embeddings", "merge_src_tgt_embed"]
-    name = next((name for name in (*shared, "tie_adaptive_weights") if option_of(args, name)), None)
-    width = option_of(args, "decoder_output_dim")
+    name = next((name for name in (*shared, "tie_adaptive_weights") if option_value(args, name)), None)
+    width = option_value(args, "decoder_output_dim")
     if name is not None and isinstance(width, int) and width != decoder.embed_dim:  # not "${model.decoder.embed_dim}"
         raise ValueError(
             f"{flag_of(name)}: --decoder-output-dim {width} must be equal to --decoder-embed-dim {decoder.embed_dim}"
@@ -162,17 +162,17 @@ def refuse_layers(side: SideOptions) -> None:
 def refuse_unused_features(options: ModelOptions) -> None:
     """Raise a ValueError with one sentence if there are options of features that the attention does not have."""
     for name, option in OF_FEATURES.items():
-        of_favor, value = name != "feature_map", options.values[name]
-        used = any(side.uses_favor if of_favor else side.is_linear for side in options.sides)
+        needs_favor, value = name != "feature_map", options.values[name]
+        used = any(side.uses_favor if needs_favor else side.is_linear for side in options.sides)
         if value != option.default and not used:
-            needed = "--feature-map favor" if of_favor else "linear attention"
+            needed = "--feature-map favor" if needs_favor else "linear attention"
             raise ValueError(f"{flag_of(name)} {value}: is used with {needed} only; drop the flag")
 
 
 def refuse_with_linear_attention(args: Namespace, side: SideOptions) -> None:
     """Raise a ValueError with one sentence if linear attention cannot have the positions of *side*."""
     flag = f"{flag_of_side(args, 'attention_type', side.side)} linear"
-    possible = [name for name, each in ENCODINGS.items() if side.side in each.sides and not each.changes_scores()]
+    possible = [name for name, cls in ENCODINGS.items() if side.side in cls.sides and not cls.changes_scores()]
     if side.encoding not in possible:
         raise ValueError(
             f"{flag}: computes no scores of pairs, which the {side.side}'s position encoding {side.encoding} changes; "
@@ -194,7 +194,7 @@ def refuse_position(cfg: Any, side: SideOptions, position: PositionEncoding) -> 
         )
     # With activation checkpointing, the gradient of a shared parameter comes from each layer in a backward pass of its
     # own, and torch's DistributedDataParallel accepts one gradient of a parameter.
-    world_size, backend = (option_of(cfg, name) for name in ("distributed_world_size", "ddp_backend"))
+    world_size, backend = (option_value(cfg, name) for name in ("distributed_world_size", "ddp_backend"))
     several = (world_size or 1) > 1 and backend in ("pytorch_ddp", "c10d")
     shares_parameters = side.encoding_class.shared and any(True for _ in position.parameters())
     if several and shares_parameters and cfg.checkpoint_activations:

@@ -17,7 +17,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import DictConfig
 from torch import nn
 
-from ..checkpoints import option, options_of_task
+from ..checkpoints import option_value, options_of_task
 from ..positions import DistanceBias
 from ..positions.transformer_xl import TransformerXL
 from .defaults import as_namespace
@@ -63,10 +63,13 @@ class RobertaRopeModel(RobertaModel):
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
         args = as_namespace(args)
-        if option(args, "activation_fn") == "swish":
+        if option_value(args, "activation_fn") == "swish":
             raise ValueError("--activation-fn swish: is not an activation function of RoBERTa's head; use gelu")
-        of_task = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
-        lengths = (option(args, "max_positions"), *(option(of, "tokens_per_sample") for of in (args, of_task)))
+        task_options = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
+        lengths = (
+            option_value(args, "max_positions"),
+            *(option_value(options, "tokens_per_sample") for options in (args, task_options)),
+        )
         args.max_positions = next(filter(None, lengths), 512)
         args.max_source_positions = args.max_positions
         with with_options(args):
@@ -85,6 +88,6 @@ def refuse_pruning(args: Namespace, side: SideOptions) -> None:
         *(("mha_heads_to_keep", -1, {**of_heads, **encoding}), ("mha_reg_scale_factor", 0.0, of_heads)),
     )
     for name, off, excluded in rows:
-        value, other = getattr(args, name, off), next((flag for flag, given in excluded.items() if given), None)
+        value, other = getattr(args, name, off), next((flag for flag, is_used in excluded.items() if is_used), None)
         if value != off and other:
             raise ValueError(f"{flag_of(name)} {value}: fairseq's pruning does not know {other}; drop one of the two")

@@ -5,7 +5,7 @@ from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from ..checkpoints import option as option_of
+from ..checkpoints import option_value
 from ..positions.interface import SIDES, Option
 
 # the models with one side: fairseq's, and ours
@@ -17,17 +17,17 @@ ONE_SIDED = {
 
 def model_name(options: Any) -> str | None:
     """Return the model's name in *options*: "transformer_rope" for ``--arch transformer_rope_tiny``."""
-    arch = option_of(options, "arch") or option_of(options, "_name")
+    arch = option_value(options, "arch") or option_value(options, "_name")
     return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
 
 
-def sides_of(args: Any) -> tuple[str, ...]:
+def model_sides(args: Any) -> tuple[str, ...]:
     """Return the sides of the model that *args* name: encoder and decoder, or the only one."""
     only = ONE_SIDED.get(model_name(args) or "")
     return (only,) if only else SIDES
 
 
-def of_sides(options: Mapping[str, Option], sides: Sequence[str]) -> dict[str, Option]:
+def options_of_sides(options: Mapping[str, Option], sides: Sequence[str]) -> dict[str, Option]:
     """Return those of *options* that a model with these *sides* has; cross-attention needs both."""
-    missing = () if len(sides) == len(SIDES) else tuple(f"{each}_" for each in ("cross", *SIDES) if each not in sides)
+    missing = () if len(sides) == len(SIDES) else tuple(f"{side}_" for side in ("cross", *SIDES) if side not in sides)
     return {name: option for name, option in options.items() if not name.startswith(missing)}

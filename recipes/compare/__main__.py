@@ -25,6 +25,7 @@ try:
     from recipes.run import launch
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
+from fairseq_rope.metrics import load_tokeniser
 from recipes.compare.systems import System
 from recipes.pipeline.arguments import add_flags, check_start, describe_experiment
 from recipes.pipeline.check_flags import check_flags
@@ -32,7 +33,6 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
-from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import OF_DATA
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.command_line import RunParser, parse
@@ -77,7 +77,7 @@ class Comparison:
     def check(self) -> None:
         """Raise a StageError if the tokeniser, the launcher or fairseq does not take what the flags ask for."""
         check_files(self.baseline)  # the check that takes least time comes first
-        check_tokenize(self.baseline)
+        load_tokeniser(self.baseline.tokenize)
         checked = [self.experiments[name] for name in self._trained()]
         if self.tuning is not None:
             checked += [of_value[checked[0].system] for of_value in self.tuning.experiments.values()]
@@ -197,13 +197,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     tuned = None
     try:
         seeds = launch.seeds_of(args.seeds)
-        launch.check(args)
+        launch.refuse_contradictions(args)
         compared, trained = systems.chosen(args)
         if args.tune:
             tuned = _tuning(parser, args, compared, train_flags)
         experiments = {system.name: _experiment(parser, args, system, train_flags) for system in compared}
         # Systems that need the model of another one come after it.
-        ordered = [experiments[system.name] for system in sorted(trained, key=lambda one: bool(one.of))]
+        ordered = [experiments[system.name] for system in sorted(trained, key=lambda system: bool(system.of))]
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
@@ -254,7 +254,7 @@ def _tuning(
     experiments = {}
     for value in values:
         with_value = argparse.Namespace(**{**vars(args), "set": [*args.set, f"{setting}={value}"]})
-        experiments[value] = {each.name: _experiment(parser, with_value, each, train_flags) for each in compared}
+        experiments[value] = {system.name: _experiment(parser, with_value, system, train_flags) for system in compared}
     tuned = Tuning(setting, experiments)
     tuned.check()
     return tuned

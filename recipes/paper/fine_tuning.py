@@ -94,8 +94,8 @@ def flags_of_model(flags: str) -> str:
     RobertaRopeModel.add_args(parser)
     words = shlex.split(flags)
     _, others = parser.parse_known_args(words)
-    kept = [word for word in words if not (others and word == others[0] and others.pop(0))]
-    return shlex.join(kept)
+    of_model = [word for word in words if not (others and word == others[0] and others.pop(0))]
+    return shlex.join(of_model)
 
 
 def rows(path: Path, task: Task, passage: int | None) -> list[list[str]]:

@@ -29,7 +29,9 @@ KINDS = {"model": str, "training": str}
 
 def run_study(study: Study) -> None:
     args = study.args
-    possible = [name for name, each in ENCODINGS.items() if "decoder" in each.sides and not each.changes_scores()]
+    possible = [
+        name for name, encoding in ENCODINGS.items() if "decoder" in encoding.sides and not encoding.changes_scores()
+    ]
     if set(study.encodings) - set(possible):
         raise InputError(f"--encodings {args.encodings}: linear attention can only have {', '.join(possible)}")
     if bool(args.enwik8) == bool(args.data_dir):

@@ -133,7 +133,7 @@ def main(
     args, flags = parse(parser, sys.argv[1:] if words is None else words)
     name = parser.prog.rpartition(".")[2]
     with ending_in_one_sentence(parser.prog):
-        launch.check(args)
+        launch.refuse_contradictions(args)
         seeds = launch.seeds_of(args.seeds)
         settings = read_settings(args.settings, name, kinds)
         encodings = args.encodings.split(",")
@@ -168,7 +168,7 @@ def read_settings(path: Path, name: str, kinds: Mapping[str, type]) -> dict[str,
 
 def existing(flag: str, path: Path) -> Path:
     """*path*, or the gzipped file of that name with ``.gz``. Raises an InputError if neither is a file."""
-    for each in (path, path.with_name(f"{path.name}.gz")):
-        if each.is_file():
-            return each
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.is_file():
+            return candidate
     raise InputError(f"{flag}: {path} is not a file")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_rope.metrics import load_tokeniser
 from recipes.pipeline.arguments import add_flags, called, describe_experiment
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.fairseq_train import check_devices, warning
@@ -13,7 +14,7 @@ from recipes.pipeline.listing import model_table
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings, read_settings
 from recipes.pipeline.stage01_fetch import check_files
-from recipes.pipeline.stage10_score import check_tokenize, report
+from recipes.pipeline.stage10_score import print_report
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
 from recipes.run.command_line import RunParser, parse
 from recipes.run.lock import locked_when_free
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             experiment.sharing  # noqa: B018  refuses an old model of other sizes
             runner.refuse_stale_inputs(*chosen)
             if SCORE in chosen:
-                check_tokenize(experiment)
+                load_tokeniser(experiment.tokenize)
             if TRAIN in chosen:
                 resumed = TRAIN.resumed(experiment)
                 check_devices(experiment, resumed)
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for stage in chosen:
                 runner.ensure(stage)
         if SCORE in chosen and not experiment.dry_run:
-            report(experiment)
+            print_report(experiment)
         elif AVERAGE in chosen and not experiment.settings.test_files:
             print(f"test_files is empty, so the model has no score: {experiment.averaged}", flush=True)
 

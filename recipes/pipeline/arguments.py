@@ -65,10 +65,10 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     settings = read_settings(folder / "settings.yaml", args.set)
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     check_values(settings)
-    for each in (own, settings):
+    for values in (own, settings):
         for name in ("start_checkpoint", "start_data"):
-            if getattr(each, name):
-                setattr(each, name, str(Path(getattr(each, name)).expanduser().resolve()))
+            if getattr(values, name):
+                setattr(values, name, str(Path(getattr(values, name)).expanduser().resolve()))
     usual_bpe = _usual_bpe(settings, args.bpe)
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
@@ -153,10 +153,10 @@ def _settings_for(names: Sequence[str], experiment: Experiment) -> str:
     """The flags that name the pairs among the files *names*, as far as the names say which sets they are."""
     source, target = (f"(?<![A-Za-z]){re.escape(lang)}(?![A-Za-z])" for lang in (experiment.source, experiment.target))
     templates = [re.sub(source, "{lang}", name) for name in names if re.search(source, name)]
-    pairs = [each for each in templates if each.replace("{lang}", experiment.target) in names]
+    pairs = [template for template in templates if template.replace("{lang}", experiment.target) in names]
     flags = []
     for name, pattern in {"train": "train", "valid": "val|dev", "test": "test"}.items():
-        fitting = [each for each in pairs if re.search(pattern, each, re.IGNORECASE)]
+        fitting = [template for template in pairs if re.search(pattern, template, re.IGNORECASE)]
         template = fitting[0] if fitting else "NAME.{lang}"
         needs_quotes = re.search(r"[\s'\"\\]", template)  # the setting is split as by a shell
         value = shlex.quote(template) if needs_quotes else template
@@ -198,15 +198,15 @@ def _fits(manifest: Path, experiment: Experiment) -> bool:
     return not unknown
 
 
-def _recipe(given: str) -> str:
+def _recipe(name: str) -> str:
     """The name of a recipe in recipes/, or the absolute path of another folder with settings.yaml."""
     recipes = ROOT / "recipes"
-    for folder in (recipes / given, Path(given)):
+    for folder in (recipes / name, Path(name)):
         if (folder / "settings.yaml").is_file():
             folder = folder.resolve()
             return folder.name if folder.parent == recipes else str(folder)
     known = ", ".join(sorted(path.parent.name for path in recipes.glob("*/settings.yaml")))
-    raise argparse.ArgumentTypeError(f"{given} must be a folder with settings.yaml, or one of {known}")
+    raise argparse.ArgumentTypeError(f"{name} must be a folder with settings.yaml, or one of {known}")
 
 
 def called(recipe: str, words: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def parse_commands(words: Sequence[str]) -> None:
             args = options.parse_args_and_arch(parser)
             replaced = _replaced_sizes(arch, args)
             if replaced:
-                print(f"{WARNING}--arch {arch}: the settings replace its own {replaced}; change the settings", flush=True)
+                print(f"{WARNING}--arch {arch}: the settings replace its own {replaced}", flush=True)
             sys.argv = shlex.split(generate)
             options.parse_args_and_arch(options.get_generation_parser())
             print(PARSED, flush=True)

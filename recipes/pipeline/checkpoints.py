@@ -39,7 +39,7 @@ def check_limit(experiment: Experiment) -> None:
     allowed = getattr(experiment.settings, limit)
     if allowed and numbers and numbers[-1] > allowed:
         earlier = experiment.model / "earlier"
-        kept = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
+        shorter = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
         trained = f"is already trained for {numbers[-1]} {limit[4:]}, beyond {limit}={allowed}"
-        instead = f"set {limit}={numbers[-1]}, or train another model with --name NAME{kept}"
+        instead = f"set {limit}={numbers[-1]}, or train another model with --name NAME{shorter}"
         raise StageError(f"stage 7 (train): {experiment.checkpoints} {trained}: {instead}")

@@ -84,7 +84,7 @@ class Experiment(Run):
         corpora = []
         for template, *references in self.settings.templates(name):
             source, target = self.sides(template)
-            corpora.append((source, target, *(self.sides(one)[1] for one in references)))
+            corpora.append((source, target, *(self.sides(reference)[1] for reference in references)))
         return corpora
 
     def sides(self, template: str) -> tuple[str, str]:

@@ -121,8 +121,8 @@ def command(experiment: Experiment, gpus: int, number_format: str) -> str:
         saved += " --no-epoch-checkpoints"
     start = f"--finetune-from-model {quoted(experiment.start_copy)} " if experiment.start_checkpoint else ""
     device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
-    given = number_format == "fp32" or precision.flag_in(s.fairseq_train_flags)
-    flag = "" if given else f"{quoted(f'--{number_format}')} "
+    needs_no_flag = number_format == "fp32" or precision.flag_in(s.fairseq_train_flags)
+    flag = "" if needs_no_flag else f"{quoted(f'--{number_format}')} "
     return (
         f"fairseq-train {quoted(experiment.data_bin)} {experiment.languages} "
         f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} {experiment.sharing}{start}"

@@ -23,8 +23,8 @@ def check_lengths(
     Training lines over LONGEST are allowed: fairseq skips and reports them.
     """
     room_to_train = "-positions" in experiment.settings.fairseq_train_flags
-    given = [name for name in sets if name != "test" or experiment.settings.test_files]
-    for path in experiment.texts(experiment.in_subwords, given):
+    existing = [name for name in sets if name != "test" or experiment.settings.test_files]
+    for path in experiment.texts(experiment.in_subwords, existing):
         if not path.exists():  # the user removed it after stage 6 to save space
             continue
         roomy = has_room(experiment) if path.stem == "test" else room_to_train

@@ -58,9 +58,7 @@ class Settings:
     vocab_size: int = _setting(37000, "size of the subword vocabulary of both languages together", 1, names_model=True)
     segment_tokens: int = _setting(0, _SEGMENTS, 0, names_model=True)
     segment_share: float = _setting(0.5, "share of the training sentences in segments", 0, 1, names_model=True)
-    start_checkpoint: str = _setting(
-        "", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True
-    )
+    start_checkpoint: str = _setting("", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True)
     start_data: str = _setting("", "folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
     layers: int = _learnt(6, "number of encoder layers, and of decoder layers", 1)

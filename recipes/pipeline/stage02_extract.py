@@ -36,7 +36,7 @@ class Extract(TranslationStage):
     ) -> None:
         """Write the set *name*, with *references* in place of the targets of *templates*."""
         places = quoted(*(_place(experiment, template, 0) for template in templates))
-        further = "".join(f" --reference {quoted(_place(experiment, one, 1))}" for one in references)
+        further = "".join(f" --reference {quoted(_place(experiment, reference, 1))}" for reference in references)
         shell.tool(
             f"python -m recipes.text.extract {experiment.languages}{experiment.unit.flag} "
             f"--output {quoted(experiment.work / 'raw' / name)} {places}{further}",
@@ -45,8 +45,8 @@ class Extract(TranslationStage):
         source, target = experiment.texts("raw", [name])
         if not experiment.dry_run and filecmp.cmp(source, target, shallow=False):
             setting = f"{name.partition('.')[0]}_files"
-            given = getattr(experiment.settings, setting)
-            raise self.error(f"{setting}={given}: {source.name} and {target.name} are equal")
+            value = getattr(experiment.settings, setting)
+            raise self.error(f"{setting}={value}: {source.name} and {target.name} are equal")
 
     def check_documents(self, experiment: Experiment, sets: Sequence[str]) -> None:
         """Raise a StageError if the text has documents, and a line of one of *sets* is blank on one side only."""

@@ -104,5 +104,5 @@ def translate(
             f"--subwords {quoted(experiment.data_bin / experiment.subwords)}{moses}"
         )
     else:
-        given = f"--generated {quoted(generated)} --source {quoted(source)}"
-        shell.tool(f"python -m recipes.text.translations {given} --output {quoted(hypotheses)}")
+        inputs = f"--generated {quoted(generated)} --source {quoted(source)}"
+        shell.tool(f"python -m recipes.text.translations {inputs} --output {quoted(hypotheses)}")

@@ -7,13 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of
-from fairseq_rope.metrics import load_tokeniser
 from fairseq_rope.text.languages import language
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.translation_stage import TranslationStage
-from recipes.run.run import StageError
 from recipes.run.shell import Shell, quoted, say
 from recipes.text.segments import Divided
 
@@ -65,15 +62,7 @@ def join_documents(experiment: Experiment, shell: Shell, hypotheses: Path, outpu
     shell.tool(f"python -m recipes.text.segments documents {files}")
 
 
-def check_tokenize(experiment: Experiment) -> None:
-    """Raise a StageError if sacreBLEU's tokeniser cannot be loaded. Loading downloads those of flores."""
-    try:
-        load_tokeniser(experiment.tokenize)
-    except InputError as error:
-        raise StageError(str(error)) from None
-
-
-def report(experiment: Experiment) -> None:
+def print_report(experiment: Experiment) -> None:
     """Print five translations, the paths of the files, the scores, and sacreBLEU as the last line."""
     files = (experiment.test_source, experiment.hypotheses, experiment.test_references[0])
     columns = [list(lines_of(str(path))) for path in files]

@@ -51,7 +51,7 @@ def read_sharing(settings: Settings, arch: str, path: Path, dictionaries: list[P
 def _refuse_other_options(settings: Settings, arch: str, path: Path, options: Any) -> None:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    from fairseq_rope.transformer.meaning import FUNCTION, OF_WEIGHTS, differences, in_words, meaning
+    from fairseq_rope.transformer.meaning import FUNCTION, OF_WEIGHTS, in_words, meaning, option_differences
 
     for name, option in SIZES.items():
         own = getattr(settings, name)
@@ -67,11 +67,11 @@ def _refuse_other_options(settings: Settings, arch: str, path: Path, options: An
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     flags, _ = parser.parse_known_args(shlex.split(settings.fairseq_train_flags))
     sizes = {f"{side}_{option}": getattr(settings, name) for name, option in SIZES.items() for side in SIDES}
-    given = {name: value for name, value in vars(flags).items() if value is not None}
-    own = argparse.Namespace(**{**sizes, **given, "arch": arch})
+    asked = {name: value for name, value in vars(flags).items() if value is not None}
+    own = argparse.Namespace(**{**sizes, **asked, "arch": arch})
     # The position encodings may differ, and read_sharing says which embeddings are shared.
     compared = {name for name in (*FUNCTION, *OF_WEIGHTS) if "share" not in name and not name.startswith("merge_")}
-    for difference in differences(meaning(options), meaning(own)):
+    for difference in option_differences(meaning(options), meaning(own)):
         if difference.name in compared:
             words = in_words([difference])
             raise SettingsError(f"--set start_checkpoint={path}: was trained {words}; change fairseq_train_flags")

@@ -67,33 +67,33 @@ def add_flags(parser: argparse.ArgumentParser, seeds: int) -> None:
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=further + command)
 
 
-def check(args: argparse.Namespace) -> None:
+def refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise a SettingsError if the flags contradict each other."""
     if args.jobs is not None and args.jobs < 1:
         raise SettingsError(f"--jobs {args.jobs}: must be 1 or more")
     for flag, value in (("--slurm-partition", args.slurm_partition), ("--slurm", " ".join(args.slurm))):
         if value and args.launcher != "slurm":
             raise SettingsError(f"{flag} {value}: needs --launcher slurm")
-    for given in args.slurm:
-        if "=" not in given:
-            raise SettingsError(f"--slurm {given}: must have the form KEY=VALUE")
-        if given.startswith("additional_parameters="):
+    for parameter in args.slurm:
+        if "=" not in parameter:
+            raise SettingsError(f"--slurm {parameter}: must have the form KEY=VALUE")
+        if parameter.startswith("additional_parameters="):
             dictionary = "submitit's additional_parameters is a dictionary, and not a flag here"
-            raise SettingsError(f"--slurm {given}: {dictionary}")
+            raise SettingsError(f"--slurm {parameter}: {dictionary}")
     if args.launcher == "slurm":
-        minutes = [given.partition("=")[2] for given in args.slurm if given.startswith("time=")]
+        minutes = [parameter.partition("=")[2] for parameter in args.slurm if parameter.startswith("time=")]
         if not minutes:
             raise SettingsError("--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes")
         if not re.fullmatch("[1-9][0-9]*", minutes[-1]):
             raise SettingsError(f"--slurm time={minutes[-1]}: must be a number of minutes, 1 or more")
 
 
-def seeds_of(given: str) -> range:
-    """The seeds of N, which are 1 to N, or of FIRST-LAST. Raises a SettingsError if *given* is something else."""
-    numbers = re.fullmatch(r"(?:([1-9]\d*)-)?(\d+)", given)
+def seeds_of(words: str) -> range:
+    """The seeds of N, which are 1 to N, or of FIRST-LAST. Raises a SettingsError if *words* is something else."""
+    numbers = re.fullmatch(r"(?:([1-9]\d*)-)?(\d+)", words)
     seeds = range(int(numbers[1] or 1), int(numbers[2]) + 1) if numbers else range(0)
     if not seeds:
-        raise SettingsError(f"--seeds {given}: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more")
+        raise SettingsError(f"--seeds {words}: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more")
     return seeds
 
 
@@ -154,7 +154,7 @@ def outcomes(
     if args.launcher == "local" and (args.jobs or 1) == 1:
         took: list[float] = []
         for number, run in enumerate(runs):
-            left = time_left(took, sum(one.model in untrained for one in runs[number:]))
+            left = time_left(took, sum(waiting.model in untrained for waiting in runs[number:]))
             print(f"== run {number + 1} of {len(runs)}: {run.title}{left}", flush=True)
             begun = time.monotonic()
             failure = run_stages(run, stages_of, program)
@@ -208,8 +208,8 @@ def slurm_executor(args: argparse.Namespace, run: Run) -> submitit.SlurmExecutor
     Raises a StageError if this machine has no SLURM, or if submitit does not know a parameter.
     """
     parameters: dict[str, Any] = {}
-    for given in args.slurm:
-        key, _, value = given.partition("=")
+    for parameter in args.slurm:
+        key, _, value = parameter.partition("=")
         if key in ("setup", "teardown"):
             parameters.setdefault(key, []).append(value)
         elif key == "srun_args":
@@ -226,8 +226,8 @@ def slurm_executor(args: argparse.Namespace, run: Run) -> submitit.SlurmExecutor
         executor = submitit.SlurmExecutor(folder=_job_folder(run))
         executor.update_parameters(**parameters)
     except (ValueError, TypeError, NameError, RuntimeError) as error:
-        given = f"--launcher slurm --slurm {' '.join(args.slurm)}"
-        raise StageError(f"{given}: {' '.join(str(error).split())}") from None
+        flags = f"--launcher slurm --slurm {' '.join(args.slurm)}"
+        raise StageError(f"{flags}: {' '.join(str(error).split())}") from None
     return executor
 
 
@@ -279,7 +279,7 @@ def _submitted(
         while waiting or running:
             while len(running) < jobs:
                 place = next(place for place in itertools.count() if place not in running)
-                ready = _first_ready(waiting, [one.run for one in running.values()])
+                ready = _first_ready(waiting, [submitted.run for submitted in running.values()])
                 if ready is None:
                     break
                 try:
@@ -300,21 +300,21 @@ def _submitted(
                 print(f"== {ready.title}: begun, {number}, log: {job.paths.stdout}", flush=True)
                 running[place] = _Running(ready, job, time.time(), time.time())
             time.sleep(1)
-            for place, one in list(running.items()):
-                failure = _failure(one)
+            for place, submitted in list(running.items()):
+                failure = _failure(submitted)
                 if failure is not None:
                     del running[place]
-                    seconds = time.time() - one.begun
-                    if one.run.model in untrained and not failure:
+                    seconds = time.time() - submitted.begun
+                    if submitted.run.model in untrained and not failure:
                         took.append(seconds)
                     ended = f"failed: {failure}" if failure else "done"
                     number = f"{len(runs) - len(waiting) - len(running)} of {len(runs)} runs have ended"
-                    since = [time.time() - each.begun for each in running.values() if each.run.model in untrained]
+                    since = [time.time() - job.begun for job in running.values() if job.run.model in untrained]
                     left = time_left(took, sum(run.model in untrained for run in waiting), since, jobs)
-                    print(f"== {one.run.title}: {ended}, {seconds:.0f} s; {number}{left}", flush=True)
-                    yield one.run, failure
+                    print(f"== {submitted.run.title}: {ended}, {seconds:.0f} s; {number}{left}", flush=True)
+                    yield submitted.run, failure
     finally:
-        _cancel([one.job for one in running.values()])
+        _cancel([submitted.job for submitted in running.values()])
 
 
 def _cancel(jobs: Sequence[submitit.Job[str]]) -> None:
@@ -332,16 +332,16 @@ def _first_ready(waiting: Sequence[Any], running: Sequence[Any]) -> Any:
     return next((run for run in waiting if not run.training_of or run.training.model not in trainings), None)
 
 
-def _failure(one: _Running) -> str | None:
+def _failure(submitted: _Running) -> str | None:
     """Why the job has failed, or "" if it has not; None if it has not ended."""
-    job = one.job
+    job = submitted.job
     if job.done():
         if job.exception() is None:
             return str(job.result())
         return f"its process ended without a result (log: {job.paths.stdout})"
-    if time.time() - one.listed < UNLISTED:
+    if time.time() - submitted.listed < UNLISTED:
         return None
-    one.listed = time.time()
+    submitted.listed = time.time()
     if job.done(force_check=True) or job.state != "UNKNOWN":
         return None
     if _in_queue(job.job_id):

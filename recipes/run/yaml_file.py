@@ -36,11 +36,9 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml_file(path: Path, where: str) -> Any:
-    """The contents of *path*, as :func:`read_yaml` reads them. An error of reading is a SettingsError, too."""
+    """The contents of *path*, as :func:`read_yaml` reads them. Raises an InputError if it cannot be read or decoded."""
     try:
         text = decode(path.read_bytes(), where)
     except OSError as error:
         raise SettingsError(f"{where}: {error.strerror}") from None
-    except InputError as error:
-        raise SettingsError(str(error)) from None
     return read_yaml(text, where)

@@ -25,6 +25,7 @@ from recipes.pipeline.__main__ import build_parser
 from recipes.pipeline.arguments import describe_experiment
 from recipes.run import shell
 from recipes.run.command_line import parse
+from tests import forked_programs
 from tests.commands import ROOT
 
 # With another precision, processes that tests start would depend on the machine.
@@ -76,6 +77,7 @@ def run_here(words, stop_before=None, main=pipeline.main):
 
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shell, "run_logged", in_this_process)
+        patch.setattr(shell, "PROGRAMS", forked_programs.folder())
         patch.setattr(os, "cpu_count", lambda: 1)
         patch.chdir(ROOT)  # where the commands run
         patch.setattr(pipeline, "check_flags", lambda _: None)

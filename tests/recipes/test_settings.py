@@ -10,14 +10,14 @@ from dataclasses import asdict
 import pytest
 import yaml
 
+from fairseq_rope.errors import InputError
+from fairseq_rope.metrics import load_tokeniser
 from recipes.pipeline import stage09_translate
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.arguments import called
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
-from recipes.pipeline.stage10_score import check_tokenize
 from recipes.pipeline.stages import SCORE, STAGES
-from recipes.run.run import StageError
 from recipes.run.runner import Runner, write_down
 from recipes.run.yaml_file import SettingsError
 from tests.commands import LIMIT, ROOT
@@ -82,13 +82,14 @@ def test_help_describes_every_setting(capsys):
     assert re.findall(r"^  (\w+) \(\w+", printed, re.MULTILINE) == list(FIELDS)
     for line in (
         "target_lang (str, a language's code, like en or pt-BR; required): code of the target language",
-        "normalise_punctuation (str, one of none, source, target, both; default: none): sides with normalised punctuation",
+        "max_words (int, 1 or more; default: 250): remove training pairs with a longer side, in words",
         "dropout (float, 0 to 1; default: 0.1): probability of dropout",
         "beam (int, 1 or more; default: 4): beam size",
-        "export_shortlist (bool, true or false; default: false): whether stage 11 builds a shortlist, for which it needs eflomal",
+        "export_quantization (str, one of float32, int8, ",
+        "export_shortlist (bool, true or false; default: false): whether stage 11 builds a shortlist, ",
         'fairseq_train_flags (str; default: ""): more flags for fairseq-train',
     ):
-        assert f"  {line}\n" in printed
+        assert f"\n  {line}" in printed
 
 
 @pytest.mark.parametrize(
@@ -221,9 +222,9 @@ def test_a_requested_tokeniser_is_loaded_before_the_first_stage(monkeypatch):
 
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", no_network)
     monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", "/nowhere")
-    with pytest.raises(StageError, match="--tokenize flores200: .*no network"):
-        check_tokenize(experiment)
-    check_tokenize(described("target_lang=zh"))
+    with pytest.raises(InputError, match="--tokenize flores200: .*no network"):
+        load_tokeniser(experiment.tokenize)
+    load_tokeniser(described("target_lang=zh").tokenize)
 
 
 def test_the_score_uses_and_depends_on_the_tokeniser(capsys):

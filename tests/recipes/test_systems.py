@@ -198,7 +198,7 @@ def test_wrong_choices_of_systems_are_refused_by_name(tmp_path, text, flags, mes
 )
 def test_wrong_flags_of_the_launcher_are_refused_by_name(flags, message):
     with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
-        launch.check(build_parser().parse_args(["demo", *flags]))
+        launch.refuse_contradictions(build_parser().parse_args(["demo", *flags]))
 
 
 # -- runs -------------------------------------------------------------------------------------------

@@ -462,11 +462,11 @@ def test_the_packed_projection_equals_the_projection(rows):
     linear = torch.nn.Linear(16, 50, bias=False)
     projection, x = PackedProjection(), torch.randn(rows, 1, 16)
     with torch.no_grad():
-        packed = projection.of(linear)
+        packed = projection.packed_weight(linear)
         torch.testing.assert_close(project_packed(x, packed), linear(x), rtol=1e-5, atol=1e-6)
-        assert projection.of(linear) is packed, "it is packed once"
+        assert projection.packed_weight(linear) is packed, "it is packed once"
         linear.weight.data[3] *= 2.0
-        assert projection.of(linear) is not packed
-        torch.testing.assert_close(project_packed(x, projection.of(linear)), linear(x), rtol=1e-5, atol=1e-6)
-        assert projection.of(torch.nn.Linear(16, 50)) is None
-        assert projection.of(linear.double()) is None
+        assert projection.packed_weight(linear) is not packed
+        torch.testing.assert_close(project_packed(x, projection.packed_weight(linear)), linear(x), rtol=1e-5, atol=1e-6)
+        assert projection.packed_weight(torch.nn.Linear(16, 50)) is None
+        assert projection.packed_weight(linear.double()) is None

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import contextlib
 import errno
 import hashlib
 import json
@@ -78,7 +77,8 @@ def write(model, task, folder, quantization=None, change=lambda spec: None, **op
 
 def check(folder, model, task, quantization=None, force=False):
     reference = export_checks.Reference(model, task, beam=4, lenpen=0.6, max_len_b=50)
-    return export_checks.check_model(str(folder), reference, quantization, force)
+    target = export.CTranslate2(model, task, "model.pt", folder=str(folder))
+    return export_checks.check_model(target, reference, quantization, force)
 
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -233,9 +233,10 @@ def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task
 )
 def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_path, arch, encoding):
     model = build(arch, max_source_positions=3000, max_target_positions=3000, **encoding)
-    translator = ctranslate2.Translator(write(model, task, tmp_path / "model"))
+    target = export.CTranslate2(model, task, "model.pt", folder=write(model, task, tmp_path / "model"))
     pairs = [([task.source_dictionary.nspecial] * 2100, [task.target_dictionary.nspecial] * 1400)]
-    (actual,) = export_checks.exported_scores(translator, task, pairs)
+    (actual,), computed_in = target.score(list(export_checks.in_words(task, pairs)))
+    assert computed_in == "float32"
     (expected,) = export_checks.torch_scores(model, task, pairs)
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
 
@@ -708,8 +709,8 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path):
 @pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, MemoryError, signal.SIGTERM])
 def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monkeypatch, ended):
-    def ending(folder, *args):
-        assert os.path.exists(os.path.join(folder, "model.bin"))
+    def ending(target, *args):
+        assert os.path.exists(os.path.join(target.folder, "model.bin"))
         if ended is signal.SIGTERM:
             signal.raise_signal(ended)
         raise ended
@@ -804,29 +805,24 @@ def test_samples_have_all_lengths_and_are_deterministic(task):
 
 def test_validation_translations_are_compared_and_fairseq_searches_only_once(model, loaded, monkeypatch):
     checkpoint, task = loaded
+    target = export.CTranslate2(checkpoint, task, "model.pt", folder=str(model))
     with torch.no_grad():  # gives other translations
         checkpoint.decoder.layers[0].fc2.weight.neg_()
     reference = export_checks.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
-    same = export_checks.agreeing(str(model), reference)
+    monkeypatch.setitem(export_checks.BOUNDS, None, 1e9)
+    report = export_checks.check_model(target, reference, None)
     monkeypatch.setattr("fairseq.sequence_generator.SequenceGenerator", None)
-    assert export_checks.agreeing(str(model), reference) == same and same[0] < same[1] == 20
+    assert export_checks.check_model(target, reference, None) == report
+    same = int(re.search(r"(\d+) of 20 sentences of the validation set are translated", report)[1])
+    assert same < 20
 
 
-def test_each_sentence_of_a_segment_is_compared(monkeypatch):
-    class Served:
-        settings = {"segments": {"tokens": 9, "separator": "|"}}
-
-        @staticmethod
-        def search(sources):
-            return [[(line.split(), 0.0)] for line in ("a | x | c", "a b", "a | b", "a | b | c", "a |")]
-
-    monkeypatch.setattr(export_checks, "Translator", lambda folder, shortlist: contextlib.nullcontext(Served))
+def test_each_sentence_of_a_segment_is_compared():
+    translations = [line.split() for line in ("a | x | c", "a b", "a | b", "a | b | c", "a |")]
     # 2 of 3, 0 of 2, 2 of 2, 1 of 2 and 0 of 1 are the same
-    expected = ["a | b | c", "a | b", "a | b", "a | b c", "a"]
-    reference = SimpleNamespace(translations=[([], line.split()) for line in expected])
-    assert export_checks.agreeing("", reference) == (5, 10)
-    Served.settings = {"segments": None}
-    assert export_checks.agreeing("", reference) == (1, 5)
+    expected = [line.split() for line in ("a | b | c", "a | b", "a | b", "a | b c", "a")]
+    assert export_checks.agreeing(translations, expected, "|") == (5, 10)
+    assert export_checks.agreeing(translations, expected, "") == (1, 5)
 
 
 def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 from subword_nmt.learn_bpe import learn_bpe
 
-from fairseq_rope.serving import argos, package
+from fairseq_rope.serving import argos, export_checks, package
 from fairseq_rope.serving.argos import Package
 from fairseq_rope.serving.exported_folder import SETTINGS, checksum
 from fairseq_rope.text.tokens import Tokeniser
@@ -269,3 +269,24 @@ def test_a_package_with_sentencepiece_replaces_underscores(served, tmp_path):
     unpacked = Package(str(tmp_path))
     assert unpacked.tokens("a dog") == list("▁a▁dog")
     assert unpacked.plain(list("▁big_dog")) == "big dog"
+
+
+def test_a_package_scores_and_translates_as_the_checkpoint(served, loaded, tmp_path):
+    checkpoint, task = loaded
+    target = package.Argos(str(served), json.loads((served / SETTINGS).read_text()))
+    target.texts[argos.METADATA] = json.dumps({"from_code": "en", "to_code": "de"})
+    target.refuse()
+    target.write(str(tmp_path))
+    pairs = export_checks.validation_pairs(task)
+    words = list(export_checks.in_words(task, pairs))
+    for scores, expected in zip(target.score(words).log_probs, export_checks.torch_scores(checkpoint, task, pairs)):
+        assert scores == pytest.approx(expected, abs=1e-3)
+    sources = [source for source, _ in words]
+    translations = [target.package.plain(tokens) for tokens in target.translate(sources)]
+    assert translations == target.package.translate([" ".join(source)] for source in sources)
+
+
+def test_a_package_with_other_scores_than_its_model_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(export_checks.BOUNDS, None, -1.0)
+    assert refusal(run).startswith("the exported model's scores differ from those of the model by 0 per word at most")
+    assert list(tmp_path.iterdir()) == []

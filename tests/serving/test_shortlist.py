@@ -100,7 +100,7 @@ def test_candidates_are_the_most_frequent_ones_of_each_subword(aligner, tmp_path
     names = [([one], [other]) for one, other in (("a", "b"), ("a", "b"), ("b", "a"), ("a", "a"), ("c", "d"))]
     assert build(names, 1, 0).candidates == {"a": ["b", "a"], "b": ["a", "b"], "c": ["d"], "d": ["d"]}
     assert build(names, 9, 1, "e") == Shortlist(["b", "e"], {"a": ["a"], "b": ["a"], "c": ["d"], "d": ["d"]})
-    assert built.of(["a", "q"]) == {"x", "z"} and Shortlist([], {"a": ["x"]}).of(["a", "q"]) == {"x"}
+    assert built.targets_of(["a", "q"]) == {"x", "z"} and Shortlist([], {"a": ["x"]}).targets_of(["a", "q"]) == {"x"}
     assert coverage(Shortlist(["."], {"a": ["x"]}), [(["a"], ["x", "."]), (["q"], ["x", "."])]) == 75.0
     built.write(str(tmp_path / "vmap.txt"))
     assert (tmp_path / "vmap.txt").read_text() == "\tx\na\tz\nb\ty\ny\ty\nz\tz\n"

@@ -11,7 +11,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions.scaling import RopeScaling
 from fairseq_rope.transformer import options
 from fairseq_rope.transformer.flags import all_flags
-from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, differences, in_words, meaning
+from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, in_words, meaning, option_differences
 from tests.commands import train
 from tests.models import FOUR_HEADS
 
@@ -123,7 +123,7 @@ PAIRS = [
 @pytest.mark.parametrize("first, second, expected", PAIRS)
 def test_two_models_differ_in_what_changes_their_function(first, second, expected):
     one, other = (meaning(Namespace(**{"arch": "transformer_rope_tiny", **given})) for given in (first, second))
-    assert in_words(differences(one, other)) == expected
+    assert in_words(option_differences(one, other)) == expected
 
 
 def test_a_model_reads_each_option_once(task, monkeypatch):
