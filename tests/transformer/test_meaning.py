@@ -11,7 +11,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions.scaling import RopeScaling
 from fairseq_rope.transformer import options
 from fairseq_rope.transformer.flags import all_flags
-from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, option_differences, in_words, meaning
+from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, in_words, meaning, option_differences
 from tests.commands import train
 from tests.models import FOUR_HEADS
 
