@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..positions.cross_attention import query_positions
 from ..positions.interface import PositionEncoding
-from ..positions.rotary import RotaryEmbedding
-from ..positions.sharing import current_pass
-from .masks import aligned, is_causal, pad_scores
+from ..positions.rotary import RotaryEmbedding, rotate
+from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
+from .masks import aligned, assert_right_padded, is_right_padded, pad_scores
 
 
 def for_each_head(x: Tensor, heads: int) -> Tensor:
@@ -32,21 +32,6 @@ def matmul_by_group(x: Tensor, y: Tensor) -> Tensor:
     rows = x.size(1) // y.size(1) * x.size(2)
     product = torch.matmul(x.reshape(x.size(0), y.size(1), rows, x.size(3)), y)
     return product.view(x.size(0), x.size(1), x.size(2), y.size(3))
-
-
-def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, is_causal: bool = False
-) -> Tensor:
-    """Return the attention of *q* (B, H, T, D) to *k* and *v* (B, G, S, D): (B, H, T, D).
-
-    If *is_causal*, there is no *mask*, T = S, and a query attends to earlier positions and itself.
-    """
-    if q.size(1) != k.size(1) and q.device.type == "cpu":  # on GPUs, this excludes the kernel that takes a mask
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=True
-        )
-    k, v = for_each_head(k, q.size(1)), for_each_head(v, q.size(1))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
 
 
 class FusedAttention(MultiheadAttention):
@@ -67,7 +52,9 @@ class FusedAttention(MultiheadAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        result: str = "output",
+        need_weights: bool = False,
+        need_head_weights: bool = False,
+        before_softmax: bool = False,
         explicit: bool = False,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -75,19 +62,27 @@ class FusedAttention(MultiheadAttention):
 
         Args:
             mask: added to the scores; broadcasts to (B, H, T, S)
-            result: one of those of :func:`result_of`
-            explicit: whether weights are computed even if the result is only the output
-            is_causal: see :func:`fused_attention`
+            need_weights, need_head_weights, before_softmax: those of ``forward``; *before_softmax* comes first
+            explicit: whether weights are computed even if only the output is needed
+            is_causal: that there is no *mask*, T = S, and a query attends to earlier positions and itself
         """
+        only_output = not (need_weights or need_head_weights or before_softmax)
         weights: Tensor | None = None
         # A search has a new shape at each step, for which cuDNN's attention would be planned anew.
-        if result == "output" and not explicit and (q.size(2) > 1 or q.device.type == "cpu"):
-            attn = fused_attention(q, k, v, mask, self._dropout(), is_causal)  # (B, H, T, D)
+        if only_output and not explicit and (q.size(2) > 1 or q.device.type == "cpu"):
+            shares_keys = q.size(1) != k.size(1)
+            if shares_keys and q.device.type != "cpu":  # enable_gqa excludes the kernel for GPUs that takes a mask
+                k, v, shares_keys = for_each_head(k, q.size(1)), for_each_head(v, q.size(1)), False
+            drops = self.training or self.dropout_module.apply_during_inference
+            dropout = float(self.dropout_module.p) if drops else 0.0
+            attn = F.scaled_dot_product_attention(  # (B, H, T, D)
+                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=shares_keys
+            )
         else:
             scores = matmul_by_group(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
             if mask is not None:
                 scores = scores + mask
-            if result == "scores":
+            if before_softmax:
                 return scores.flatten(0, 1), for_each_head(v, self.num_heads).flatten(0, 1)
             wide = torch.float64 if q.dtype == torch.float64 else torch.float32
             weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
@@ -99,10 +94,10 @@ class FusedAttention(MultiheadAttention):
 
         # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
         attn = self.out_proj(attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim))
-        if result == "output" or weights is None:
+        if only_output or weights is None:
             return attn, None
         weights = weights.transpose(0, 1)  # (H, B, T, S)
-        return attn, weights if result == "head weights" else weights.mean(dim=0)
+        return attn, weights if need_head_weights else weights.mean(dim=0)
 
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         """Return what the masks (T, S) and (B, S) and positions add to scores: None, or broadcasting to (B, H, T, S).
@@ -135,8 +130,6 @@ class FusedAttention(MultiheadAttention):
         self, q: Tensor, keys: int, attn_mask: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor:
         """Return *q* (B, H, T, D), each query multiplied by the factor for its number of keys, S = *keys*."""
-        if self.average_length == 0.0:
-            return q
 
         def compute() -> Tensor:  # the factor of each query: (B or 1, 1, T, 1)
             attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
@@ -155,9 +148,6 @@ class FusedAttention(MultiheadAttention):
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
         return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
-
-    def _dropout(self) -> float:
-        return float(self.dropout_module.p) if self.training or self.dropout_module.apply_during_inference else 0.0
 
     def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
         return None
@@ -186,13 +176,6 @@ class FusedAttention(MultiheadAttention):
         raise TypeError(
             "torch.jit.script does not support fairseq-rope's models; use fairseq-rope export to serve them"
         )
-
-
-def result_of(need_weights: bool, need_head_weights: bool, before_softmax: bool) -> str:
-    """Return what ``forward`` has to return: "scores", or "output" and "weights" or "head weights"."""
-    if before_softmax:
-        return "scores"
-    return "head weights" if need_head_weights else "weights" if need_weights else "output"
 
 
 class SelfAttention(FusedAttention):
@@ -276,7 +259,8 @@ class SelfAttention(FusedAttention):
             key_padding_mask = self._append_prev_key_padding_mask(
                 key_padding_mask, cache.get("prev_key_padding_mask"), query.size(1), src_len=keys, static_kv=False
             )
-        q = self._scaled_by_length(q, keys, attn_mask, key_padding_mask)
+        if self.average_length:
+            q = self._scaled_by_length(q, keys, attn_mask, key_padding_mask)
         turned, k = self.position.queries_and_keys(q, k, offset)
 
         if incremental_state is not None:
@@ -285,20 +269,47 @@ class SelfAttention(FusedAttention):
             cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
             self._set_input_buffer(incremental_state, cache)
 
-        result, explicit = result_of(need_weights, need_head_weights, before_softmax), self.position.explicit_weights
-        if self.training and incremental_state is None and result == "output" and not explicit:
+        explicit = self.position.explicit_weights or need_weights or need_head_weights or before_softmax
+        if self.training and incremental_state is None and attn_mask is not None and not explicit:
             has_bias = getattr(self.position.bias, "__func__", None) is not PositionEncoding.bias
-            if not has_bias and is_causal(attn_mask, key_padding_mask, self._dropout(), self.right_padded):
+            if not has_bias and self._is_causal(attn_mask, key_padding_mask):
                 return self._attend(turned, k, v, None, is_causal=True)
-        mask = self._mask(attn_mask, key_padding_mask, q, k)
-        return self._attend(turned, k, v, mask, result, explicit)
+        mask = self._mask(attn_mask, key_padding_mask, q, k)  # None, or broadcasts to (B, H, T, S)
+        return self._attend(turned, k, v, mask, need_weights, need_head_weights, before_softmax, explicit)
+
+    def _is_causal(self, attn_mask: Tensor, key_padding_mask: Tensor | None) -> bool:
+        """Return whether the masks (T, T) and (B, T) only hide later positions from words; kernels then need no mask.
+
+        *attn_mask* must be the mask that the decoder made in this forward pass. Padding on the right is later than all
+        words. The outputs at padding differ, so this is for training, whose losses ignore them. On a GPU the host does
+        not read the padding. It relies on ``right_padded``, which the GPU checks without a wait. On one core of a CPU,
+        a training step of ``benchmarks/train.py``'s small model takes 2% less time at 30 words, and 7% less at 512.
+        """
+        if not torch.is_grad_enabled() or torch.jit.is_tracing():
+            return False
+        current = current_pass()
+        if not current.has(FUTURE_MASK, (attn_mask.size(0),), attn_mask):
+            return False
+        on_cpu = attn_mask.device.type == "cpu"
+        if on_cpu and self.dropout_module.p > 0:  # the CPU has no kernel for it, and would make the mask in each layer
+            return False
+        if saved_tensors_are_hooked():  # a checkpointed layer is computed again, outside the forward pass, with a mask
+            return False
+        if key_padding_mask is None:
+            return True
+        if on_cpu:
+            return current.shared("is right-padded", (key_padding_mask,), lambda: is_right_padded(key_padding_mask))
+        if self.right_padded:
+            current.shared("is asserted", (key_padding_mask,), lambda: assert_right_padded(key_padding_mask))
+        return self.right_padded
 
     def _projected(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of *query* (T, B, C), without positions."""
-        q, k = self._split_heads(self.q_proj(query)), self._split_heads(self.k_proj(query))
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (proj(query).unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3) for proj in projections)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, self._split_heads(self.v_proj(query))
+        return q, k, v
 
     def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
         return self.position.bias(q, k)
@@ -357,10 +368,11 @@ class CrossAttention(FusedAttention):
             if incremental_state is not None and (padding is None or padding.size(1) <= k.size(2)):
                 raise ValueError("a step of RoPE in cross-attention needs the target's padding: call extract_features")
             cos, sin = self._query_tables(self.rotary, padding, q.size(2), k.size(2), q.device)
-            q = self.rotary.rotated(q, cos, sin)
-        q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
+            q = rotate(q, cos, sin, self.rotary.interleaved)
+        if self.average_length:
+            q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
-        return self._attend(q, k, v, mask, result_of(need_weights, need_head_weights, before_softmax))
+        return self._attend(q, k, v, mask, need_weights, need_head_weights, before_softmax)
 
     @staticmethod
     def _query_tables(

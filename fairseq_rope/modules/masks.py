@@ -1,4 +1,4 @@
-"""Masks of attention's scores, in the form that torch's kernels need, and where a kernel needs none.
+"""Masks of attention's scores, in the form that torch's kernels need, and on which side padding is.
 
 Shapes: T target positions, S source positions (keys), B batch.
 """
@@ -6,8 +6,6 @@ Shapes: T target positions, S source positions (keys), B batch.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
 
 # What is added to the score of a padded key. It is not minus infinity, so that a row with only padding (the first rows
 # of a left-padded target) stays finite and no NaN reaches the gradients. It fits into float16.
@@ -31,32 +29,6 @@ def aligned(mask: Tensor) -> Tensor:
     """
     keys = mask.size(-1)
     return mask if keys % 8 == 0 else F.pad(mask, [0, 8 - keys % 8])[..., :keys]
-
-
-def is_causal(attn_mask: Tensor | None, key_padding_mask: Tensor | None, dropout: float, right_padded: bool) -> bool:
-    """Return whether the masks (T, T) and (B, T) only hide later positions from words; kernels then need no mask.
-
-    *attn_mask* must be the mask that the decoder made in this forward pass. Padding on the right is later than all
-    words. The outputs at padding differ, so this is for training, whose losses ignore them. On a GPU the host does not
-    read the padding. It relies on *right_padded*, which the GPU checks without a wait. On one core of a CPU, a training
-    step of ``benchmarks/train.py``'s small model takes 2% less time at 30 words, and 7% less at 512.
-    """
-    if attn_mask is None or not torch.is_grad_enabled() or torch.jit.is_tracing():
-        return False
-    if not current_pass().has(FUTURE_MASK, (attn_mask.size(0),), attn_mask):
-        return False
-    on_cpu = attn_mask.device.type == "cpu"
-    if on_cpu and dropout > 0:  # the CPU has no kernel for it, and would make the mask in each layer
-        return False
-    if saved_tensors_are_hooked():  # a checkpointed layer is computed again, outside the forward pass, with a mask
-        return False
-    if key_padding_mask is None:
-        return True
-    if on_cpu:
-        return current_pass().shared("is right-padded", (key_padding_mask,), lambda: is_right_padded(key_padding_mask))
-    if right_padded:
-        current_pass().shared("is asserted", (key_padding_mask,), lambda: assert_right_padded(key_padding_mask))
-    return right_padded
 
 
 def word_follows_padding(key_padding_mask: Tensor) -> Tensor:

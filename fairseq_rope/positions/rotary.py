@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fast_rotation
 from .interface import PositionEncoding
 from .rope_options import BASE, FRACTION, LAYOUTS, OPTIONS, refuse_values, rotary_dim
 from .scaling import RopeScaling
@@ -54,25 +53,29 @@ def rotary_tables(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Return *x* with every pair of its last dimension rotated by the angle of its position.
+    """Return *x* with every pair of its first d_r dimensions rotated by the angle of its position.
 
     The result is a new tensor of the shape and type of *x*. 16-bit input is rotated in float32, because products with
     bfloat16 tables are too inexact. float64 input is rotated in float64.
 
     Args:
-        x: (..., T, d_r)
+        x: (..., T, D); dimensions after the first d_r pass through unchanged
         cos, sin: (T, d_r / 2), float32
         interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
     """
-    wide = x if x.dtype == torch.float64 else x.float()
-    if interleaved:
-        pairs = wide.unflatten(-1, [-1, 2])  # (..., T, d_r / 2, 2)
-        x1, x2 = pairs[..., 0], pairs[..., 1]
-        turned = torch.stack([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1).flatten(-2)
-    else:
-        x1, x2 = wide.chunk(2, dim=-1)  # each (..., T, d_r / 2)
-        turned = torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1)
-    return turned.to(x.dtype)
+    dim = 2 * cos.size(-1)  # d_r
+    turning = x if x.size(-1) == dim else x[..., :dim]  # (..., T, d_r)
+    wide = turning if turning.dtype == torch.float64 else turning.float()
+    if interleaved:  # a pair is a complex number, and cos + i sin rotates it
+        if wide.stride(-1) != 1 or any(n % 2 for n in (*wide.stride()[:-1], wide.storage_offset())):
+            wide = wide.contiguous()  # complex numbers must begin at even offsets
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))  # (..., T, d_r / 2)
+        turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)  # (..., T, d_r)
+    else:  # x_1 cos - x_2 sin in the first half, x_2 cos + x_1 sin in the second
+        cosines, sines = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (T, d_r)
+        turned = torch.addcmul(wide * cosines, wide.roll(dim // 2, -1), sines)  # (..., T, d_r)
+    turned = turned.to(x.dtype)
+    return turned if x.size(-1) == dim else torch.cat([turned, x[..., dim:]], dim=-1)
 
 
 class RotaryEmbedding(PositionEncoding):
@@ -158,25 +161,15 @@ class RotaryEmbedding(PositionEncoding):
             lambda: rotary_tables(length, theta, device, offset, self.attention_factor),
         )
 
-    def rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return *x* (..., T, D) with its first d_r dimensions rotated by *cos* and *sin* (T, d_r / 2)."""
-        turning = x if self.dim == self.head_dim else x[..., : self.dim]
-        # Tracers do not support the gradient of fast_rotation; compilers fuse rotate.
-        is_plain = torch.jit.is_tracing() or torch.compiler.is_compiling()
-        turned = (rotate if is_plain else fast_rotation.turn)(turning, cos, sin, self.interleaved)
-        return turned if self.dim == self.head_dim else torch.cat([turned, x[..., self.dim :]], dim=-1)
-
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Return *x* (..., T, D), queries or keys, rotated as positions *offset*, *offset* + 1, ….
 
         In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
         the shape and type of *x*.
         """
-        length, device = x.size(-2), x.device
-        cos, sin = current_pass().shared(  # layers share the slices, and what the rotation computes from them
-            "slices", (self, offset, length, device), lambda: self.tables(offset, length, device)
-        )
-        return self.rotated(x, cos, sin)
+        cos, sin = self.tables(offset, x.size(-2), x.device)  # each (T, d_r / 2)
+        return rotate(x, cos, sin, self.interleaved)
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        """Return queries *q* (..., T, D) and keys *k* (..., T, D), each rotated as :meth:`forward` does."""
         return self(q, offset), self(k, offset)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .interface import Option
 from .rope_options import BASE, FRACTION, LAYOUTS
-from .rotary import RotaryEmbedding
+from .rotary import RotaryEmbedding, rotate
 from .sharing import current_pass
 
 SCALE_BASE = 512.0
@@ -67,7 +67,7 @@ class XPos(RotaryEmbedding):
         q_cos, q_sin, k_cos, k_sin = current_pass().shared(
             "scaled tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)
         )
-        return self.rotated(q, q_cos, q_sin), self.rotated(k, k_cos, k_sin)
+        return rotate(q, q_cos, q_sin, self.interleaved), rotate(k, k_cos, k_sin, self.interleaved)
 
     def refuse_too_far(self, positions: int, dtype: torch.dtype) -> None:
         """Raise a ValueError if the factor of keys at *positions* is too large for *dtype*."""

@@ -163,7 +163,7 @@ def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
     with torch.no_grad():
         expected, _ = attention_by_loops(module, x, memory, lambda b, t, s: not is_pad[b, s], False)
         actual = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
-        monkeypatch.setattr(attention_module, "fused_attention", repeated)  # as on GPUs
+        monkeypatch.setattr(F, "scaled_dot_product_attention", repeated)  # as on GPUs
         older = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(older, expected, rtol=1e-9, atol=1e-9)
@@ -171,9 +171,9 @@ def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
         module._get_reserve_head_index(2)
 
 
-def repeated(q, k, v, mask, dropout, is_causal):
+def repeated(q, k, v, enable_gqa, attention=F.scaled_dot_product_attention, **options):
     k, v = (attention_module.for_each_head(x, q.size(1)) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return attention(q, k, v, **options)
 
 
 @pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
