@@ -28,8 +28,8 @@ from filelock import FileLock
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
 from fairseq_rope.serving.argos import Package
 from fairseq_rope.tools import export
-from tests.commands import ENVIRONMENT, LIMIT, ROOT
-from tests.recipes.small_demo import SMALL, setting_flags, small_corpus
+from tests.commands import LIMIT
+from tests.recipes.small_demo import SMALL, run_here, setting_flags, small_corpus
 
 pytestmark = pytest.mark.slow
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
@@ -56,13 +56,7 @@ def demo(tmp_path_factory):
         return next(work.glob("*/ctranslate2")), work
     work = tmp_path_factory.mktemp("demo")
     corpus = ["--data-dir", small_corpus(200, LINES), "--manifest", "none", "--work-dir", work, "--stop-stage", "8"]
-    words = [
-        "bash",
-        ROOT / "recipes" / "demo" / "run.sh",
-        *corpus,
-        *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2"),
-    ]
-    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT, capture_output=True, timeout=LIMIT)
+    run_here([*map(str, ["demo", *corpus]), *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2")])
     checkpoint, served = next(work.glob("*/averaged.pt")), work / "served"
     flags = ["--path", checkpoint, "--data", work / "data-bin", "--output", served, "--quantization", "int8", "--force"]
     export.main(list(map(str, flags)))
