@@ -35,7 +35,7 @@ test: $(STAMP)
 
 # pytest exits with 5 if no test is marked slow. This is reported, and is not a failure.
 test-slow: $(STAMP)
-	@echo 'pytest -n 2 --dist loadfile -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile -m slow tests; status=$$?; \
+	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
 # BENCH: flags for every benchmark, as in make bench BENCH=--json

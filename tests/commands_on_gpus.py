@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests import forked_programs
 from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT, training
 
 SIMULATED = str(ROOT / "tests" / "simulated_gpu")
@@ -87,9 +88,13 @@ def environment(gpus, out_of_memory=""):
     return {**ENVIRONMENT, **more, "SIMULATED_OUT_OF_MEMORY": out_of_memory, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
 
-def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, **kwargs):
-    """Run a program of this environment on *gpus* GPUs. Returns its output and its log; *check* that it succeeds."""
-    command = [str(BIN / str(words[0])), *(str(word) for word in words[1:])]
+def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, is_forked=False, **kwargs):
+    """Run a program of this environment on *gpus* GPUs. Returns its output and its log; *check* that it succeeds.
+
+    If *is_forked*, the program is one of tests/forked_programs.py.
+    """
+    programs = forked_programs.folder(gpus) if is_forked else BIN
+    command = [f"{programs}/{words[0]}", *(str(word) for word in words[1:])]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
     done = subprocess.run(command, env=environment(gpus, out_of_memory), timeout=timeout, **kwargs)
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"

@@ -22,18 +22,41 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("recipes/test_compare.py", "test_fairseq_suite.py"),  # slow tests
-    *("recipes/test_pipeline.py", "recipes/test_documents.py", "test_compatibility.py", "serving/test_translate.py"),
-    *("recipes/test_recipes_on_gpus.py", "test_whole_commands_on_gpus.py", "test_several_gpus.py"),
-    *("serving/test_export.py", "patches/test_precision.py"),
-    *("patches/test_patches.py", "patches/test_faults.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
+    *("test_fairseq_suite.py", "recipes/test_systems.py", "recipes/test_documents.py", "recipes/test_pipeline.py"),
+    *("serving/test_argos_programs.py", "patches/test_precision.py", "test_whole_commands_on_gpus.py"),
+    *("test_several_gpus.py", "recipes/test_recipes_on_gpus.py", "patches/test_faults.py", "recipes/test_compare.py"),
+    *("test_compatibility.py", "test_documented_commands.py", "serving/test_export.py", "patches/test_patches.py"),
+    *("serving/test_translate.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py"),
 )
+# Tests of these files that another process than that of the file's other tests can run. They share no long fixture.
+DIVIDED = {
+    "test_fairseq_suite.py": "test_tests_of_transformers_pass_with_the_rotary_models",
+    "recipes/test_systems.py": "test_systems_train_side_by_side_one_fails_and_the_same_command_resumes",
+    "recipes/test_compare.py": "test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them",
+    "test_several_gpus.py": "test_each_way_to_start_two_processes_continues_the_training_of_the_one_before",
+}
 
 
 def pytest_collection_modifyitems(items):
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """``--dist loadfile``, but each test of DIVIDED goes to the first free process.
+
+    ``--dist loadgroup`` would be for this, but pytest-xdist 3.8 knows no groups with pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFileOrTest(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            alone = any(nodeid.endswith(f"{file}::{test}") for file, test in DIVIDED.items())
+            return nodeid if alone else super()._split_scope(nodeid)
+
+    return LoadFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

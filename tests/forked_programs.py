@@ -29,7 +29,8 @@ import threading
 import traceback
 from pathlib import Path
 
-PROGRAMS = ("python", "fairseq-preprocess", "fairseq-train", "fairseq-generate")
+FAIRSEQ = "preprocess train generate interactive validate eval-lm".split()
+PROGRAMS = ("python", *(f"fairseq-{name}" for name in FAIRSEQ))
 IMPORTED = ("fairseq.trainer", "fairseq.tasks.translation", "sacremoses", "tests.quick_hydra")
 # The program's first line has -I and -S, so that it starts in milliseconds. Another "python" than one of a module is
 # the real one.
@@ -43,6 +44,7 @@ with socket.socket(socket.AF_UNIX) as server:
     request = json.dumps([program, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
     socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(request)
+    server.recv(4)  # the process id
     status = int.from_bytes(server.recv(4), "big", signed=True)
 if status < 0:
     signal.signal(-status, signal.SIG_DFL)
@@ -52,23 +54,28 @@ sys.exit(status)
 
 
 @functools.cache
-def folder() -> str:
-    """The folder of the programs. The server starts with the first call, and ends with this process."""
+def folder(gpus: int = 0) -> str:
+    """The folder of the programs, for a machine with simulated GPUs (tests/simulated_gpu) or without.
+
+    The server starts with the first call, and ends with this process.
+    """
     from tests.commands import ENVIRONMENT, ROOT
+    from tests.commands_on_gpus import environment
 
     programs = tempfile.mkdtemp(prefix="forked")
     address = f"{programs}/socket"
-    path = os.pathsep.join([str(ROOT), ENVIRONMENT["PYTHONPATH"]])
+    variables = environment(gpus) if gpus else ENVIRONMENT
+    path = os.pathsep.join([str(ROOT), variables["PYTHONPATH"]])
     command = [sys.executable, "-m", "tests.forked_programs", address]
     server = subprocess.Popen(
-        command, cwd=ROOT, env={**ENVIRONMENT, "PYTHONPATH": path, "PYTHONUTF8": "1"}, text=True,
+        command, cwd=ROOT, env={**variables, "PYTHONPATH": path, "PYTHONUTF8": "1"}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert server.stdout.readline() == "ready\n"
 
     def end():
         server.stdin.close()  # the server reads its end
-        server.wait(10)
+        server.wait(timeout=10)
         shutil.rmtree(programs)
 
     atexit.register(end)
@@ -77,6 +84,26 @@ def folder() -> str:
         program.write_text(CLIENT.format(python=sys.executable, address=address))
         program.chmod(0o755)
     return programs
+
+
+class Started:
+    """A program that writes its output to *log*, in a process that can be killed with its number *pid*."""
+
+    def __init__(self, words: list[str], log: Path):
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(f"{folder()}/socket")
+        request = json.dumps([str(words[0]), [*map(str, words[1:])], os.getcwd(), dict(os.environ)]).encode()
+        with open(log, "w") as file, open(os.devnull) as nothing:
+            files = [nothing.fileno(), file.fileno(), file.fileno()]
+            socket.send_fds(self.connection, [len(request).to_bytes(8, "big")], files)
+        self.connection.sendall(request)
+        self.pid = int.from_bytes(self.connection.recv(4), "big")
+
+    def wait(self, timeout: float) -> int:
+        """The status of the process at its end, minus the signal if one has ended it."""
+        with self.connection:
+            self.connection.settimeout(timeout)
+            return int.from_bytes(self.connection.recv(4), "big", signed=True)
 
 
 def serve(address: str) -> None:
@@ -115,6 +142,7 @@ def answer(connection: socket.socket) -> None:
     if process == 0:
         connection.close()
         run(program, words, cwd, variables, files)
+    connection.sendall(process.to_bytes(4, "big"))
     for file in (*files, 0, 1, 2):
         os.close(file)
 
@@ -145,7 +173,7 @@ def run(program: str, words: list[str], cwd: str, variables: dict[str, str], fil
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [program, *words]
-            importlib.import_module(f"fairseq_cli.{program.removeprefix('fairseq-')}").cli_main()
+            importlib.import_module("fairseq_cli." + program.removeprefix("fairseq-").replace("-", "_")).cli_main()
         status = 0
     except SystemExit as stopped:
         status = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)

@@ -1,4 +1,7 @@
-"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu), beside the CPU."""
+"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu), beside the CPU.
+
+Each program starts at least once as a user starts it. Most others are forked (tests/forked_programs.py).
+"""
 
 import re
 import shutil
@@ -59,7 +62,7 @@ def trainings(data_bin, tmp_path_factory):
         if name not in done:
             folder = tmp_path_factory.mktemp("gpu")
             flags = TRAININGS[name].flags.split()
-            done[name] = folder, run_on_gpus(1, *training_on_gpus(data_bin, folder, *flags))
+            done[name] = folder, run_on_gpus(1, *training_on_gpus(data_bin, folder, *flags), is_forked=True)
         return done[name]
 
     return run
@@ -90,7 +93,8 @@ def test_a_gpu_trains_with_the_losses_of_the_cpu(trainings, on_the_cpu, name):
 def test_a_gpu_resumes_with_the_losses_of_an_uninterrupted_training(trainings, data_bin, tmp_path, name):
     folder, uninterrupted = trainings(name)
     shutil.copy(folder / "checkpoint1.pt", tmp_path / "checkpoint_last.pt")
-    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, *TRAININGS[name].flags.split()))
+    flags = TRAININGS[name].flags.split()
+    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, *flags), is_forked=True)
     assert "Loaded checkpoint" in log
     assert logged(log, "loss") == logged(uninterrupted, "loss")[UPDATES:]
     assert logged(log, "valid_loss") == logged(uninterrupted, "valid_loss")[1:]
@@ -101,7 +105,7 @@ def test_a_gpu_continues_the_training_of_a_cpu_and_a_cpu_that_of_a_gpu(trainings
     folder, uninterrupted = on_the_cpu
     second = valid_losses(uninterrupted)[2]
     shutil.copy(folder / "checkpoint1.pt", tmp_path / "checkpoint_last.pt")
-    on_gpu = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path))
+    on_gpu = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path), is_forked=True)
     assert "Loaded checkpoint" in on_gpu and valid_losses(on_gpu) == {2: second}
     for name, flags, rounding in (("float32", [], 0.0015), ("bf16", ["--bf16"], 0.02)):
         folder, log = trainings(name)
@@ -118,7 +122,7 @@ def test_update_freq_2_has_the_losses_of_batches_of_twice_the_size(data_bin, tmp
     sizes += ["--eval-bleu-detok", "space"]
     sizes += ["--required-batch-size-multiple", 1]
     halves = ["--batch-size", 100, "--update-freq", 2]
-    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path / "gpu", *sizes, *halves))
+    log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path / "gpu", *sizes, *halves), is_forked=True)
     expected = call(*training(data_bin, tmp_path / "cpu", *STEADY, *sizes, "--batch-size", 200))
     assert losses_of(log) == pytest.approx(losses_of(expected), abs=0.0015) and len(losses_of(log)) == 6
     assert logged(log, "valid_bleu") == logged(expected, "valid_bleu") and len(logged(log, "valid_bleu")) == 3
@@ -189,7 +193,8 @@ def test_programs_compute_on_a_gpu_what_they_compute_on_the_cpu(program, command
     expected, translations = numbers(program, on_cpu), outputs(on_cpu)
     assert expected
     for flag in PROGRAMS[program]:
-        printed = run_on_gpus(1, program, *commands[program], *flag.split(), input=source)
+        is_forked = flag != ""
+        printed = run_on_gpus(1, program, *commands[program], *flag.split(), input=source, is_forked=is_forked)
         assert types_of_numbers(printed) == {{"": "float32", "--fp16": "float16", "--bf16": "bfloat16"}[flag]}
         if not flag:
             assert outputs(printed) == translations

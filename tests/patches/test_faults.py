@@ -24,6 +24,7 @@ from fairseq_rope.patches.loading import why_weights_do_not_fit
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, call, run_program, train, training, valid_losses
+from tests.forked_programs import Started
 from tests.patches.contents import RunsCode
 
 
@@ -46,20 +47,18 @@ def test_training_killed_ten_times_has_the_losses_and_weights_of_an_uninterrupte
 
     draw = random.Random(7)
     folder = tmp_path / "killed"
-    command = training(data_bin, folder, *options)
-    words, log = [str(BIN / command[0]), *map(str, command[1:])], tmp_path / "log"
+    command, log = training(data_bin, folder, *options), tmp_path / "log"
     curve, valid, reached = {}, {}, 0
     for kill in range(10):
         stop_at = min(total - 3, reached + draw.randint(1, total // 10))
-        with open(log, "w") as file:
-            process = subprocess.Popen(words, env=ENVIRONMENT, stdout=file, stderr=file, start_new_session=True)
+        process = Started(command, log)
         deadline = time.time() + 120
         while max(losses_by_update(log.read_text())[0], default=0) < stop_at:
-            assert process.poll() is None and time.time() < deadline, log.read_text()
+            assert time.time() < deadline, log.read_text()
             time.sleep(0.002)
         time.sleep(draw.random() * 0.2)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(LIMIT)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(timeout=LIMIT) == -signal.SIGKILL
         seen, seen_valid = losses_by_update(log.read_text())
         assert min(seen) == 1 or kill > 0
         reached = max(reached, max(seen))

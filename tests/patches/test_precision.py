@@ -9,6 +9,7 @@ from fairseq import checkpoint_utils, options
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.tools.convert_layout import convert_layout
+from tests import forked_programs
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
 
 FEW = ["--max-tokens", 250, "--log-interval", 1]
@@ -38,7 +39,7 @@ def test_only_tpu_means_a_tpu(flag):
 def test_flags_of_two_types_are_refused(flags, program, tmp_path):
     words = [program, tmp_path / "missing", "--user-dir", PLUGIN, "--cpu", *flags, "-s", "en", "-t", "de"]
     words += ["--arch", "transformer_rope_tiny"] if program == "fairseq-train" else ["--path", "missing.pt"]
-    done = run_program(*words, check=False)
+    done = run_program(*words, check=False, programs=forked_programs.folder())
     assert done.returncode == 1
     sentence = f"{program}: error: {' and '.join(sorted(flags))} exclude each other: give one of them\n"
     assert done.stderr.endswith(sentence) and "Traceback" not in done.stderr
@@ -55,7 +56,8 @@ def test_flags_of_two_types_are_refused(flags, program, tmp_path):
     ],
 )
 def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, message, tmp_path):
-    done = run_program(*training(tmp_path / "missing", tmp_path, "-s", "en", "-t", "de", *flags), check=False)
+    words = training(tmp_path / "missing", tmp_path, "-s", "en", "-t", "de", *flags)
+    done = run_program(*words, check=False, programs=forked_programs.folder())
     assert done.returncode == 1 and f"fairseq-train: error: {message}" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 

@@ -5,8 +5,8 @@ The documented command, with the model of a whole demo (``bash recipes/demo/run.
 
     DEMO=DIR PROGRAMS=lt SCREENSHOT=page.png pytest -s -m slow tests/serving/test_argos_programs.py
 
-Without DEMO, the test trains a model on a few sentences. Without PROGRAMS, it installs the programs into a temporary
-folder.
+Without DEMO, the test trains a model on a few sentences. Without PROGRAMS, it installs the programs into a folder of
+.venv, if they are not there in the same versions.
 """
 
 import html
@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 import venv
@@ -22,12 +23,13 @@ from base64 import b64decode
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
 from fairseq_rope.serving.argos import Package
 from fairseq_rope.tools import export
-from tests.commands import ENVIRONMENT, LIMIT, ROOT
-from tests.recipes.small_demo import SMALL, setting_flags, small_corpus
+from tests.commands import LIMIT
+from tests.recipes.small_demo import SMALL, run_here, setting_flags, small_corpus
 
 pytestmark = pytest.mark.slow
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
@@ -54,27 +56,32 @@ def demo(tmp_path_factory):
         return next(work.glob("*/ctranslate2")), work
     work = tmp_path_factory.mktemp("demo")
     corpus = ["--data-dir", small_corpus(200, LINES), "--manifest", "none", "--work-dir", work, "--stop-stage", "8"]
-    words = [
-        "bash",
-        ROOT / "recipes" / "demo" / "run.sh",
-        *corpus,
-        *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2"),
-    ]
-    subprocess.run(list(map(str, words)), check=True, env=ENVIRONMENT, capture_output=True, timeout=LIMIT)
+    run_here([*map(str, ["demo", *corpus]), *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2")])
     checkpoint, served = next(work.glob("*/averaged.pt")), work / "served"
     flags = ["--path", checkpoint, "--data", work / "data-bin", "--output", served, "--quantization", "int8", "--force"]
     export.main(list(map(str, flags)))
     return served, work
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """The bin folder of an environment with the programs."""
+@pytest.fixture(scope="session")
+def programs():
+    """The bin folder of an environment with the programs. It is kept in .venv for the next run with these versions."""
     if "PROGRAMS" in os.environ:
-        yield Path(os.environ["PROGRAMS"]).resolve() / "bin"
-        return
-    folder = tmp_path_factory.mktemp("programs")
-    venv.create(folder, with_pip=True)
+        return Path(os.environ["PROGRAMS"]).resolve() / "bin"
+    versions = "\n".join([sys.version, *REQUIREMENTS])
+    folder = Path(sys.prefix) / "argos-programs"
+    stamp = folder / "versions.txt"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder.with_suffix(".lock"), timeout=12 * LIMIT):  # of parallel processes, the first one installs
+        if not stamp.exists() or stamp.read_text() != versions:
+            install_programs(folder)
+            stamp.write_text(versions)
+    return folder / "bin"
+
+
+def install_programs(folder):
+    """Create an environment with the programs in place of *folder*."""
+    venv.create(folder, clear=True, with_pip=True)
     began = time.monotonic()
     pip = [folder / "bin" / "pip", "install", "--quiet", "--no-compile", *REQUIREMENTS]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=12 * LIMIT)
@@ -83,8 +90,6 @@ def programs(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     print(f"\ninstalled {' '.join(REQUIREMENTS)} in {time.monotonic() - began:.0f} s, {size / 1e6:.0f} MB")
-    yield folder / "bin"
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
