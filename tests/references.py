@@ -19,6 +19,7 @@ OPTIONS = {
     "alibi": [{"alibi_type": "symmetric"}, {"alibi_type": "asymmetric"}],
     "t5": [SMALL_T5],
     "shaw": [{"max_relative_positions": 2}],
+    "nezha": [{"max_relative_positions": 2}],
     "transformer-xl": [{}],
     "kerple": [{}],
     "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
@@ -103,6 +104,14 @@ def sinusoid(distance, width):
     return [f(distance / 10000 ** (2 * t / width)) for t in range(width // 2) for f in (math.sin, math.cos)]
 
 
+def nezha_vector(distance, o):
+    return sinusoid(clip(distance, o) - o["max_relative_positions"], D)
+
+
+def nezha(q, k, i, j, h, p, o, side):
+    return dot(q, plus(k, nezha_vector(j - i, o))) / math.sqrt(D)
+
+
 def transformer_xl(q, k, i, j, h, p, o, side):
     projected = [dot(p["linear_pos.weight"][h * D + n], sinusoid(i - j, C)) for n in range(D)]
     with_u, with_v = plus(q, p["pos_bias_u"][h]), plus(q, p["pos_bias_v"][h])
@@ -120,6 +129,7 @@ SCORES = {
     "alibi": alibi,
     "t5": t5,
     "shaw": shaw,
+    "nezha": nezha,
     "transformer-xl": transformer_xl,
     "kerple": kerple,
     "xpos": xpos,
@@ -146,6 +156,8 @@ def by_the_paper(attention, name, side, o, x, pad):
                 value = v[j][h]
                 if name == "shaw":
                     value = plus(value, p["relative_position_values"][clip(j - i, o)])
+                if name == "nezha":
+                    value = plus(value, nezha_vector(j - i, o))
                 all_weights[h, b, words[i], words[j]] = weight
                 out[words[i], b, h * D : (h + 1) * D] += weight * torch.tensor(value, dtype=torch.float64)
         projection = attention.out_proj

@@ -5,7 +5,7 @@ from .alibi import ALiBi
 from .interface import DistanceBias, Option, PositionEncoding
 from .kerple import Kerple
 from .rotary import RotaryEmbedding
-from .shaw import Shaw
+from .shaw import Nezha, Shaw
 from .t5 import T5Bias
 from .transformer_xl import TransformerXL
 from .xpos import XPos
@@ -23,6 +23,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "alibi": ALiBi,
     "t5": T5Bias,
     "shaw": Shaw,
+    "nezha": Nezha,
     "transformer-xl": TransformerXL,
     "kerple": Kerple,
     "xpos": XPos,
