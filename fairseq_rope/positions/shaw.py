@@ -5,8 +5,8 @@ Shaw et al. 2018, "Self-Attention with Relative Position Representations", arXiv
     e_ij = q_i (k_j + a^K_ij)^T / sqrt(D),    z_i = sum_j alpha_ij (v_j + a^V_ij),    a_ij = w[clip(j - i, -k, k)]
 
 The vectors are those of one layer, and its heads share them. Wei et al. 2019, "NEZHA: Neural Contextualized
-Representation for Chinese Language Understanding", arXiv:1909.00204, section 3.1, has fixed ones instead, equal for keys
-and values: a_ij is the sinusoid of the clipped distance j - i (:func:`.transformer_xl.sinusoids` with D places).
+Representation for Chinese Language Understanding", arXiv:1909.00204, section 3.1, has fixed ones instead: a^K_ij and
+a^V_ij are the sinusoid of clip(j - i, -k, k), which :func:`.transformer_xl.sinusoids` computes with D places.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, k the largest distance.
 """
