@@ -21,6 +21,7 @@ OPTIONS = {
     "shaw": [{"max_relative_positions": 2}],
     "nezha": [{"max_relative_positions": 2}],
     "transformer-xl": [{}],
+    "deberta": [{"deberta_max_distance": 3, "deberta_share_projections": shares} for shares in (False, True)],
     "kerple": [{}],
     "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
 }
@@ -118,6 +119,22 @@ def transformer_xl(q, k, i, j, h, p, o, side):
     return (dot(with_u, k) + dot(with_v, projected)) / math.sqrt(D)
 
 
+def deberta_row(i, j, o):
+    k = o["deberta_max_distance"]
+    return 0 if i - j <= -k else 2 * k - 1 if i - j >= k else i - j + k
+
+
+def deberta(q, k, i, j, h, p, o, side):
+    """He et al. 2020, equations 2 to 4, with the weights of the layer's own projections if these are shared."""
+    names = ("k_proj.weight", "q_proj.weight") if o["deberta_share_projections"] else DEBERTAS_OWN
+    of_key, of_query = (p["relative_embeddings"][row] for row in (deberta_row(i, j, o), deberta_row(j, i, o)))
+    key, query = ([dot(p[name][h * D + n], of) for n in range(D)] for name, of in zip(names, (of_key, of_query)))
+    return (dot(q, k) + dot(q, key) + dot(k, query)) / math.sqrt(3 * D)
+
+
+DEBERTAS_OWN = ("key_projection.weight", "query_projection.weight")
+
+
 def kerple(q, k, i, j, h, p, o, side):
     r1, r2 = max(0.01, p["r1"][h]), max(0.01, p["r2"][h])
     return dot(q, k) / math.sqrt(D) - r1 * math.log(1 + r2 * abs(i - j))
@@ -131,6 +148,7 @@ SCORES = {
     "shaw": shaw,
     "nezha": nezha,
     "transformer-xl": transformer_xl,
+    "deberta": deberta,
     "kerple": kerple,
     "xpos": xpos,
 }
@@ -139,6 +157,7 @@ SCORES = {
 def by_the_paper(attention, name, side, o, x, pad):
     """Output (T, B, C) and weights (H, B, T, S), sentence by sentence without its padding; 0 where a pad stands."""
     p = {key: value.double().tolist() for key, value in attention.position.named_parameters()}
+    p |= {f"{name}.weight": getattr(attention, name).weight.double().tolist() for name in ("q_proj", "k_proj")}
     out, all_weights = torch.zeros(*x.shape).double(), torch.zeros(H, x.size(1), x.size(0), x.size(0)).double()
     for b in range(x.size(1)):
         words = (~pad[b]).nonzero().squeeze(1)

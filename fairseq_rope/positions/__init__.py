@@ -2,6 +2,7 @@
 
 from .absolute import Learned, NoPositions, Shape, Sinusoidal
 from .alibi import ALiBi
+from .deberta import DeBERTa
 from .interface import DistanceBias, Option, PositionEncoding
 from .kerple import Kerple
 from .rotary import RotaryEmbedding
@@ -25,6 +26,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "shaw": Shaw,
     "nezha": Nezha,
     "transformer-xl": TransformerXL,
+    "deberta": DeBERTa,
     "kerple": Kerple,
     "xpos": XPos,
 }
