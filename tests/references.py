@@ -132,7 +132,7 @@ def deberta(q, k, i, j, h, p, o, side):
     return (dot(q, k) + dot(q, key) + dot(k, query)) / math.sqrt(3 * D)
 
 
-DEBERTAS_OWN = ("key_projection.weight", "query_projection.weight")
+DEBERTAS_OWN = ("key_projection", "query_projection")
 
 
 def kerple(q, k, i, j, h, p, o, side):

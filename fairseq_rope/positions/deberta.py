@@ -50,18 +50,18 @@ class DeBERTa(PositionEncoding):
         self.largest, self.heads, self.head_dim = deberta_max_distance, heads, embed_dim // heads
         self.scaling = (3 * self.head_dim) ** -0.5
         self.relative_embeddings = nn.Parameter(torch.empty(2 * self.largest, embed_dim))
-        self.key_projection: nn.Linear | None = None
-        self.query_projection: nn.Linear | None = None
-        if not deberta_share_projections:
-            self.key_projection = nn.Linear(embed_dim, embed_dim, bias=False)
-            self.query_projection = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.key_projection: nn.Parameter | None = None
+        self.query_projection: nn.Parameter | None = None
+        if not deberta_share_projections:  # not nn.Linear, whose weights fairseq's RoBERTa draws again
+            self.key_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))
+            self.query_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.relative_embeddings, std=self.relative_embeddings.size(1) ** -0.5)
         for projection in (self.key_projection, self.query_projection):
             if projection is not None:
-                nn.init.xavier_uniform_(projection.weight)
+                nn.init.xavier_uniform_(projection)
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "DeBERTa":
@@ -102,7 +102,7 @@ class DeBERTa(PositionEncoding):
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return W_kr and W_qr, each (C, C); with shared projections and G heads of keys, W_kr is (G * D, C)."""
         if self.key_projection is not None and self.query_projection is not None:
-            return self.key_projection.weight, self.query_projection.weight
+            return self.key_projection, self.query_projection
         queries, keys = self._projections
         return keys.weight, queries.weight
 
