@@ -19,7 +19,9 @@ OPTIONS = {
     "alibi": [{"alibi_type": "symmetric"}, {"alibi_type": "asymmetric"}],
     "t5": [SMALL_T5],
     "shaw": [{"max_relative_positions": 2}],
+    "nezha": [{"max_relative_positions": 2}],
     "transformer-xl": [{}],
+    "deberta": [{"deberta_max_distance": 3, "deberta_share_projections": shares} for shares in (False, True)],
     "kerple": [{}],
     "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
 }
@@ -103,10 +105,34 @@ def sinusoid(distance, width):
     return [f(distance / 10000 ** (2 * t / width)) for t in range(width // 2) for f in (math.sin, math.cos)]
 
 
+def nezha_vector(distance, o):
+    return sinusoid(clip(distance, o) - o["max_relative_positions"], D)
+
+
+def nezha(q, k, i, j, h, p, o, side):
+    return dot(q, plus(k, nezha_vector(j - i, o))) / math.sqrt(D)
+
+
 def transformer_xl(q, k, i, j, h, p, o, side):
     projected = [dot(p["linear_pos.weight"][h * D + n], sinusoid(i - j, C)) for n in range(D)]
     with_u, with_v = plus(q, p["pos_bias_u"][h]), plus(q, p["pos_bias_v"][h])
     return (dot(with_u, k) + dot(with_v, projected)) / math.sqrt(D)
+
+
+def deberta_row(i, j, o):
+    k = o["deberta_max_distance"]
+    return 0 if i - j <= -k else 2 * k - 1 if i - j >= k else i - j + k
+
+
+def deberta(q, k, i, j, h, p, o, side):
+    """He et al. 2020, equations 2 to 4, with the weights of the layer's own projections if these are shared."""
+    names = ("k_proj.weight", "q_proj.weight") if o["deberta_share_projections"] else DEBERTAS_OWN
+    of_key, of_query = (p["relative_embeddings"][row] for row in (deberta_row(i, j, o), deberta_row(j, i, o)))
+    key, query = ([dot(p[name][h * D + n], of) for n in range(D)] for name, of in zip(names, (of_key, of_query)))
+    return (dot(q, k) + dot(q, key) + dot(k, query)) / math.sqrt(3 * D)
+
+
+DEBERTAS_OWN = ("key_projection", "query_projection")
 
 
 def kerple(q, k, i, j, h, p, o, side):
@@ -120,7 +146,9 @@ SCORES = {
     "alibi": alibi,
     "t5": t5,
     "shaw": shaw,
+    "nezha": nezha,
     "transformer-xl": transformer_xl,
+    "deberta": deberta,
     "kerple": kerple,
     "xpos": xpos,
 }
@@ -129,6 +157,7 @@ SCORES = {
 def by_the_paper(attention, name, side, o, x, pad):
     """Output (T, B, C) and weights (H, B, T, S), sentence by sentence without its padding; 0 where a pad stands."""
     p = {key: value.double().tolist() for key, value in attention.position.named_parameters()}
+    p |= {f"{name}.weight": getattr(attention, name).weight.double().tolist() for name in ("q_proj", "k_proj")}
     out, all_weights = torch.zeros(*x.shape).double(), torch.zeros(H, x.size(1), x.size(0), x.size(0)).double()
     for b in range(x.size(1)):
         words = (~pad[b]).nonzero().squeeze(1)
@@ -146,6 +175,8 @@ def by_the_paper(attention, name, side, o, x, pad):
                 value = v[j][h]
                 if name == "shaw":
                     value = plus(value, p["relative_position_values"][clip(j - i, o)])
+                if name == "nezha":
+                    value = plus(value, nezha_vector(j - i, o))
                 all_weights[h, b, words[i], words[j]] = weight
                 out[words[i], b, h * D : (h + 1) * D] += weight * torch.tensor(value, dtype=torch.float64)
         projection = attention.out_proj

@@ -218,6 +218,7 @@ class SelfAttention(FusedAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.position = position
+        position.use_projections(self.q_proj, self.k_proj)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
 

@@ -2,10 +2,11 @@
 
 from .absolute import Learned, NoPositions, Shape, Sinusoidal
 from .alibi import ALiBi
+from .deberta import DeBERTa
 from .interface import DistanceBias, Option, PositionEncoding
 from .kerple import Kerple
 from .rotary import RotaryEmbedding
-from .shaw import Shaw
+from .shaw import Nezha, Shaw
 from .t5 import T5Bias
 from .transformer_xl import TransformerXL
 from .xpos import XPos
@@ -23,7 +24,9 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "alibi": ALiBi,
     "t5": T5Bias,
     "shaw": Shaw,
+    "nezha": Nezha,
     "transformer-xl": TransformerXL,
+    "deberta": DeBERTa,
     "kerple": Kerple,
     "xpos": XPos,
 }

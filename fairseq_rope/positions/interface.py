@@ -42,6 +42,7 @@ class PositionEncoding(nn.Module):
         sides: where the encoding can be used
         shared: whether one object serves all layers of a side, and its bias does not depend on queries and keys;
             the bias is then computed once per forward pass
+        shared_parameters: the names of parameters that all layers of a side share, if ``shared`` is false
         bias_reads_keys: whether the bias depends on the keys; models then use fairseq's search, not the fast one
         explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
     """
@@ -50,6 +51,7 @@ class PositionEncoding(nn.Module):
     absolute = ""
     sides: tuple[str, ...] = SIDES
     shared = True
+    shared_parameters: tuple[str, ...] = ()
     bias_reads_keys = False
     explicit_weights = False
 
@@ -81,6 +83,9 @@ class PositionEncoding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Give the parameters new random values."""
+
+    def use_projections(self, queries: nn.Linear, keys: nn.Linear) -> None:
+        """Called with the projections of the layer, for an encoding that projects positions with them."""
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return the changed queries *q* (B, H, T, D) and keys *k* (B, G, T, D) of positions *offset*, *offset* + 1, …

@@ -1,10 +1,12 @@
-"""Relative position representations: a learned vector for each distance, added to keys and to values.
+"""Relative position representations: a vector for each distance, learned or a sinusoid, added to keys and to values.
 
 Shaw et al. 2018, "Self-Attention with Relative Position Representations", arXiv:1803.02155, equations 3 and 4:
 
     e_ij = q_i (k_j + a^K_ij)^T / sqrt(D),    z_i = sum_j alpha_ij (v_j + a^V_ij),    a_ij = w[clip(j - i, -k, k)]
 
-The vectors are those of one layer, and its heads share them.
+The vectors are those of one layer, and its heads share them. Wei et al. 2019, "NEZHA: Neural Contextualized
+Representation for Chinese Language Understanding", arXiv:1909.00204, section 3.1, has fixed ones instead: a^K_ij and
+a^V_ij are the sinusoid of clip(j - i, -k, k), which :func:`.transformer_xl.sinusoids` computes with D places.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, k the largest distance.
 """
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .interface import Option, PositionEncoding
+from .transformer_xl import sinusoids
 
 
 class Shaw(PositionEncoding):
@@ -35,6 +38,10 @@ class Shaw(PositionEncoding):
             raise ValueError(f"--max-relative-positions {max_relative_positions}: must be at least 1")
         self.largest = max_relative_positions
         self.scaling = head_dim**-0.5
+        self.make_vectors(head_dim)
+
+    def make_vectors(self, head_dim: int) -> None:
+        """Set ``relative_position_keys`` and ``relative_position_values``, each (2k + 1, D): those of -k … k."""
         self.relative_position_keys = nn.Parameter(torch.empty(2 * self.largest + 1, head_dim))
         self.relative_position_values = nn.Parameter(torch.empty(2 * self.largest + 1, head_dim))
         self.reset_parameters()
@@ -64,3 +71,15 @@ class Shaw(PositionEncoding):
         wide = weights if weights.dtype == torch.float64 else weights.float()  # sums of many small weights
         by_row = wide.new_zeros([batch, heads, queries, 2 * self.largest + 1]).scatter_add(3, rows, wide)
         return torch.matmul(by_row.to(weights.dtype), self.relative_position_values.to(weights.dtype))
+
+
+class Nezha(Shaw):
+    """Adds the sinusoid of each distance to keys and values. It has no parameters."""
+
+    def make_vectors(self, head_dim: int) -> None:
+        vectors = sinusoids(torch.arange(-self.largest, self.largest + 1), head_dim)
+        self.register_buffer("relative_position_keys", vectors, persistent=False)
+        self.register_buffer("relative_position_values", vectors, persistent=False)
+
+    def reset_parameters(self) -> None:
+        pass

@@ -34,7 +34,7 @@ def is_supported(position: Any) -> bool:
     """Return whether CTranslate2 supports the encoding *position*."""
     from ..positions import ENCODINGS
 
-    supported = [ENCODINGS[name] for name in ("none", "sinusoidal", "shape", "learned", "rope", "shaw")]
+    supported = [ENCODINGS[name] for name in ("none", "sinusoidal", "shape", "learned", "rope", "shaw", "nezha")]
     return position is None or type(position) in supported or is_bias_of_distance(position)
 
 

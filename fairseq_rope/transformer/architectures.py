@@ -39,7 +39,9 @@ ENCODINGS_OF = {
     "transformer_alibi": {"position_encoding": "alibi"},
     "transformer_t5": {"position_encoding": "t5"},
     "transformer_shaw": {"position_encoding": "shaw"},
+    "transformer_nezha": {"position_encoding": "nezha"},
     "transformer_xl_positions": {"position_encoding": "transformer-xl"},
+    "transformer_deberta": {"position_encoding": "deberta"},
     "transformer_kerple": {"position_encoding": "kerple"},
     "transformer_xpos": {"position_encoding": "rope", "decoder_position_encoding": "xpos"},
 }

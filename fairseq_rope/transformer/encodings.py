@@ -47,7 +47,7 @@ class SidePositions:
         self._numbers = itertools.chain(options.kept_layers, itertools.count(max([-1, *options.kept_layers]) + 1))
         self._none = NoPositions()
         self._cross: RotaryEmbedding | None = None
-        self._shared: PositionEncoding | None = None
+        self._first: PositionEncoding | None = None  # that of the first layer with positions
         self._new: PositionEncoding | None = None  # the encoding whose parameters have no initial values yet
 
     def of_layer(self) -> PositionEncoding:
@@ -59,8 +59,8 @@ class SidePositions:
         side = self.options
         if next(self._numbers) in side.without_positions:
             return self._none
-        if self._shared is not None:
-            return self._shared
+        if self._first is not None and self.encoding.shared:
+            return self._first
         with own_random_numbers():
             try:
                 # favor's features are rotated, and not the dimensions of the head
@@ -70,9 +70,15 @@ class SidePositions:
                     raise
                 raise ValueError(f"--feature-map favor, with {side.features} features: {error}") from None
         refuse_position(self.cfg, side, position)
-        self._shared = position if self.encoding.shared else None
+        self._first = self._first or position
+        for name in self.encoding.shared_parameters:
+            setattr(position, name, getattr(self._first, name))
         self._new = position
         return position
+
+    def is_shared(self, key: str) -> bool:
+        """Return whether all layers of the side share the parameter of positions that *key* names."""
+        return self.encoding.shared or key.rpartition(".")[2] in self.encoding.shared_parameters
 
     def of_cross_attention(self, options: ModelOptions) -> RotaryEmbedding | None:
         """Return the rotation of cross-attention, the same object for all layers; None if it has no positions."""
@@ -147,14 +153,14 @@ def _fit_layers(
     """
     built = positions.options.kept_layers
     without = {key for key in loaded - learned.keys() if _layer(key) in built}
-    shared = {_kind(key): state_dict[key] for key in loaded} if positions.encoding.shared else {}
+    shared = {_kind(key): state_dict[key] for key in loaded if positions.is_shared(key)}
     for key in without:
         del state_dict[key]
     reading, layers = current_reading(), {_layer(key) for key in loaded}
     starts = loaded and reading is not None and not is_resumed()
     new = {key: value for key, value in learned.items() if _layer(key) not in layers} if starts else {}
     for key, value in new.items():
-        state_dict[key] = shared[_kind(key)] if shared else value.detach().clone()
+        state_dict[key] = shared[_kind(key)] if positions.is_shared(key) else value.detach().clone()
     if not positions.encoding.shared:
         for keys, what in ((without, "dropped {} from the checkpoint"), (new, "the checkpoint has no {}: new values")):
             if keys:

@@ -197,6 +197,7 @@ def refuse_position(cfg: Any, side: SideOptions, position: PositionEncoding) -> 
     world_size, backend = (option_value(cfg, name) for name in ("distributed_world_size", "ddp_backend"))
     several = (world_size or 1) > 1 and backend in ("pytorch_ddp", "c10d")
     shares_parameters = side.encoding_class.shared and any(True for _ in position.parameters())
+    shares_parameters = shares_parameters or bool(side.encoding_class.shared_parameters)
     if several and shares_parameters and cfg.checkpoint_activations:
         raise ValueError(
             "--checkpoint-activations: needs --ddp-backend legacy_ddp with the position encoding "

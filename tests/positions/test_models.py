@@ -28,7 +28,7 @@ from tests.commands import train
 from tests.models import ENCODING_OPTIONS, PAD, batch, is_of_positions, teacher_forced
 from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, search, search_both_ways, sentences
 
-LEARNED = ("t5", "shaw", "transformer-xl", "kerple", "learned")  # those with parameters
+LEARNED = ("t5", "shaw", "transformer-xl", "deberta", "kerple", "learned")  # those with parameters
 
 
 def with_all_slow_but(*fast_ones):
@@ -221,7 +221,7 @@ def test_layers_share_one_encoding_or_have_one_each(build, name):
     model = build(**ENCODING_OPTIONS[name])
     for side in (model.encoder, model.decoder):
         positions = {id(layer.self_attn.position) for layer in side.layers}
-        assert len(positions) == (2 if name in ("shaw", "transformer-xl") else 1)
+        assert len(positions) == (2 if name in ("shaw", "nezha", "transformer-xl", "deberta") else 1)
     assert model.encoder.layers[0].self_attn.position is not model.decoder.layers[0].self_attn.position
 
 
@@ -312,6 +312,7 @@ PARTS = {
     "shaw": "decoder.layers.1.self_attn.position.relative_position_keys",
     "transformer-xl": "decoder.layers.0.self_attn.position.pos_bias_u",
     "kerple": "encoder.layers.0.self_attn.position.r2",
+    "deberta": "encoder.layers.1.self_attn.position.key_projection",
 }
 
 

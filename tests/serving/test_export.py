@@ -144,7 +144,7 @@ SCALINGS = {
 WITHOUT = {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"}
 ENCODINGS = {
     **{name: {"position_encoding": name} for name in ("none", "sinusoidal", "shape", "learned")},
-    **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "kerple")},
+    **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "nezha", "kerple")},
     "asymmetric alibi": {"position_encoding": "alibi", "alibi_type": "asymmetric"},
     "few buckets": {
         "position_encoding": "t5", "relative_attention_num_buckets": 10, "relative_attention_max_distance": 70,
@@ -164,9 +164,10 @@ ENCODINGS = {
         for name in ("linear", "ntk", "yarn")
     },
     "shaw, one layer without": {**WITHOUT, "position_encoding": "shaw"},
+    "nezha, one layer without": {**WITHOUT, "position_encoding": "nezha", "max_relative_positions": 3},
     **{
         f"{name}, two heads of keys": {"position_encoding": name, **FOUR_HEADS, "decoder_kv_heads": 2}
-        for name in ("alibi", "t5", "shaw", "kerple", "none", "sinusoidal")
+        for name in ("alibi", "t5", "shaw", "nezha", "kerple", "none", "sinusoidal")
     },
     "shaw and none": {"encoder_position_encoding": "shaw", "decoder_position_encoding": "none"},
     "learned and shaw": {"encoder_position_encoding": "learned", "decoder_position_encoding": "shaw"},
@@ -408,6 +409,7 @@ REFUSED = {
     "--scale-resids": {"scale_resids": True},
     "its encoder has the position encoding transformer-xl": {"position_encoding": "transformer-xl"},
     "its decoder has the position encoding transformer-xl": {"decoder_position_encoding": "transformer-xl"},
+    "its encoder has the position encoding deberta": {"position_encoding": "deberta"},
     "its decoder has the position encoding xpos": {"decoder_position_encoding": "xpos"},
     "its encoder has --rope-scaling of the type dynamic": {
         "rope_scaling": {"rope_type": "dynamic", "factor": 2, **TRAINED}

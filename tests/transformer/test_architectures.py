@@ -23,6 +23,8 @@ ENCODINGS = {
     "transformer_alibi": ("alibi", "alibi"),
     "transformer_t5": ("t5", "t5"),
     "transformer_shaw": ("shaw", "shaw"),
+    "transformer_nezha": ("nezha", "nezha"),
+    "transformer_deberta": ("deberta", "deberta"),
     "transformer_xl_positions": ("transformer-xl", "transformer-xl"),
     "transformer_kerple": ("kerple", "kerple"),
     "transformer_xpos": ("rope", "xpos"),
@@ -42,6 +44,8 @@ OPTIONS = {
     "alibi": {"alibi_type": "symmetric"},
     "t5": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     "shaw": {"max_relative_positions": 16},
+    "nezha": {"max_relative_positions": 16},
+    "deberta": {"deberta_max_distance": 64, "deberta_share_projections": False},
     "xpos": {**ROPE, "xpos_scale_base": 512.0},
 }
 

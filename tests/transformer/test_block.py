@@ -205,7 +205,7 @@ def test_shared_keys_are_repeated_keys_with_every_encoding(build, name):
     fast(shared.eval()), reference.eval()
     with torch.no_grad():
         reference.decoder.output_projection.weight.copy_(shared.decoder.output_projection.weight)
-    found = search_both_ways(shared, sample, max_len_b=5, bound=name != "shaw")
+    found = search_both_ways(shared, sample, max_len_b=5, bound=name not in ("shaw", "nezha", "deberta"))
     assert_scores_of_the_full_pass(reference, sample, found)
 
 

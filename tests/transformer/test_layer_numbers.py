@@ -43,7 +43,9 @@ def without_positions(attention, x, causal):
     return y @ attention.out_proj.weight.double().T + attention.out_proj.bias.double()
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "kerple", "shaw", "transformer-xl", "xpos"])
+@pytest.mark.parametrize(
+    "name", ["rope", "alibi", "t5", "kerple", "shaw", "nezha", "transformer-xl", "deberta", "xpos"]
+)
 def test_the_layers_named_have_no_positions_and_the_others_have_theirs(build, name):
     lists = {"encoder_layers_without_positions": "0,3", "decoder_layers_without_positions": "every 2nd"}
     model = build(encoder_layers=4, decoder_layers=4, **ENCODING_OPTIONS[name], **lists).double()
@@ -59,7 +61,7 @@ def test_the_layers_named_have_no_positions_and_the_others_have_theirs(build, na
                 assert not any(True for _ in attention.position.parameters())
         assert found == expected
         others = {id(layer.self_attn.position) for number, layer in enumerate(side.layers) if number not in expected}
-        assert len(others) == (2 if name in ("shaw", "transformer-xl") else 1)
+        assert len(others) == (2 if name in ("shaw", "nezha", "transformer-xl", "deberta") else 1)
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "shaw"])

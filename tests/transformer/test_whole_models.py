@@ -55,7 +55,7 @@ def of(*names, slow=(*ENCODING_OPTIONS, *POSITIONS)):
 
 def is_bound(name):
     """Whether the fast search binds the steps of the model *name*."""
-    return name not in ("shaw", "rope in cross-attention") and "linear" not in name
+    return name not in ("shaw", "nezha", "deberta", "rope in cross-attention") and "linear" not in name
 
 
 def teacher_forcing_of(model, source=(9, 4, 6), target=(5, 5, 5)):
