@@ -22,6 +22,7 @@ OPTIONS = {
     "nezha": [{"max_relative_positions": 2}],
     "transformer-xl": [{}],
     "deberta": [{"deberta_max_distance": 3, "deberta_share_projections": shares} for shares in (False, True)],
+    "tupe": [{"positions": 50, **SMALL_T5}, {"positions": 50, "tupe_absolute_only": True}],
     "kerple": [{}],
     "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
 }
@@ -135,6 +136,25 @@ def deberta(q, k, i, j, h, p, o, side):
 DEBERTAS_OWN = ("key_projection", "query_projection")
 
 
+def tupe(q, k, i, j, h, p, o, side):
+    def projected(position, name):
+        vector = p["position_embeddings"][position]
+        mean = sum(vector) / C
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in vector) / C + 1e-5)
+        normed = [
+            (x - mean) / deviation * weight + bias
+            for x, weight, bias in zip(vector, p["position_norm.weight"], p["position_norm.bias"], strict=True)
+        ]
+        return [dot(p[name][h * D + n], normed) for n in range(D)]
+
+    positions = dot(projected(i, "query_projection"), projected(j, "key_projection"))
+    bias = 0.0
+    if "tupe_absolute_only" not in o:
+        buckets = [o[name] for name in SMALL_T5]
+        bias = p["relative.relative_attention_bias"][bucket(j - i, side == "encoder", *buckets)][h]
+    return (dot(q, k) + positions) / math.sqrt(2 * D) + bias
+
+
 def kerple(q, k, i, j, h, p, o, side):
     r1, r2 = max(0.01, p["r1"][h]), max(0.01, p["r2"][h])
     return dot(q, k) / math.sqrt(D) - r1 * math.log(1 + r2 * abs(i - j))
@@ -149,6 +169,7 @@ SCORES = {
     "nezha": nezha,
     "transformer-xl": transformer_xl,
     "deberta": deberta,
+    "tupe": tupe,
     "kerple": kerple,
     "xpos": xpos,
 }

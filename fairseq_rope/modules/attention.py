@@ -114,7 +114,7 @@ class FusedAttention(MultiheadAttention):
                 terms.append(attn_mask.to(q.dtype) if zeros is None else zeros.masked_fill(attn_mask, -math.inf))
             if key_padding_mask is not None:
                 terms.append(pad_scores(key_padding_mask, q))
-            bias = self._bias(q, k)
+            bias = self._bias(q, k, key_padding_mask)
             if bias is not None:
                 terms.append(bias)
             mask = sum(terms[1:], terms[0]) if terms else None
@@ -149,7 +149,7 @@ class FusedAttention(MultiheadAttention):
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
         return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
 
-    def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         return None
 
     def _position_values(self, weights: Tensor) -> Tensor | None:
@@ -312,8 +312,8 @@ class SelfAttention(FusedAttention):
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
-    def _bias(self, q: Tensor, k: Tensor) -> Tensor | None:
-        return self.position.bias(q, k)
+    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
+        return self.position.bias_with_padding(q, k, padding)
 
     def _position_values(self, weights: Tensor) -> Tensor | None:
         return self.position.values(weights)

@@ -9,6 +9,7 @@ from .rotary import RotaryEmbedding
 from .shaw import Nezha, Shaw
 from .t5 import T5Bias
 from .transformer_xl import TransformerXL
+from .tupe import Tupe
 from .xpos import XPos
 
 __all__ = ["DEFAULT", "ENCODINGS", "DistanceBias", "Option", "PositionEncoding"]
@@ -26,6 +27,7 @@ ENCODINGS: dict[str, type[PositionEncoding]] = {
     "shaw": Shaw,
     "nezha": Nezha,
     "transformer-xl": TransformerXL,
+    "tupe": Tupe,
     "deberta": DeBERTa,
     "kerple": Kerple,
     "xpos": XPos,

@@ -42,6 +42,7 @@ class PositionEncoding(nn.Module):
         sides: where the encoding can be used
         shared: whether one object serves all layers of a side, and its bias does not depend on queries and keys;
             the bias is then computed once per forward pass
+        has_limit: whether there is a largest position; ``build`` then also gets ``positions``, their number
         shared_parameters: the names of parameters that all layers of a side share, if ``shared`` is false
         bias_reads_keys: whether the bias depends on the keys; models then use fairseq's search, not the fast one
         explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
@@ -51,6 +52,7 @@ class PositionEncoding(nn.Module):
     absolute = ""
     sides: tuple[str, ...] = SIDES
     shared = True
+    has_limit = False
     shared_parameters: tuple[str, ...] = ()
     bias_reads_keys = False
     explicit_weights = False
@@ -106,6 +108,13 @@ class PositionEncoding(nn.Module):
             a tensor of four dimensions that broadcasts to (B, H, T, S)
         """
         return None
+
+    def bias_with_padding(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
+        """Return the bias if *padding* (B, S) is nonzero where a key is padding; None: nowhere.
+
+        By default it is ``bias``, since padding changes no difference of positions.
+        """
+        return self.bias(q, k)
 
     def values(self, weights: Tensor) -> Tensor | None:
         """Return what is added to the output of attention (B, H, T, D), or None.

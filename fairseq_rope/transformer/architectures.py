@@ -41,6 +41,7 @@ ENCODINGS_OF = {
     "transformer_shaw": {"position_encoding": "shaw"},
     "transformer_nezha": {"position_encoding": "nezha"},
     "transformer_xl_positions": {"position_encoding": "transformer-xl"},
+    "transformer_tupe": {"position_encoding": "tupe"},
     "transformer_deberta": {"position_encoding": "deberta"},
     "transformer_kerple": {"position_encoding": "kerple"},
     "transformer_xpos": {"position_encoding": "rope", "decoder_position_encoding": "xpos"},

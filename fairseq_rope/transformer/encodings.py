@@ -64,7 +64,8 @@ class SidePositions:
         with own_random_numbers():
             try:
                 # favor's features are rotated, and not the dimensions of the head
-                position = self.encoding.build(side.side, side.features * side.heads, side.heads, **side.position)
+                width = side.features * side.heads
+                position = self.encoding.build(side.side, width, side.heads, **side.position, **self._limit())
             except ValueError as error:
                 if side.features == side.head_dim:
                     raise
@@ -75,6 +76,13 @@ class SidePositions:
             setattr(position, name, getattr(self._first, name))
         self._new = position
         return position
+
+    def _limit(self) -> dict[str, int]:
+        """Return the number of positions, for an encoding that has a limit."""
+        if not self.encoding.has_limit:
+            return {}
+        name = "max_source_positions" if self.options.side == "encoder" else "max_target_positions"
+        return {"positions": int(getattr(self.cfg, name))}
 
     def is_shared(self, key: str) -> bool:
         """Return whether all layers of the side share the parameter of positions that *key* names."""

@@ -18,8 +18,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..checkpoints import option_value, options_of_task
-from ..positions import DistanceBias
-from ..positions.transformer_xl import TransformerXL
+from ..positions.shaw import Shaw
 from .defaults import as_namespace
 from .encoder import Encoder
 from .flags import config_class, flag_of
@@ -81,7 +80,7 @@ def refuse_pruning(args: Namespace, side: SideOptions) -> None:
     """Raise a ValueError with one sentence if fairseq cannot prune the parts that *args* names, or rank them."""
     of_layers = {"--ffn-type glu": side.ffn_type == "glu", "--no-projection-bias": side.no_projection_bias}
     of_heads = {"--encoder-kv-heads": side.kv_heads != side.heads, "--no-projection-bias": side.no_projection_bias}
-    has_heads = issubclass(side.encoding_class, (DistanceBias, TransformerXL))
+    has_heads = side.encoding_class.changes_scores() and not issubclass(side.encoding_class, Shaw)
     encoding = {f"--position-encoding {side.encoding}": has_heads}
     rows = (
         *(("ffn_blocks_to_remove", -1, of_layers), ("ffn_reg_scale_factor", 0.0, of_layers)),

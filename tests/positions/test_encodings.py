@@ -184,6 +184,19 @@ def test_cases_are_those_of_all_encodings_in_attention():
 # -- single formulas ---------------------------------------------------------------------------------
 
 
+def test_tupe_counts_words_and_refuses_more_than_it_has_positions_for():
+    attention = make("tupe", "encoder", {"positions": T, "tupe_absolute_only": True})
+    x = torch.randn(T + 4, 1, C)
+    words = torch.tensor([[1] * 4 + [0] * T])
+    out, _ = attention(x, x, x, words)
+    torch.testing.assert_close(out[4:], attention(x[4:], x[4:], x[4:])[0])
+    for padding in (None, torch.tensor([[1] * 3 + [0] * (T + 1)])):
+        with pytest.raises(
+            ValueError, match=f"a sentence has {T + 4 if padding is None else T + 1} tokens, and .* {T} "
+        ):
+            attention(x, x, x, padding)
+
+
 def test_buckets_of_t5_are_those_computed_by_hand():
     # Range k begins at 16 * 8^(k/16) = 16 * 2^(3k/16) in the decoder, at 8 * 16^(k/8) = 8 * 2^(k/2) in the encoder.
     decoder_starts = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]

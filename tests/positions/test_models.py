@@ -28,7 +28,7 @@ from tests.commands import train
 from tests.models import ENCODING_OPTIONS, PAD, batch, is_of_positions, teacher_forced
 from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, search, search_both_ways, sentences
 
-LEARNED = ("t5", "shaw", "transformer-xl", "deberta", "kerple", "learned")  # those with parameters
+LEARNED = ("t5", "shaw", "transformer-xl", "deberta", "tupe", "kerple", "learned")  # those with parameters
 
 
 def with_all_slow_but(*fast_ones):
@@ -312,6 +312,7 @@ PARTS = {
     "shaw": "decoder.layers.1.self_attn.position.relative_position_keys",
     "transformer-xl": "decoder.layers.0.self_attn.position.pos_bias_u",
     "kerple": "encoder.layers.0.self_attn.position.r2",
+    "tupe": "encoder.layers.1.self_attn.position.key_projection",
     "deberta": "encoder.layers.1.self_attn.position.key_projection",
 }
 
@@ -421,7 +422,7 @@ def test_a_switch_of_one_encoding_does_not_disturb_the_others(build, monkeypatch
         build(my_switch=True)
 
 
-@pytest.mark.parametrize("name", ["alibi", "t5", "kerple"])
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "tupe"])
 def test_layers_compute_the_bias_once_in_a_forward_pass(build, task, name, monkeypatch):
     model = build(position_encoding=name, encoder_layers=3, decoder_layers=4).train()
     calls, bias = [], ENCODINGS[name].bias
@@ -432,7 +433,7 @@ def test_layers_compute_the_bias_once_in_a_forward_pass(build, task, name, monke
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "kerple"])
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "kerple", "tupe"])
 def test_a_hook_that_writes_into_the_mask_of_one_layer_is_honoured(build, name, mode):
     """The reference calls the layers without a forward pass in which they could share; for none, it is fairseq's."""
     model = build(position_encoding=name, decoder_layers=3)

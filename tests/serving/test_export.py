@@ -410,6 +410,7 @@ REFUSED = {
     "its encoder has the position encoding transformer-xl": {"position_encoding": "transformer-xl"},
     "its decoder has the position encoding transformer-xl": {"decoder_position_encoding": "transformer-xl"},
     "its encoder has the position encoding deberta": {"position_encoding": "deberta"},
+    "its encoder has the position encoding tupe": {"position_encoding": "tupe"},
     "its decoder has the position encoding xpos": {"decoder_position_encoding": "xpos"},
     "its encoder has --rope-scaling of the type dynamic": {
         "rope_scaling": {"rope_type": "dynamic", "factor": 2, **TRAINED}

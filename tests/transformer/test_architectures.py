@@ -25,6 +25,7 @@ ENCODINGS = {
     "transformer_shaw": ("shaw", "shaw"),
     "transformer_nezha": ("nezha", "nezha"),
     "transformer_deberta": ("deberta", "deberta"),
+    "transformer_tupe": ("tupe", "tupe"),
     "transformer_xl_positions": ("transformer-xl", "transformer-xl"),
     "transformer_kerple": ("kerple", "kerple"),
     "transformer_xpos": ("rope", "xpos"),
@@ -45,6 +46,7 @@ OPTIONS = {
     "t5": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
     "shaw": {"max_relative_positions": 16},
     "nezha": {"max_relative_positions": 16},
+    "tupe": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "tupe_absolute_only": False},
     "deberta": {"deberta_max_distance": 64, "deberta_share_projections": False},
     "xpos": {**ROPE, "xpos_scale_base": 512.0},
 }

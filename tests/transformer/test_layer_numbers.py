@@ -44,7 +44,7 @@ def without_positions(attention, x, causal):
 
 
 @pytest.mark.parametrize(
-    "name", ["rope", "alibi", "t5", "kerple", "shaw", "nezha", "transformer-xl", "deberta", "xpos"]
+    "name", ["rope", "alibi", "t5", "kerple", "shaw", "nezha", "transformer-xl", "deberta", "tupe", "xpos"]
 )
 def test_the_layers_named_have_no_positions_and_the_others_have_theirs(build, name):
     lists = {"encoder_layers_without_positions": "0,3", "decoder_layers_without_positions": "every 2nd"}

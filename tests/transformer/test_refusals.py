@@ -136,7 +136,7 @@ REFUSED = [
      "--tie-adaptive-weights: needs --adaptive-input, which translation models lack; drop the flag$"),
     # linear attention
     *((linear(position_encoding=name), f"--attention-type linear: {PAIRS} {name} changes; use one of none, sinusoidal")
-      for name in ("alibi", "t5", "kerple", "shaw", "nezha", "transformer-xl", "deberta")),
+      for name in ("alibi", "t5", "kerple", "shaw", "nezha", "transformer-xl", "deberta", "tupe")),
     ({"decoder_attention_type": "linear", "decoder_position_encoding": "shaw"},
      "--decoder-attention-type linear: computes no scores of pairs, which the decoder's position encoding shaw"),
     (linear(attention_length_scaling=9.0), "--attention-length-scaling 9.0: is for softmax; drop it"),
