@@ -425,8 +425,8 @@ def test_a_switch_of_one_encoding_does_not_disturb_the_others(build, monkeypatch
 @pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "tupe"])
 def test_layers_compute_the_bias_once_in_a_forward_pass(build, task, name, monkeypatch):
     model = build(position_encoding=name, encoder_layers=3, decoder_layers=4).train()
-    calls, bias = [], ENCODINGS[name].bias
-    monkeypatch.setattr(ENCODINGS[name], "bias", lambda self, q, keys: calls.append(keys) or bias(self, q, keys))
+    calls, bias = [], ENCODINGS[name].bias_with_padding
+    monkeypatch.setattr(ENCODINGS[name], "bias_with_padding", lambda *args: calls.append(args) or bias(*args))
     tokens = torch.randint(4, 40, (2, 7))
     model(tokens, torch.tensor([7, 7]), tokens)
     assert len(calls) == 2  # for the encoder and for the decoder
