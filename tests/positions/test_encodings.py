@@ -190,10 +190,8 @@ def test_tupe_counts_words_and_refuses_more_than_it_has_positions_for():
     words = torch.tensor([[1] * 4 + [0] * T])
     out, _ = attention(x, x, x, words)
     torch.testing.assert_close(out[4:], attention(x[4:], x[4:], x[4:])[0])
-    for padding in (None, torch.tensor([[1] * 3 + [0] * (T + 1)])):
-        with pytest.raises(
-            ValueError, match=f"a sentence has {T + 4 if padding is None else T + 1} tokens, and .* {T} "
-        ):
+    for padding, length in ((None, T + 4), (torch.tensor([[1] * 3 + [0] * (T + 1)]), T + 1)):
+        with pytest.raises(ValueError, match=f"a sentence has {length} tokens, and .* {T} positions"):
             attention(x, x, x, padding)
 
 
