@@ -43,6 +43,7 @@ ELSEWHERE = {
     "fairseq-train … --user-dir my_positions": "tests/test_encodings.py",
     "fairseq-hydra-train --config-dir configs": "tests/test_end_to_end.py#test_hydra_trains_the_same_model",
     "python -m recipes.compare.plots": "tests/recipes/test_compare_page.py",
+    "python -m recipes.compare.draw_encodings": "tests/recipes/test_draw_encodings.py",
     "python -m recipes.compare.page": "tests/recipes/test_compare_page.py",
     "python -m recipes.documents_en_de.long_test_set": "tests/recipes/test_long_test_set.py",
     "fairseq-rope score --sys hypotheses.de --ref test.de --target-lang de --src test.en --lower-is-better MetricX": (
