@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
 
 FAIRSEQ = "preprocess train generate interactive validate eval-lm".split()
@@ -180,7 +179,7 @@ def run(program: str, words: list[str], cwd: str, variables: dict[str, str], fil
         if isinstance(stopped.code, str):
             print(stopped.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # the plugin has its own
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
