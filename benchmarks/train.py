@@ -115,6 +115,17 @@ def with_float32_copies(optimizer: Namespace) -> SimpleNamespace:
     return SimpleNamespace(optimizer=optimizer, common=common)
 
 
+def rotation_share(training: Training) -> float:
+    """Percent of the time of a few steps that goes into turning queries, keys and their gradients."""
+    with torch.profiler.profile() as profile:
+        for _ in range(4):
+            training.step()
+    events = profile.key_averages()
+    where = "device" if DEVICE == "cuda" else "cpu"
+    rotation = sum(getattr(event, f"{where}_time_total") for event in events if event.key == "_Rotation")
+    return 100 * rotation / sum(getattr(event, f"self_{where}_time_total") for event in events)
+
+
 def _run_steps(candidate: Candidate, size: str) -> None:
     torch.set_num_threads(2)
     training = Training(candidate, size)
@@ -153,6 +164,7 @@ def main() -> None:
                 "times as fast": ratio(seconds, name, yardstick),
                 "peak MiB": memory[name],
                 "of the memory": memory[name] / memory[yardstick] if memory[yardstick] else 0.0,
+                "rotation %": rotation_share(trainings[name]),
                 "operations": trainings[name].operations(),
             }
             for name in names

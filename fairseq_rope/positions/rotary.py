@@ -52,6 +52,52 @@ def rotary_tables(
     return angle.cos().float() * factor, angle.sin().float() * factor
 
 
+def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return what rotates by the angles of *cos* and *sin* (T, d_r / 2), and what rotates a gradient back.
+
+    For the interleaved layout, each is the complex numbers cos ± i sin, (T, d_r / 2). For the half layout, each is the
+    cosines and the signed sines of all components, (2, T, d_r).
+    """
+    if interleaved:
+        return torch.complex(cos, sin), torch.complex(cos, -sin)
+    cosines, sines = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    return torch.stack([cosines, sines]), torch.stack([cosines, -sines])
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotates *x* (..., T, d_r), float32 or float64, and the gradient of the output back. Both keep their strides.
+
+    The gradient of torch's ``view_as_real`` would copy the gradient. *turning* and *back* are those of
+    :func:`turnings`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, turning: Tensor, back: Tensor, interleaved: bool) -> Tensor:
+        if interleaved:  # a pair is a complex number, and cos + i sin rotates it
+            if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
+                x = x.contiguous()  # complex numbers must begin at even offsets
+            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))  # (..., T, d_r / 2)
+            return torch.view_as_real(pairs * turning).flatten(-2)  # (..., T, d_r)
+        cosines, sines = turning[0], turning[1]  # (T, d_r)
+        half = x.size(-1) // 2
+        turned = x * cosines  # (..., T, d_r)
+        turned[..., :half].addcmul_(x[..., half:], sines[..., :half])
+        turned[..., half:].addcmul_(x[..., :half], sines[..., half:])
+        return turned
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, turning, back, ctx.interleaved = inputs
+        ctx.save_for_backward(turning, back)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        turning, back = ctx.saved_tensors
+        return _Rotation.apply(grad, back, turning, ctx.interleaved), None, None, None
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Return *x* with every pair of its first d_r dimensions rotated by the angle of its position.
 
@@ -64,17 +110,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
     """
     dim = 2 * cos.size(-1)  # d_r
-    turning = x if x.size(-1) == dim else x[..., :dim]  # (..., T, d_r)
-    wide = turning if turning.dtype == torch.float64 else turning.float()
-    if interleaved:  # a pair is a complex number, and cos + i sin rotates it
-        if wide.stride(-1) != 1 or any(n % 2 for n in (*wide.stride()[:-1], wide.storage_offset())):
-            wide = wide.contiguous()  # complex numbers must begin at even offsets
-        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)))  # (..., T, d_r / 2)
-        turned = torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)  # (..., T, d_r)
-    else:  # x_1 cos - x_2 sin in the first half, x_2 cos + x_1 sin in the second
-        cosines, sines = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # (T, d_r)
-        turned = torch.addcmul(wide * cosines, wide.roll(dim // 2, -1), sines)  # (..., T, d_r)
-    turned = turned.to(x.dtype)
+    rotating = x if x.size(-1) == dim else x[..., :dim]  # (..., T, d_r)
+    wide = rotating if x.dtype == torch.float64 else rotating.float()
+    needs_grad = x.requires_grad and torch.is_grad_enabled()
+    is_traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # neither supports the function's gradient
+    turn = _Rotation.apply if needs_grad and not is_traced else _Rotation.forward
+    # Layers that turn by the same tables in a forward pass share what is computed from these.
+    turning, back = current_pass().shared("turning", (interleaved, cos, sin), lambda: turnings(cos, sin, interleaved))
+    turned = turn(wide, turning, back, interleaved).to(x.dtype)
     return turned if x.size(-1) == dim else torch.cat([turned, x[..., dim:]], dim=-1)
 
 
@@ -167,7 +210,10 @@ class RotaryEmbedding(PositionEncoding):
         In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
         the shape and type of *x*.
         """
-        cos, sin = self.tables(offset, x.size(-2), x.device)  # each (T, d_r / 2)
+        length, device = x.size(-2), x.device
+        cos, sin = current_pass().shared(  # each (T, d_r / 2); layers share the slices, and so their turnings
+            "slices", (self, offset, length, device), lambda: self.tables(offset, length, device)
+        )
         return rotate(x, cos, sin, self.interleaved)
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:

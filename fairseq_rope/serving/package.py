@@ -66,11 +66,34 @@ class Argos(Target):
     folder: str = ""
 
     def refuse(self) -> None:
-        refuse_unsupported(self.model, self.settings)
+        """Raise an ExportError if the programs would tokenise text in another way than the model's settings say."""
+        moses, kind = self.settings["moses"], (self.settings["subwords"] or {}).get("kind")
+        reasons = {
+            "it has no subword model, and a package needs BPE codes or a sentencepiece model": kind is None,
+            "its BPE was trained without Moses' tokeniser, which a package with BPE codes always uses": (
+                kind == "subword_nmt" and not moses
+            ),
+            "it uses Moses' tokeniser and sentencepiece, and a package with sentencepiece does not use Moses": (
+                kind == "sentencepiece" and bool(moses)
+            ),
+            "its data were split at hyphens (@-@, Moses' -a), which a package cannot do": bool(
+                moses and moses["dash_splits"]
+            ),
+        }
+        for reason, is_so in reasons.items():
+            if is_so:
+                raise ExportError(f"--model {self.model}: {reason}")
 
     def write(self, folder: str) -> None:
+        """Write the tree of the package into *folder*, with symbolic links to the files."""
         self.folder = folder
-        unpack(self.all_files(), self.texts, folder)
+        for name, path in self.all_files().items():
+            link = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(link), exist_ok=True)
+            os.symlink(os.path.abspath(path), link)
+        for name, text in self.texts.items():
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+                out.write(text)
 
     def score(self, pairs: Sequence[Pair]) -> Scores:
         return score(os.path.join(self.folder, MODEL), pairs)
@@ -95,7 +118,11 @@ class Argos(Target):
 
     def all_files(self) -> dict[str, str]:
         """Return the files of the package, by their names there."""
-        return {**package_files(self.model, self.settings), **self.files}
+        names = sorted(name for name in os.listdir(self.model) if name.endswith("_vocabulary.json"))
+        files = {f"{MODEL}/{name}": os.path.join(self.model, name) for name in ("config.json", "model.bin", *names)}
+        kind = self.settings["subwords"]["kind"]
+        name = SENTENCEPIECE if kind == "sentencepiece" else BPE_CODES
+        return {**files, name: os.path.join(self.model, SUBWORDS[kind]), **self.files}
 
 
 # -- what a package can hold -----------------------------------------------------------------------
@@ -125,26 +152,6 @@ def languages(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
             f"--languages {source} {target}: the model in --model {args.model} translates {' to '.join(own)}"
         )
     return codes, args.names or [NAMES.get(code, code) for code in codes]
-
-
-def refuse_unsupported(folder: str, settings: dict[str, Any]) -> None:
-    """Raise a ExportError if the programs would tokenise text in another way than the model's settings say."""
-    moses, kind = settings["moses"], (settings["subwords"] or {}).get("kind")
-    reasons = {
-        "it has no subword model, and a package needs BPE codes or a sentencepiece model": kind is None,
-        "its BPE was trained without Moses' tokeniser, which a package with BPE codes always uses": (
-            kind == "subword_nmt" and not moses
-        ),
-        "it uses Moses' tokeniser and sentencepiece, and a package with sentencepiece does not use Moses": (
-            kind == "sentencepiece" and bool(moses)
-        ),
-        "its data were split at hyphens (@-@, Moses' -a), which a package cannot do": bool(
-            moses and moses["dash_splits"]
-        ),
-    }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise ExportError(f"--model {folder}: {reason}")
 
 
 def warnings(folder: str, settings: dict[str, Any]) -> list[str]:
@@ -276,26 +283,6 @@ Data: {data}
 
 {report}
 """
-
-
-def package_files(folder: str, settings: dict[str, Any]) -> dict[str, str]:
-    """Return the files of the exported *folder* that a package has, by their names in the package."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith("_vocabulary.json"))
-    files = {f"{MODEL}/{name}": os.path.join(folder, name) for name in ("config.json", "model.bin", *names)}
-    kind = settings["subwords"]["kind"]
-    name = SENTENCEPIECE if kind == "sentencepiece" else BPE_CODES
-    return {**files, name: os.path.join(folder, SUBWORDS[kind])}
-
-
-def unpack(files: dict[str, str], texts: dict[str, str], folder: str) -> None:
-    """Create the tree of a package in *folder*, with symbolic links to *files*."""
-    for name, path in files.items():
-        link = os.path.join(folder, name)
-        os.makedirs(os.path.dirname(link), exist_ok=True)
-        os.symlink(os.path.abspath(path), link)
-    for name, text in texts.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
-            out.write(text)
 
 
 def write_zip(path: str, top: str, files: dict[str, str], texts: dict[str, str]) -> None:

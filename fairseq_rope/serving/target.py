@@ -51,7 +51,7 @@ class Target(ABC):
 
     @abstractmethod
     def write(self, folder: str) -> None:
-        """Write the model into *folder*, and replace what is there. The folder has a temporary name.
+        """Write the model into *folder*, which has a temporary name.
 
         Raises:
             OSError: the folder cannot be written
