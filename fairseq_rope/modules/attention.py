@@ -45,6 +45,7 @@ class FusedAttention(MultiheadAttention):
     """
 
     average_length = 0.0
+    position: PositionEncoding | None  # of self-attention; cross-attention has None
 
     def _attend(
         self,
@@ -88,7 +89,7 @@ class FusedAttention(MultiheadAttention):
             weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
             dropped = self.dropout_module(weights.to(q.dtype))
             attn = matmul_by_group(dropped, v)  # (B, H, T, D)
-            position_values = self._position_values(dropped)
+            position_values = None if self.position is None else self.position.values(dropped)
             if position_values is not None:
                 attn = attn + position_values
 
@@ -106,6 +107,8 @@ class FusedAttention(MultiheadAttention):
         masks and the same encoding share the result, unless its bias depends on queries or keys.
         """
 
+        position = self.position
+
         def compute() -> Tensor | None:
             terms = []
             if attn_mask is not None:
@@ -114,13 +117,12 @@ class FusedAttention(MultiheadAttention):
                 terms.append(attn_mask.to(q.dtype) if zeros is None else zeros.masked_fill(attn_mask, -math.inf))
             if key_padding_mask is not None:
                 terms.append(pad_scores(key_padding_mask, q))
-            bias = self._bias(q, k, key_padding_mask)
+            bias = None if position is None else position.bias(q, k, key_padding_mask)
             if bias is not None:
                 terms.append(bias)
             mask = sum(terms[1:], terms[0]) if terms else None
             return mask if mask is None or q.device.type == "cpu" or q.size(2) == 1 else aligned(mask)
 
-        position = getattr(self, "position", None)
         if position is not None and not position.shared:
             return compute()
         made_from = (position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), k.size(2))
@@ -148,12 +150,6 @@ class FusedAttention(MultiheadAttention):
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
         return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
-
-    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
-        return None
-
-    def _position_values(self, weights: Tensor) -> Tensor | None:
-        return None
 
     def keep_key_value_heads(self, heads: int) -> None:
         """Keep the first *heads* heads of keys and values, with their initial numbers; heads of queries share them."""
@@ -201,6 +197,7 @@ class SelfAttention(FusedAttention):
         right_padded: whether the task says that it pads targets on the right
     """
 
+    position: PositionEncoding
     right_padded = False
 
     def __init__(
@@ -218,7 +215,7 @@ class SelfAttention(FusedAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.position = position
-        position.use_projections(self.q_proj, self.k_proj)
+        position.attach(self)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
 
@@ -312,12 +309,6 @@ class SelfAttention(FusedAttention):
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
-    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
-        return self.position.bias_with_padding(q, k, padding)
-
-    def _position_values(self, weights: Tensor) -> Tensor | None:
-        return self.position.values(weights)
-
 
 class CrossAttention(FusedAttention):
     """fairseq's encoder-decoder attention, with the same parameters, results and names in the incremental state.
@@ -329,6 +320,7 @@ class CrossAttention(FusedAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.position = None
         self.rotary: RotaryEmbedding | None = None
 
     def forward(

@@ -47,7 +47,7 @@ class DeBERTa(PositionEncoding):
         super().__init__()
         if deberta_max_distance < 1:
             raise ValueError(f"--deberta-max-distance {deberta_max_distance}: must be at least 1")
-        self.largest, self.heads, self.head_dim = deberta_max_distance, heads, embed_dim // heads
+        self.largest, self.head_dim = deberta_max_distance, embed_dim // heads
         self.scaling = (3 * self.head_dim) ** -0.5
         self.relative_embeddings = nn.Parameter(torch.empty(2 * self.largest, embed_dim))
         self.key_projection: nn.Parameter | None = None
@@ -70,8 +70,8 @@ class DeBERTa(PositionEncoding):
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         return q / math.sqrt(3.0), k
 
-    def use_projections(self, queries: nn.Linear, keys: nn.Linear) -> None:
-        self._projections = queries, keys  # a tuple, so that their parameters do not get second names
+    def attach(self, attention: Any) -> None:
+        self._attention = (attention,)
 
     def projected(self, weight: Tensor) -> Tensor:
         """Return P times *weight* (N * D, C), for each of its N heads: (N, 2k, D)."""
@@ -87,7 +87,7 @@ class DeBERTa(PositionEncoding):
         )
         return of_query, of_key
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         batch, heads, queries, keys = q.size(0), q.size(1), q.size(2), k.size(2)
         of_query, of_key = self.rows(queries, keys, q.device)
         relative_keys, relative_queries = (self.projected(weight).to(q.dtype) for weight in self.weights())
@@ -103,8 +103,8 @@ class DeBERTa(PositionEncoding):
         """Return W_kr and W_qr, each (C, C); with shared projections and G heads of keys, W_kr is (G * D, C)."""
         if self.key_projection is not None and self.query_projection is not None:
             return self.key_projection, self.query_projection
-        queries, keys = self._projections
-        return keys.weight, queries.weight
+        (attention,) = self._attention  # its projections can be replaced, for example by quantised ones
+        return attention.k_proj.weight, attention.q_proj.weight
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:

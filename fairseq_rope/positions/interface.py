@@ -86,8 +86,12 @@ class PositionEncoding(nn.Module):
     def reset_parameters(self) -> None:
         """Give the parameters new random values."""
 
-    def use_projections(self, queries: nn.Linear, keys: nn.Linear) -> None:
-        """Called with the projections of the layer, for an encoding that projects positions with them."""
+    def attach(self, attention: Any) -> None:
+        """Called with the self-attention of a layer that has this encoding, for one that uses its projections.
+
+        An encoding keeps it in a tuple. As an attribute, it would be a part of the encoding, with second names for all
+        its parameters.
+        """
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return the changed queries *q* (B, H, T, D) and keys *k* (B, G, T, D) of positions *offset*, *offset* + 1, …
@@ -96,25 +100,19 @@ class PositionEncoding(nn.Module):
         """
         return q, k
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         """Return what is added to the scores after their division by sqrt(D), in the type of *q*, or None.
 
         Args:
-            q: queries (B, H, T, D), as projected
+            q: queries (B, H, T, D), without positions
             k: keys (B, G, S, D), as ``queries_and_keys`` returns them, with those of earlier steps of a search; if
                 not ``bias_reads_keys``, only their shape can be used (the fast search gives a tensor on "meta")
+            padding: nonzero where a key is padding (B, S); None: nowhere. Differences of positions do not depend on it
 
         Returns:
             a tensor of four dimensions that broadcasts to (B, H, T, S)
         """
         return None
-
-    def bias_with_padding(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
-        """Return the bias if *padding* (B, S) is nonzero where a key is padding; None: nowhere.
-
-        By default it is ``bias``, since padding changes no difference of positions.
-        """
-        return self.bias(q, k)
 
     def values(self, weights: Tensor) -> Tensor | None:
         """Return what is added to the output of attention (B, H, T, D), or None.
@@ -145,7 +143,7 @@ class DistanceBias(PositionEncoding):
         """Return the bias of each head at *distance* = j - i (L), integers: (H, L)."""
         raise NotImplementedError
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         numbers = self.by_distance(distances(q.size(2), k.size(2), q.device))  # (H, S + T - 1)
         # The gradient of a number is a sum over pairs, which 16 bits cannot hold. torch needs the last stride 1.
         wide = numbers if numbers.dtype == torch.float64 else numbers.float()

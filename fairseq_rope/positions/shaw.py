@@ -60,7 +60,7 @@ class Shaw(PositionEncoding):
         query = key[keys - queries :]
         return (key - query.unsqueeze(1)).clamp(-self.largest, self.largest) + self.largest
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         products = torch.matmul(q * self.scaling, self.relative_position_keys.to(q.dtype).t())  # (B, H, T, 2k + 1)
         rows = self.rows(q.size(2), k.size(2), q.device)  # (T, S)
         return products.gather(3, rows.expand(q.size(0), q.size(1), -1, -1))

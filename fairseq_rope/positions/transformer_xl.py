@@ -67,7 +67,7 @@ class TransformerXL(PositionEncoding):
         numbers = current_pass().shared("sinusoids", (queries, keys, dim, device), lambda: sinusoids(distance, dim))
         return numbers.to(self.linear_pos.weight.dtype)
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         queries, keys = q.size(2), k.size(2)
         projected = self.linear_pos(self._sinusoids(queries, keys, q.device))  # (S + T - 1, C)
         projected = projected.view(-1, self.heads, self.head_dim).permute(1, 2, 0)  # (H, D, S + T - 1)

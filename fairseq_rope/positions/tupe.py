@@ -68,10 +68,7 @@ class Tupe(PositionEncoding):
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         return q * 0.5**0.5, k
 
-    def bias(self, q: Tensor, k: Tensor) -> Tensor | None:
-        return self.bias_with_padding(q, k, None)
-
-    def bias_with_padding(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
+    def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         queries, keys = q.size(2), k.size(2)
         if padding is None:
             scores = self.products(keys - queries, keys).unsqueeze(0)  # (1, H, T, S)
@@ -82,7 +79,7 @@ class Tupe(PositionEncoding):
             of_query = position[:, keys - queries :]
             scores = products[:, of_query.unsqueeze(2), position.unsqueeze(1)].transpose(0, 1)  # (B, H, T, S)
         if self.relative is not None:
-            relative = self.relative.bias(q, k)
+            relative = self.relative.bias(q, k, padding)
             scores = scores if relative is None else scores + relative
         return scores.to(q.dtype)
 

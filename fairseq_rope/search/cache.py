@@ -94,7 +94,7 @@ class Beams:
         q = self.rows_of(q)
         # has the shape of the keys, and any computation with it is an error: bias_reads_keys is False
         of_keys = torch.empty((q.size(0), q.size(1), self.position + 1, q.size(3)), dtype=q.dtype, device="meta")
-        bias = position.bias(q, of_keys)  # (1 or N * K, H, 1, n)
+        bias = position.bias(q, of_keys, None)  # (1 or N * K, H, 1, n)
         mask = self.mask
         if bias is not None:
             by_hypothesis = bias.unflatten(0, (-1, self.beam if bias.size(0) > 1 else 1)).transpose(1, 2).squeeze(3)

@@ -2,7 +2,8 @@
 
 CTranslate2's folder (:mod:`.export`) and Argos' package (:mod:`.package`) are targets. The checks in
 :mod:`.export_checks` know a target through this interface only, and run before the output gets its name. Another target
-is one file in ``tools/``, with a subclass of :class:`Target` and a command line, and one row in ``__main__.TOOLS``.
+is one file here, with a subclass of :class:`Target`, one in ``tools/`` with a command line, and one row in
+``__main__.TOOLS``.
 """
 
 from abc import ABC, abstractmethod

@@ -166,13 +166,26 @@ def _fit_layers(
         del state_dict[key]
     reading, layers = current_reading(), {_layer(key) for key in loaded}
     starts = loaded and reading is not None and not is_resumed()
-    new = {key: value for key, value in learned.items() if _layer(key) not in layers} if starts else {}
+    new = {key: value for key, value in learned.items() if key not in loaded} if starts else {}
     for key, value in new.items():
-        state_dict[key] = shared[_kind(key)] if positions.is_shared(key) else value.detach().clone()
-    if not positions.encoding.shared:
-        for keys, what in ((without, "dropped {} from the checkpoint"), (new, "the checkpoint has no {}: new values")):
-            if keys:
-                logger.warning(f"{what.format(', '.join(sorted(keys)))}, because other layers have no positions")
+        state_dict[key] = shared.get(_kind(key), value.detach().clone())
+    # A parameter that layers share is neither lost nor new.
+    dropped, new_in_layers, new_everywhere = (
+        ", ".join(sorted(key for key in keys if _kind(key) not in shared))
+        for keys in (
+            without,
+            [key for key in new if _layer(key) not in layers],
+            [k for k in new if _layer(k) in layers],
+        )
+    )
+    others = "because other layers have no positions"
+    for message, is_needed in (
+        (f"dropped {dropped} from the checkpoint, {others}", dropped),
+        (f"the checkpoint has no {new_in_layers}: new values, {others}", new_in_layers),
+        (f"the checkpoint has no {new_everywhere}, which starts with new values", new_everywhere),
+    ):
+        if is_needed:
+            logger.warning(message)
 
 
 def _layer(key: str) -> int | None:

@@ -184,6 +184,18 @@ def test_cases_are_those_of_all_encodings_in_attention():
 # -- single formulas ---------------------------------------------------------------------------------
 
 
+def test_deberta_shares_the_projections_that_the_layer_has_now():
+    """fairseq's quantisation replaces them. The parameters have one name each."""
+    options = {"deberta_max_distance": 3, "deberta_share_projections": True}
+    attention = make("deberta", "encoder", options)
+    assert [name for name, _ in attention.position.named_parameters()] == ["relative_embeddings"]
+    attention.q_proj = torch.nn.Linear(C, C)
+    x = torch.randn(T, B, C)
+    expected, _ = by_the_paper(attention, "deberta", "encoder", options, x, PADS["none"])
+    out, _ = attention(x, x, x, need_weights=False)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_tupe_counts_words_and_refuses_more_than_it_has_positions_for():
     attention = make("tupe", "encoder", {"positions": T, "tupe_absolute_only": True})
     x = torch.randn(T + 4, 1, C)
@@ -233,7 +245,7 @@ def test_kerple_holds_its_numbers_at_001_and_lets_them_rise_again():
     with torch.no_grad():
         position.r1.copy_(torch.tensor([-1.0, 0.5]))
         position.r2.copy_(torch.tensor([2.0, -3.0]))
-    bias = position.bias(torch.zeros(1, 2, T, D), torch.zeros(1, 2, T, D))
+    bias = position.bias(torch.zeros(1, 2, T, D), torch.zeros(1, 2, T, D), None)
     for (h, r1, r2), i, j in product([(0, 0.01, 2.0), (1, 0.5, 0.01)], range(T), range(T)):
         assert bias[0, h, i, j].item() == pytest.approx(-r1 * math.log(1 + r2 * abs(i - j)), abs=1e-6)
     bias.sum().backward()

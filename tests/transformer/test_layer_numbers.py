@@ -107,7 +107,13 @@ def test_a_start_is_reported_if_the_layers_that_are_kept_differ(caplog, side, tr
     assert same or f"--{side}-layers-without-positions" in messages[0]
 
 
-@pytest.mark.parametrize("name, own", [("rope", ""), ("t5", "relative_attention_bias"), ("shaw", "position_keys")])
+@pytest.mark.parametrize(
+    "name, own",
+    [
+        *[("rope", ""), ("t5", "relative_attention_bias"), ("shaw", "position_keys")],
+        ("deberta", "key_projection"),  # with a table that layers share, and projections of their own
+    ],
+)
 @pytest.mark.parametrize("trained, new", [("", "0"), ("0", ""), ("0", "1")])
 def test_a_training_can_start_from_a_checkpoint_with_other_layers(build, name, own, trained, new, caplog):
     lists = [{"encoder_layers_without_positions": layers} for layers in (trained, new)]
@@ -121,13 +127,14 @@ def test_a_training_can_start_from_a_checkpoint_with_other_layers(build, name, o
     for key, value in after.items():
         if key not in started:
             assert torch.equal(value, loaded[key]), key
-        elif name == "shaw":
+        elif name == "shaw" or "_projection" in key:
             assert f"encoder.layers.{trained}." in key and torch.equal(value, before[key])
         else:  # layers share the numbers of the checkpoint
             assert torch.equal(value, loaded[key.replace("layers.0", "layers.2")])
     messages = " ".join(record.getMessage() for record in caplog.records)
-    assert (f"dropped encoder.layers.{new}.self" in messages) is (name == "shaw" and new != "")
-    assert (f"has no encoder.layers.{trained}.self" in messages) is (name == "shaw" and trained != "")
+    assert (f"dropped encoder.layers.{new}.self" in messages) is (name in ("shaw", "deberta") and new != "")
+    assert (f"has no encoder.layers.{trained}.self" in messages) is (name in ("shaw", "deberta") and trained != "")
+    assert "relative_embeddings" not in messages, "a shared table is neither lost nor new"
     if own and trained:  # a training that resumes needs all parameters
         with (
             reading_for(Reading(["resumed.pt"], resumes=True)),
@@ -151,3 +158,15 @@ def test_a_subclass_can_build_more_layers_than_its_configuration_has(build):
     encoder = build(**ENCODING_OPTIONS["rope"], encoder_layers=2, encoder_layers_without_positions="0").encoder
     more = encoder.build_encoder_layer(encoder.cfg)
     assert more.self_attn.position is encoder.layers[1].self_attn.position
+
+
+def test_a_training_with_projections_of_positions_can_start_from_one_that_shares_those_of_words(build, caplog):
+    checkpoint = build(position_encoding="deberta", deberta_share_projections=True).state_dict()
+    model = build(position_encoding="deberta")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with caplog.at_level(logging.WARNING, "fairseq_rope"), reading_for(Reading(["start.pt"])):
+        model.load_state_dict({key: value.clone() for key, value in checkpoint.items()}, strict=True)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, checkpoint[key] if key in checkpoint else before[key]), key
+    (of_encoder, _) = [record.getMessage() for record in caplog.records]
+    assert "encoder.layers.0.self_attn.position.key_projection" in of_encoder and "new values" in of_encoder
