@@ -50,7 +50,7 @@ def test_the_encodings_of_the_recipes_are_all_encodings_and_variants_of_rope():
     from fairseq import options
 
     from fairseq_rope.positions import ENCODINGS
-    from fairseq_rope.transformer.meaning import differences, meaning
+    from fairseq_rope.transformer.meaning import meaning, option_differences
 
     (all_systems, _) = chosen("--systems", ROOT / "recipes" / "compare" / "encodings.yaml")
     assert all_systems[0].name == "sinusoidal"
@@ -58,7 +58,9 @@ def test_the_encodings_of_the_recipes_are_all_encodings_and_variants_of_rope():
     for system in all_systems:
         flags = ["data", "--arch", system.arch, *shlex.split(system.flags)]
         meanings[system.name] = meaning(options.parse_args_and_arch(options.get_training_parser(), flags))
-    variants = {name: differences(meanings[name], meanings["rope"]) for name in meanings if name not in ENCODINGS}
+    variants = {
+        name: option_differences(meanings[name], meanings["rope"]) for name in meanings if name not in ENCODINGS
+    }
     assert meanings.keys() == {*ENCODINGS, *variants}
     assert {name: [each.name for each in changes] for name, changes in variants.items()} == {
         "p-rope": ["rope_scaling"],
