@@ -199,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         seeds = launch.seeds_of(args.seeds)
         launch.refuse_contradictions(args)
         compared, trained = systems.chosen(args)
+        if args.tune and args.name:
+            raise SettingsError(f"--name {args.name}: --tune trains each value in a folder of its own; drop --name")
         if args.tune:
             tuned = _tuning(parser, args, compared, train_flags)
         experiments = {system.name: _experiment(parser, args, system, train_flags) for system in compared}

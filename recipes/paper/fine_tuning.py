@@ -19,7 +19,7 @@ from recipes.paper.long_documents import write_labels
 from recipes.paper.results import Panels, Rows, curve_of
 from recipes.paper.runs import Data, PaperRun, Training
 from recipes.paper.study import Study, build_parser, existing, main
-from recipes.paper.texts import binarise, following_pairs, pages_of, passages_of, rows_of, tokens_in
+from recipes.paper.texts import SUBWORDS, binarise, following_pairs, pages_of, passages_of, rows_of, tokens_in
 from recipes.run.yaml_file import read_yaml_file
 
 
@@ -67,7 +67,9 @@ def run_study(study: Study) -> None:
     labels = sorted({row[-1] for row in read["train"]})
     check_labels(task, read, labels, sources)
     more = {"task": args.task, "documents": args.documents}
-    sources["--from"] = known
+    # The settings, and the dictionary and the subwords with which the data are made.
+    files = (known, *(args.start / "data" / name for name in ("dict.txt", SUBWORDS)))
+    sources |= {f"--from {path.name}": path for path in files if path.exists()}
     data = Data(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder), more)
     model = read_yaml_file(known, f"--from {known}")
     classes = 1 if task.metric == "spearman" else len(labels)

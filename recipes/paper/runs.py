@@ -17,6 +17,7 @@ from recipes.run.shell import Shell, quoted, say
 from recipes.run.stage import Stage
 from recipes.run.stamps import Stamps
 
+OF_START = ("begun.json", "valid.json")  # beside a checkpoint from which another training starts
 ON_ONE_GPU = ("f1", "spearman")  # metrics for which fairseq cannot join the predictions of several GPUs
 
 
@@ -121,11 +122,15 @@ class Data(Stage[PaperRun]):
     number = 1
     title = "prepare the data"
 
+    @property
+    def file(self) -> str:
+        return "stage01_data"
+
     def inputs(self, run: PaperRun) -> list[Path]:
-        return [*self.sources.values()]
+        return []  # the sources are in depends_on, by their roles: they can have other names
 
     def outputs(self, run: PaperRun) -> list[Path]:
-        return binary_data(run.work / "data") or [run.work / "data"]
+        return binary_data(run.work / "data") or [run.work / "data" / "dict.txt"]
 
     def depends_on(self, run: PaperRun) -> dict[str, Any]:
         checksums = {name: checksum(path) for name, path in self.sources.items()}
@@ -138,6 +143,8 @@ class Data(Stage[PaperRun]):
         """
         last = stamps.last(self)
         if last is None:
+            if (run.work / "settings.json").exists():
+                raise InputError(f"--work-dir {run.work}: was begun by an earlier version; choose another folder")
             return
         now = self.depends_on(run)
         changed = ", ".join(name for name in now if last["of"].get(name) != now[name])
@@ -179,31 +186,48 @@ class TrainingStage(StageOfTraining):
     verb = "train"
     trains = True
 
+    # A checkpoint that is the start of other trainings is known by what it was trained from and by its losses, and none
+    # is among the outputs, so that users can delete checkpoints of finished trainings.
     def inputs(self, run: PaperRun) -> list[Path]:
-        return [*binary_data(self.training.data), *filter(None, [self.training.start])]
+        start = self.training.start
+        return [*binary_data(self.training.data), *(start.with_name(name) for name in OF_START if start is not None)]
 
     def outputs(self, run: PaperRun) -> list[Path]:
-        return [run.checkpoint(self.training), run.folder(self.training) / "valid.json"]
+        return [run.folder(self.training) / "valid.json"]
 
     def depends_on(self, run: PaperRun) -> dict[str, Any]:
         return {"flags": self.training.flags}
 
     def prepare(self, run: PaperRun, stamps: Stamps, moves: Moves) -> None:
-        """Move a training aside that began with other flags, data or weights, since this one cannot resume from it."""
-        folder = run.folder(self.training)
-        if any(folder.glob("*.pt")) and self._begun(run) != stamps.of(self):
-            moves.move(folder, next_earlier(run.model) / folder.name, "has other flags, data or weights")
+        """Move a training aside that began with other flags, data or weights, since this one cannot resume from it.
 
-    def _begun(self, run: PaperRun) -> object:
-        """What the training in the folder depends on; None if begun.json cannot be read."""
+        If the wanted training was moved aside before, it comes back.
+        """
+        folder, wanted = run.folder(self.training), stamps.of(self)
+        if not all(path.exists() for path in self.inputs(run)) or self._begun(folder) == wanted:
+            return
+        if any(folder.iterdir() if folder.exists() else ()):
+            moves.move(folder, next_earlier(run.model) / folder.name, "has other flags, data or weights")
+        for earlier in sorted(run.model.glob(f"earlier/*/{folder.name}")):
+            if self._begun(earlier) == wanted:
+                folder.rmdir() if folder.exists() else None
+                moves.move(earlier, folder, "has these flags, data and weights")
+                break
+
+    def _begun(self, folder: Path) -> object:
+        """What the training in *folder* depends on; None if begun.json cannot be read."""
         try:
-            return json.loads((run.folder(self.training) / "begun.json").read_text())
+            return json.loads((folder / "begun.json").read_text())
         except (OSError, ValueError):
             return None
 
     def run(self, run: PaperRun, shell: Shell) -> None:
         folder, command = run.folder(self.training), run.command(self.training)
+        start = self.training.start
+        if start is not None and not start.exists():
+            raise self.error(f"starts from {start}, which does not exist")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "valid.json").unlink(missing_ok=True)
         write_whole(folder / "begun.json", json.dumps(Stamps(run).of(self), indent=1) + "\n")
         history = folder / "history.jsonl"
         with history.open("a") as file:  # the first newline ends a line that a crash cut off
@@ -220,7 +244,7 @@ class TestStage(StageOfTraining):
     verb = "test"
 
     def inputs(self, run: PaperRun) -> list[Path]:
-        return [run.checkpoint(self.training), *binary_data(self.training.data)]
+        return [run.folder(self.training) / "valid.json", *binary_data(self.training.data)]
 
     def outputs(self, run: PaperRun) -> list[Path]:
         return [run.folder(self.training) / "test.json"]

@@ -42,7 +42,7 @@ class Average(TranslationStage):
             return
         other = experiment.training
         if not all(Stamps(other).is_done(stage) for stage in (Train(), self)):
-            raise self.error(f"{other.title}, has no averaged model ({other.model})")
+            raise self.error(f"takes the averaged model of {other.title}, which has none ({other.model})")
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         if experiment.training_of:

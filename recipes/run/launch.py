@@ -34,8 +34,8 @@ from recipes.run.stage import Stage
 from recipes.run.yaml_file import SettingsError
 
 # A run that the stages' type accepts. Dataclasses are required, since the launcher replaces their GPUs.
-AnyRun = Any
-StagesOf = Callable[[AnyRun], Sequence[Stage[Any]]]
+LaunchedRun = Any
+StagesOf = Callable[[LaunchedRun], Sequence[Stage[Any]]]
 
 LONGEST = 60 * 24 * 365  # minutes that a job may take on this machine
 UNLISTED = 600  # seconds after which a job that SLURM does not list counts as failed
@@ -46,7 +46,7 @@ ENDING = 60  # seconds that cancelled jobs have to end
 class _Running:
     """A submitted job, and when it began and was last known to SLURM, in seconds."""
 
-    run: AnyRun
+    run: LaunchedRun
     job: submitit.Job[str]
     begun: float
     listed: float
@@ -97,19 +97,21 @@ def seeds_of(words: str) -> range:
     return seeds
 
 
-def is_done(run: AnyRun, stages_of: StagesOf) -> bool:
+def is_done(run: LaunchedRun, stages_of: StagesOf) -> bool:
     """Whether the stages of *run* are done with the present settings and inputs."""
     stamps = Runner(run).stamps
     return all(stamps.is_done(stage) for stage in stages_of(run))
 
 
-def is_trained(run: AnyRun, stages_of: StagesOf) -> bool:
+def is_trained(run: LaunchedRun, stages_of: StagesOf) -> bool:
     """Whether nothing has to be trained for *run*."""
     stamps = Runner(run).stamps
     return all(stamps.is_done(stage) for stage in stages_of(run) if stage.trains)
 
 
-def run_stages(run: AnyRun, stages_of: StagesOf, program: str, on_signal: bool = False, gpu: str | None = None) -> str:
+def run_stages(
+    run: LaunchedRun, stages_of: StagesOf, program: str, on_signal: bool = False, gpu: str | None = None
+) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or "".
 
     *on_signal* and *gpu* are the arguments of :func:`begin_job`.
@@ -142,8 +144,8 @@ def begin_job(on_signal: bool, gpu: str | None) -> None:
 
 
 def outcomes(
-    runs: Sequence[AnyRun], stages_of: StagesOf, program: str, args: argparse.Namespace
-) -> Iterator[tuple[AnyRun, str]]:
+    runs: Sequence[LaunchedRun], stages_of: StagesOf, program: str, args: argparse.Namespace
+) -> Iterator[tuple[LaunchedRun, str]]:
     """Run the stages of *runs*, and yield each run with the reason of its failure, or "", when it has ended.
 
     *stages_of* gives the stages of a run, in order. It must be a function of a module, so that jobs can import it.
@@ -259,12 +261,12 @@ def _gpus(run: Run) -> list[str]:
 
 
 def _submitted(
-    runs: Sequence[AnyRun],
+    runs: Sequence[LaunchedRun],
     how: tuple[StagesOf, str, Collection[Path]],
     jobs: int,
     executor: submitit.Executor,
     gpus: Sequence[str] = (),
-) -> Iterator[tuple[AnyRun, str]]:
+) -> Iterator[tuple[LaunchedRun, str]]:
     stages_of, program, untrained = how
     # Jobs import the recipes, wherever they run.
     os.environ["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -29,7 +29,7 @@ def flag_in(words: str) -> str:
 
 
 def of_process(process: Mapping[str, Any]) -> str:
-    """The precision of a training *process*, as stage 7 notes it in the history; "" if it is not known.
+    """The precision of a training *process*, as its history has it; "" if it is not known.
 
     The command decides, because older notes lack the flags that the user gave. The oldest ones have no command: then,
     all trainings on CPUs were in fp32.

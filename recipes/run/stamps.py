@@ -52,7 +52,7 @@ class Stamps:
         if path.stat().st_size <= LARGE:
             return f"sha256:{checksum(path)}"
         status = path.stat()
-        name, size_and_date = self.name(path), f"{status.st_size} bytes of {status.st_mtime_ns}"
+        name, size_and_date = str(path), f"{status.st_size} bytes of {status.st_mtime_ns}"
         try:
             known = json.loads(self._hashes.read_text())
         except (OSError, ValueError):

@@ -789,6 +789,7 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
         (["--tune", "learning_rate=nan,1"], "--tune learning_rate=nan,1: each value must be finite"),
         (["--tune", "label_smoothing=0,0.1"], "--tune label_smoothing=0,0.1: must be KEY=VALUE,VALUE…, and KEY one of"),
         (["--tune", "learning_rate=1,0.1", "--", "--lr", "2"], "the flags of transformer contain --lr; drop one"),
+        (["--tune", "dropout=0,0.1", "--name", "a"], "--name a: --tune trains each value in a folder of its own"),
         (["--tune", "dropout=0.1,2"], "--set dropout=2.0: must be 0 to 1"),
         (["--tune", "dropout=0,0.1", "--set", "dropout=0"], "--set has a value for dropout too; drop one of them"),
         (

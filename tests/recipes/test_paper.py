@@ -20,10 +20,12 @@ from fairseq_rope import plugin  # noqa: F401  registers the models
 from fairseq_rope.positions import ENCODINGS
 from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, study, texts
 from recipes.paper.results import as_markdown, curve_of, draw, trained_in
-from recipes.paper.runs import PaperRun, Training
+from recipes.paper.runs import PaperRun, Training, stages_of
 from recipes.paper.study import HERE, read_settings
 from recipes.run import launch, machine
+from recipes.run.moves import Moves
 from recipes.run.runner import Runner
+from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
 from tests.commands import ROOT, call, run_program
 from tests.recipes.small_demo import AVX512_BF16
@@ -419,6 +421,48 @@ def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, monkeypatch):
         masked_lm.cli_main([*flags, "--", "--lr", "0.4"])
     with pytest.raises(SystemExit, match="was begun with another value of flags after --; choose another folder"):
         masked_lm.cli_main([*flags, "--dry-run", "--", "--lr", "0.4"])
+
+
+def test_fine_tuning_refuses_a_dictionary_that_has_changed_since_its_data_were_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "outcomes", lambda *_: [])
+    start, work = tmp_path / "mlm", tmp_path / "work"
+    for folder in (start / "data", start / "rope.seed1" / "train"):
+        folder.mkdir(parents=True)
+    (start / "settings.yaml").write_text("{model: '', flags after --: ''}")
+    (start / "rope.seed1" / "train" / "valid.json").write_text("[]")
+    (start / "data" / "dict.txt").write_text("a 1\nb 1\n")
+    (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t0\nb\ta\t1\n")
+    files = ["--from", start, "--train", tmp_path / "a.tsv", "--dev", tmp_path / "a.tsv", "--work-dir", work]
+    words = [*map(str, files), "--encodings", "rope", "--seeds", "1", "--gpus", "0"]
+    fine_tuning.cli_main(words)
+    fine_tuning.cli_main(words)
+    (start / "data" / "dict.txt").write_text("b 1\na 1\n")
+    with pytest.raises(SystemExit, match="was begun with another value of --from dict.txt; choose another folder"):
+        fine_tuning.cli_main(words)
+
+
+def test_a_training_with_other_flags_is_moved_aside_and_comes_back_without_its_checkpoints(tmp_path, capsys):
+    data, folder = tmp_path / "data", tmp_path / "rope.seed1" / "train"
+    for path in (data, folder):
+        path.mkdir(parents=True)
+    (data / "train.bin").write_text("data")
+
+    def prepared(flags):
+        run = PaperRun("rope", 1, tmp_path, (Training("train", data, "masked_lm", flags),))
+        (stage,), stamps = stages_of(run), Stamps(run)
+        stage.prepare(run, stamps, Moves(run))
+        return stage, stamps.of(stage)
+
+    _, begun = prepared("--lr 1")
+    for name, contents in (("begun.json", json.dumps(begun)), ("checkpoint_last.pt", ""), ("valid.json", "[]")):
+        (folder / name).write_text(contents)
+    prepared("--lr 1")
+    assert (folder / "valid.json").exists()
+    prepared("--lr 2")
+    assert not folder.exists() and "has other flags, data or weights: moved to" in capsys.readouterr().out
+    (tmp_path / "rope.seed1" / "earlier" / "1" / "train" / "checkpoint_last.pt").unlink()
+    prepared("--lr 1")
+    assert sorted(path.name for path in folder.iterdir()) == ["begun.json", "valid.json"]
 
 
 def test_a_dry_run_prints_the_commands_and_leaves_the_choice_of_settings_to_the_next_run(tmp_path, monkeypatch, capsys):
