@@ -1,4 +1,4 @@
-"""What a position encoding can do. Each file of this folder has one family of encodings, each a row of ``ENCODINGS``.
+"""What a position encoding can do. Each encoding is a class in a file of this folder, and a row of ``ENCODINGS``.
 
 An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions, or
 those of ``cross_attention.py``. An encoding of absolute positions adds vectors to the embeddings instead, and does not
