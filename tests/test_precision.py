@@ -28,7 +28,7 @@ def results(attention, x, grad):
 
 def errors(options, arch, dtype, tokens):
     """Return the relative errors of *results* in *dtype*, compared with float64."""
-    attention = build(options, arch).decoder.layers[0].self_attn
+    attention = build({"max_target_positions": tokens, **options}, arch).decoder.layers[0].self_attn
     exact = copy.deepcopy(attention).double()
     attention.to(dtype)
     with torch.no_grad():

@@ -385,11 +385,11 @@ def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch)
     monkeypatch.setattr(stamps, "LARGE", 3)
     hashed = []
 
-    def checksum(path, _):
+    def checksum(path):
         hashed.extend([str(path)] * (path.stat().st_size > 3))
         return path.read_text()
 
-    monkeypatch.setattr(stamps, "checksum_of", checksum)
+    monkeypatch.setattr(stamps, "checksum", checksum)
     run(work)
     trained = checkpoints(work)
     files = [*described(work).binary_data, *described(work).binary_sets(TEST), *(work / "raw").iterdir()]

@@ -49,7 +49,7 @@ def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, preci
     assert f"--distributed-world-size {gpus} --{expected}" in train and "--cpu" not in train + generate
     log = (model / "logs" / "stage07_train.log").read_text()
     history = [json.loads(line) for line in (model / "checkpoints" / "history.jsonl").read_text().splitlines() if line]
-    assert f"training on {gpus} devices (GPUs/TPUs)" in log.read_text()
+    assert f"training on {gpus} devices (GPUs/TPUs)" in log
     assert [entry["train_gb_free"] for entry in history if "train_gb_free" in entry] == ["79"]
     translations = model / "logs" / "stage09_translate.log"
     assert "simulated GPU: used, linear layers in float32" in translations.read_text()

@@ -353,7 +353,7 @@ def test_a_system_with_another_search_takes_the_present_model(tmp_path, monkeypa
     (trained,) = runs(tmp_path, "rope")
     search = replace(trained, system="search", training_of="rope")
     average = Average()
-    refused = f"{average.description}: rope, seed 1, has no averaged model ({trained.model})"
+    refused = f"{average.description}: takes the averaged model of rope, seed 1, which has none ({trained.model})"
     assert launch.run_stages(search, stages_of, "x") == refused
     trained.checkpoints.mkdir(parents=True)
     for number in (1, 2):
