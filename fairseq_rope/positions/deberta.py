@@ -6,6 +6,8 @@ RoFormer (arXiv:2104.09864), equation 10. With P (2k, C) a learned vector for ea
     score_ij = (q_i · k_j + q_i · K_r[d(i, j)] + k_j · Q_r[d(j, i)]) / sqrt(3 D),    K_r = P W_kr,    Q_r = P W_qr
     d(i, j) = 0 if i - j <= -k,    2k - 1 if i - j >= k,    i - j + k otherwise
 
+Hugging Face's ``modeling_deberta_v2.py`` has d(i, j) in the third term, too; here it is as in the paper.
+
 All layers of a side share P. W_kr and W_qr are those of one layer. With ``share_projections``, they are the weights of
 the layer's own projections of keys and queries, without their biases, as in RoFormer's equation. The projections here
 have no biases, as in the paper. Its absolute positions, at the end of the network, are for masked language models.

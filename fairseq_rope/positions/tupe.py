@@ -1,12 +1,12 @@
 """TUPE: positions meet positions, apart from the words, in one bias that all layers share.
 
-Ke et al. 2020, "Rethinking Positional Encoding in Language Pre-training", arXiv:2006.15595, equations 7 and 9; RoFormer
-(arXiv:2104.09864), equation 9. With p_i a learned vector of position i, after a layer norm of its own:
+Ke et al. 2020, "Rethinking Positional Encoding in Language Pre-training", arXiv:2006.15595, equations 7, 8, 10
+and 11; RoFormer (arXiv:2104.09864), equation 9. With p_i a learned vector of position i, after a layer norm of its own:
 
     score_ij = (q_i · k_j + (p_i U_Q) · (p_j U_K)) / sqrt(2 D) + b_bucket(j - i)
 
 b is T5's bias (``t5.py``); TUPE-A leaves it out (``tupe_absolute_only``). A position counts words, not padding, as that
-of fairseq's learned embeddings. The paper's other change, of [CLS], is for BERT.
+of fairseq's learned embeddings. The paper's equation 9 is about [CLS] of BERT, and left out.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D, L the number of positions.
 """
