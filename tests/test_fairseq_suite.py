@@ -47,7 +47,7 @@ TRANSFORMERS = [
 #   beam search from left to right. Those of the second line call no function of the plugin, or only NumPy's old names,
 #   which shorter tests need, too. Those of the third line call the same functions of the plugin as tests with similar
 #   names, which remain.
-# - with the rotary models, tests of which others are variants, and those that select what is validated
+# - with the rotary models: tests that are like another one that runs, and those of the choice of validation data
 IS_WHOLE = os.environ.get("FAIRSEQ_SUITE") == "whole"
 LONG = """
     laser insertion cmlm nonautoregressive

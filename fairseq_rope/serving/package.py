@@ -302,7 +302,7 @@ def write_zip(path: str, top: str, files: dict[str, str], texts: dict[str, str])
 
 
 def refuse_to_install(folder: str, top: str, replace: bool) -> None:
-    """Raise a ExportError if the package *top* must not be unpacked into *folder*."""
+    """Raise an ExportError if the package *top* must not be unpacked into *folder*."""
     if os.path.isfile(folder) or not os.path.isdir(os.path.dirname(os.path.realpath(folder))):
         raise ExportError(f"--install {folder}: must be a folder, or a new one in a folder that exists")
     if os.path.ismount(folder):
