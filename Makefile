@@ -3,6 +3,7 @@
 # make demo      train a small rotary model, print its BLEU and translations (ARCH=transformer: the sinusoidal baseline)
 # make test      run the fast tests
 # make test-slow run the tests that take long
+# make test-gpu  run fairseq's programs and the recipes' commands on the GPUs of this machine
 # make bench     measure speed and memory beside fairseq's transformer (BENCH: flags of all, as in BENCH='--rounds 5')
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
 #                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
@@ -20,7 +21,7 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help install demo test test-slow bench compare lint docs wheel clean distclean again
+.PHONY: help install demo test test-slow test-gpu bench compare lint docs wheel clean distclean again
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -37,6 +38,9 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
+
+test-gpu: $(STAMP)
+	$(IN_VENV) REAL_GPU=1 .venv/bin/pytest -n 4 -rs -m 'slow or not slow' tests/test_whole_commands_on_gpus.py tests/recipes/test_recipes_on_gpus.py
 
 # BENCH: flags for every benchmark, as in make bench BENCH=--json
 bench: $(STAMP)

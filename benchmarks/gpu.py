@@ -49,13 +49,13 @@ def on_device(thing: Any) -> Any:
     return subjects.on_device(thing)
 
 
-def waits_of(run: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what *run* returns, and how often the host waits for the GPU in it, according to torch.
+def waits_of(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
+    """Return what *run* returns, and the lines of code at which the host waits for the GPU in it, according to torch.
 
-    Without a GPU, the number is that of reading the result.
+    Without a GPU there are none.
     """
     if subjects.DEVICE != "cuda":
-        return run(), 1
+        return run(), Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -63,7 +63,8 @@ def waits_of(run: Callable[[], Any]) -> tuple[Any, int]:
             result = run()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return result, sum("synchroniz" in str(warning.message) for warning in caught)
+    waits = [warning for warning in caught if "synchroniz" in str(warning.message)]
+    return result, Counter(f"{Path(warning.filename).name}:{warning.lineno}" for warning in waits)
 
 
 @contextlib.contextmanager
@@ -78,9 +79,10 @@ def fast_search(switch: str) -> Iterator[None]:
 
 
 def correct(args: argparse.Namespace) -> list[Row]:
-    """Gradients of each model beside those of the CPU in float32, how often the host waits, and both searches.
+    """Gradients of each model beside those of the CPU in float32, where the host waits, and both searches.
 
-    The searches, with the fast search off and on, are in the rows of float32, and must find the CPU's hypotheses.
+    One of the waits is that for the result. The searches, with the fast search off and on, are in the rows of float32,
+    and must find the CPU's hypotheses.
     """
     rows: list[Row] = []
     for name, options in {"transformer": {}, **MODELS}.items():
@@ -98,7 +100,8 @@ def correct(args: argparse.Namespace) -> list[Row]:
                 "type": NAMES[dtype],
                 "criterion": "fused" if criterion == FUSED else "fairseq's",
             }
-            row |= {"gradient's error": f"{error:.1e}", "waits": waits - 1}  # one for the result
+            row |= {"gradient's error": f"{error:.1e}"}
+            row["waits"] = ", ".join(f"{place} {count} times" for place, count in waits.items())
             row["result"] = "right" if error < 10 * TOLERANCE[dtype] else "WRONG"
             if dtype == torch.float32 and criterion == PLAIN:
                 for switch in "01":
@@ -112,13 +115,14 @@ def correct(args: argparse.Namespace) -> list[Row]:
 def kernels(args: argparse.Namespace) -> list[Row]:
     """The kernel that torch chooses for attention, and the time of the first and of later calls of a shape.
 
-    With cuDNN's attention allowed and off. ``TORCH_CUDNN_SDPA_DEPRIORITIZED=1`` has the effect of the latter.
+    First as torch chooses with the plugin, then without the other kernels that cuDNN's attention could replace.
     """
-    allowed, rows = torch.backends.cuda.cudnn_sdp_enabled(), []
-    for cudnn in (True, False):
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        rows += [{"cuDNN": "allowed" if cudnn else "off", **row} for row in _kernels_of(args)]
-    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    rows = [{"kernels": "all", **row} for row in _kernels_of(args)]
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    rows += [{"kernels": "cuDNN's and torch's operations", **row} for row in _kernels_of(args)]
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
     return rows
 
 

@@ -1,11 +1,11 @@
 """Whole fairseq-train processes: words a second, beside fairseq's transformer in float32.
 
-    python -m benchmarks.programs [--size small|base] [--rounds N] [--updates N] [--bf16] [--json]
+    python -m benchmarks.programs [--size small|base] [--rounds N] [--updates N] [--max-tokens N] [--bf16] [--json]
 
-Each measurement is a process of its own, with batches of 2,048 tokens, and counts the second half of its updates. The
-processes take turns. fairseq's transformer runs without the plugin, with fairseq's Adam and criterion. Sentences have
-real lengths, and words by Zipf's law. On a CPU that computes bfloat16 in hardware, and with the flag --bf16, the last
-row is a training with --bf16.
+Each measurement is a process of its own, and counts the second half of its updates. The processes take turns.
+fairseq's transformer runs without the plugin, with fairseq's Adam and criterion. Sentences have real lengths, and
+words by Zipf's law. On a CPU that computes bfloat16 in hardware, and with the flag --bf16, the last row is a training
+with --bf16. On a GPU there are also rows with --fp16; fairseq's own --bf16 does not train on a GPU.
 """
 
 import json
@@ -31,6 +31,10 @@ FLAGS = {  # by the names of the rows; the first is the yardstick
     "transformer_rope, fused": OURS,
     "transformer_rope, fused, bf16": f"{OURS} --bf16",
 }
+if DEVICE == "cuda":
+    FLAGS["transformer, fp16"] = f"{FLAGS['transformer']} --fp16"
+    FLAGS["transformer_rope, fused, fp16"] = f"{OURS} --fp16"
+COPIES = 50 if DEVICE == "cuda" else 1  # of the pairs: a new epoch takes a GPU longer than many updates
 
 
 def program(name: str) -> str:
@@ -44,14 +48,14 @@ def write_data(size: dict[str, int], folder: Path) -> Path:
     words.save(str(folder / "dict.txt"))
     for side, sentences in (("src", pairs.src), ("tgt", pairs.tgt)):
         text = "\n".join(words.string(sentence) for sentence in sentences)
-        (folder / f"train.{side}").write_text(f"{text}\n", encoding="utf-8")
+        (folder / f"train.{side}").write_text(f"{text}\n" * COPIES, encoding="utf-8")
     flags = f"-s src -t tgt --trainpref {folder}/train --srcdict {folder}/dict.txt --joined-dictionary"
     command = [program("fairseq-preprocess"), *flags.split(), "--destdir", str(folder / "bin")]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "bin"
 
 
-def command(name: str, size: dict[str, int], data: Path, updates: int) -> list[str]:
+def command(name: str, size: dict[str, int], data: Path, updates: int, tokens: int) -> list[str]:
     """The fairseq-train command of the row *name*."""
     sizes = " ".join(
         f"--{side}-layers {size['layers']} --{side}-embed-dim {size['width']} "
@@ -60,7 +64,7 @@ def command(name: str, size: dict[str, int], data: Path, updates: int) -> list[s
     )
     flags = (
         f"{FLAGS[name]} {sizes} --share-all-embeddings --dropout 0.1 --label-smoothing 0.1 --optimizer adam "
-        f"--lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --max-tokens 2048 --max-update {updates} "
+        f"--lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --max-tokens {tokens} --max-update {updates} "
         "--disable-validation --no-save --log-format json --log-interval 1"
     )
     device = [] if DEVICE == "cuda" else ["--cpu"]
@@ -94,6 +98,7 @@ def main() -> None:
     parser = build_parser("programs", __doc__, rounds=3)
     parser.add_argument("--size", choices=sorted(SIZES), action="append", help="default: all")
     parser.add_argument("--updates", type=int, default=12, help="of each process; default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="of a batch; default: %(default)s")
     parser.add_argument("--bf16", action="store_true", help="also if the CPU emulates bfloat16, which is slow")
     args = parser.parse_args()
     if args.updates < 2:
@@ -106,7 +111,7 @@ def main() -> None:
             data = write_data(SIZES[size], Path(folder))
             for number in range(args.rounds):
                 for name in turned(names, number):
-                    words = command(name, SIZES[size], data, args.updates)
+                    words = command(name, SIZES[size], data, args.updates, args.max_tokens)
                     speeds[name].append(words_per_second(words, args.updates))
         rows = [
             {

@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     arch: str
     criterion: str = "label_smoothed_cross_entropy"
     options: dict[str, Any] = {}
-    bf16: bool = False  # as --bf16; on a GPU, all candidates are in bfloat16
+    bf16: bool = False  # as --bf16; on a GPU, all candidates are
 
 
 # the first is the yardstick
@@ -79,14 +79,15 @@ class Training:
             fp16_adam_stats=False,
             tpu=False,
         )
-        if DEVICE == "cuda" or candidate.bf16:
+        is_bf16 = DEVICE == "cuda" or candidate.bf16
+        if is_bf16:
             self.model.bfloat16()
         weights = list(self.model.parameters())
-        if candidate.bf16:
-            self.optimizer = optim.FP16Optimizer.build_optimizer(with_float32_copies(options), weights)
-        else:
-            fairseqs = mock.patch.object(adam, "Adam", optimizers.FairseqAdam)
-            with fairseqs if candidate.arch == "transformer" else contextlib.nullcontext():
+        fairseqs = mock.patch.object(adam, "Adam", optimizers.FairseqAdam)
+        with fairseqs if candidate.arch == "transformer" else contextlib.nullcontext():
+            if is_bf16:
+                self.optimizer = optim.FP16Optimizer.build_optimizer(with_float32_copies(options), weights)
+            else:
                 self.optimizer = optim.build_optimizer(options, weights)
         samples = batches(words, TOKENS[size_name] if DEVICE == "cpu" else 8192)[: STEPS[size_name]]
         self.tokens = statistics.mean(sample["ntokens"] for sample in samples)

@@ -1,7 +1,8 @@
 """Run whole programs on simulated GPUs, and the tables of what the tests run there.
 
-The tests run each row of the tables. tests/test_flags_of_gpus.py compares the tables with the flags that the recipes
-and the documentation name.
+With the environment variable REAL_GPU=1, the programs run on the GPUs of this machine (make test-gpu). The tests run
+each row of the tables. tests/test_flags_of_gpus.py compares the tables with the flags that the recipes and the
+documentation name.
 """
 
 import json
@@ -10,12 +11,15 @@ import re
 import subprocess
 from typing import NamedTuple
 
+import pytest
 import torch
 
 from tests import forked_programs
 from tests.commands import BIN, ENVIRONMENT, LIMIT, ROOT, training
 
 SIMULATED = str(ROOT / "tests" / "simulated_gpu")
+REAL_GPU = bool(os.environ.get("REAL_GPU"))
+GIGABYTES_FREE = 79  # of a simulated GPU, in fairseq's log
 
 
 class Precision(NamedTuple):
@@ -70,6 +74,8 @@ SEVERAL_PROCESSES = (
 ON_TWO_GPUS = ("--bf16", "--fp16 --ddp-backend legacy_ddp")
 # the stages 7 and later of recipes/demo: number of GPUs and precision
 RECIPES = ((1, "fp16"), (2, "auto"))
+if REAL_GPU and torch.cuda.device_count() == 1:
+    RECIPES = ((1, "fp16"), (1, "auto"))
 # the experiments of recipes/paper with paper.yaml: number of GPUs, and flags that make them small
 SIDE = "--{0}-layers 1 --{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
 SHORT = "--max-update 2 --batch-size 4 --num-workers 0"
@@ -93,7 +99,9 @@ def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, is_fo
 
     If *is_forked*, the program is one of tests/forked_programs.py.
     """
-    programs = forked_programs.folder(gpus) if is_forked else BIN
+    if REAL_GPU and gpus > torch.cuda.device_count():
+        pytest.skip(f"needs {gpus} GPUs, and this machine has {torch.cuda.device_count()}")
+    programs = forked_programs.folder(gpus) if is_forked and not REAL_GPU else BIN  # CUDA does not survive a fork
     command = [f"{programs}/{words[0]}", *(str(word) for word in words[1:])]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
     done = subprocess.run(command, env=environment(gpus, out_of_memory), timeout=timeout, **kwargs)
@@ -109,10 +117,16 @@ def training_on_gpus(data, save_dir, *more):
 
 def types_of_numbers(log):
     """The types of numbers in which the linear layers of a program on one GPU computed."""
-    return set(re.search(r"^simulated GPU: used, linear layers in (.*)$", log, re.M)[1].split(", "))
+    return set(re.search(r"^(?:simulated )?GPU: used, linear layers in (.*)$", log, re.M)[1].split(", "))
 
 
 def logged(log, key):
     """The values of *key* in fairseq's JSON log, as numbers."""
     entries = [json.loads(line) for line in re.findall(r"\{\"(?:epoch|test_loss)\".*\}", log)]
     return [float(entry[key]) for entry in entries if key in entry]
+
+
+def are_free(gigabytes):
+    """Whether fairseq's log has the free memory of the GPU: that of the simulated one, or any of a real one."""
+    free = {float(each) for each in gigabytes}
+    return min(free) > 0 if REAL_GPU else free == {GIGABYTES_FREE}

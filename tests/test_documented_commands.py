@@ -55,7 +55,7 @@ ELSEWHERE = {
 # The beginnings of commands that no test runs, and the reason
 NOT_RUN = {
     "source .venv/bin/activate": "changes the shell",
-    "export TORCH_CUDNN": "changes the shell",
+    "make test-gpu": "needs a GPU",
     "pip install": "downloads packages",
     "python3 -m venv lt": "downloads packages",
     "ARGOS_PACKAGES_DIR=": "needs LibreTranslate; tests/serving/test_argos_programs.py runs it if it is installed",

@@ -1,10 +1,14 @@
 """Models, both criteria and both searches on a pretended GPU: devices, waits of the host, and results as on the CPU."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from benchmarks.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, batch, build, gradient, search
 from fairseq_rope.positions import rotary
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.pretended_gpu import Waits, WrongDeviceError, to_gpu
 
 # How often our lines may make the host wait in a search, at its start and in each step: never layer by layer; the fast
@@ -55,6 +59,12 @@ WITHOUT = ("shaw", "nezha", "linear, elu1", "linear, favor")
 CAUSAL = ("none", "sinusoidal", "shape", "learned", *ROTARY, "rope in cross-attention", "layers without positions")
 
 
+def check_strides(calls):
+    for *queries_keys_values, mask, _ in calls:
+        assert all(x.stride(-1) == 1 and x.storage_offset() % 8 == 0 for x in queries_keys_values)
+        assert mask is None or mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_gives_torchs_kernels_tensors_that_they_take_without_a_copy(name, monkeypatch):
     fused, calls = torch.nn.functional.scaled_dot_product_attention, []
@@ -66,17 +76,29 @@ def test_attention_gives_torchs_kernels_tensors_that_they_take_without_a_copy(na
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
     train_on_gpu(MODELS[name], PLAIN, torch.float32)
     del calls[: len(calls) // 2]  # those of the first step
-    for *queries_keys_values, mask, _ in calls:
-        assert all(x.stride(-1) == 1 and x.storage_offset() % 8 == 0 for x in queries_keys_values)
-        assert mask is None or mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+    check_strides(calls)
     causal = [mask for *_, mask, options in calls if options["is_causal"]]
     assert causal == [None] * (LAYERS if name in CAUSAL else 0)
     for fast in "01":
         calls.clear()
         monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", fast)
         with Waits(), torch.no_grad():
-            search(to_gpu(build(MODELS[name])), to_gpu(batch()))
-        assert len(calls) == (0 if name in WITHOUT else LAYERS)  # the encoder's: a step has another shape each time
+            _, steps = search(to_gpu(build(MODELS[name])), to_gpu(batch()))
+        check_strides(calls)
+        # self-attention and cross-attention of each step, after the encoder's layers
+        assert len(calls) == LAYERS * ((0 if name in WITHOUT else 1 + steps) + steps)
+
+
+@pytest.mark.parametrize("of_user, expected", [(None, "1"), ("0", "0")])
+def test_the_plugin_puts_cudnns_attention_last_unless_the_user_decides(of_user, expected):
+    variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != variable}
+    environment |= {} if of_user is None else {variable: of_user}
+    program = f"import os, fairseq_rope.plugin; print(os.environ['{variable}'])"
+    printed = subprocess.check_output(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, timeout=LIMIT, text=True
+    )
+    assert printed == f"{expected}\n"
 
 
 @pytest.mark.parametrize("says_right", [True, False])

@@ -1,4 +1,4 @@
-"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu), beside the CPU.
+"""fairseq's programs from start to end on one simulated GPU (tests/simulated_gpu) or a real one, beside the CPU.
 
 Each program starts at least once as a user starts it. Most others are forked (tests/forked_programs.py).
 """
@@ -12,11 +12,22 @@ import torch
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from tests.commands import PLUGIN, call, outputs, scores, training, valid_losses
-from tests.commands_on_gpus import PROGRAMS, RESUMED, TRAININGS, logged, run_on_gpus, training_on_gpus, types_of_numbers
+from tests.commands_on_gpus import (
+    PROGRAMS,
+    REAL_GPU,
+    RESUMED,
+    TRAININGS,
+    are_free,
+    logged,
+    run_on_gpus,
+    training_on_gpus,
+    types_of_numbers,
+)
 
 EPOCHS = 2  # of training_on_gpus
 UPDATES = 4  # of an epoch of the corpus
-GIGABYTES_FREE = 79.0  # of the simulated GPU
+# A real GPU adds some gradients in another order each time, which can change the last printed digit.
+SAME = 0.0011 if REAL_GPU else 1e-9
 STEADY = ("--dropout", 0, "--log-interval", 1)
 
 
@@ -35,7 +46,7 @@ def type_of_weights(state):
 
 def test_fairseq_trains_and_translates_with_bf16_on_a_gpu(data_bin, trained, tmp_path):
     log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, "--bf16", "--max-update", 2))
-    assert "training on 1 devices (GPUs/TPUs)" in log and logged(log, "gb_free") == [GIGABYTES_FREE] * 2
+    assert "training on 1 devices (GPUs/TPUs)" in log and are_free(logged(log, "gb_free"))
     assert type_of_weights(load_checkpoint(str(tmp_path / "checkpoint_last.pt"))) == torch.bfloat16
     model = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--max-len-b", 10]
     generated = run_on_gpus(1, "fairseq-generate", data_bin, *model, "--bf16")
@@ -73,7 +84,7 @@ def trainings(data_bin, tmp_path_factory):
 def test_a_gpu_trains_with_the_losses_of_the_cpu(trainings, on_the_cpu, name):
     expected, (folder, log) = TRAININGS[name], trainings(name)
     assert "training on 1 devices (GPUs/TPUs)" in log
-    assert len(logged(log, "gb_free")) == EPOCHS * UPDATES and set(logged(log, "gb_free")) == {GIGABYTES_FREE}
+    assert len(logged(log, "gb_free")) == EPOCHS * UPDATES and are_free(logged(log, "gb_free"))
     has_scale = expected.weights == torch.float16 or expected.optimizer == "AMPOptimizer"
     assert len(logged(log, "loss_scale")) == (EPOCHS * UPDATES if has_scale else 0)
     if name == "amp":  # its scale doubles after every third update
@@ -96,17 +107,18 @@ def test_a_gpu_resumes_with_the_losses_of_an_uninterrupted_training(trainings, d
     flags = TRAININGS[name].flags.split()
     log = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path, *flags), is_forked=True)
     assert "Loaded checkpoint" in log
-    assert logged(log, "loss") == logged(uninterrupted, "loss")[UPDATES:]
-    assert logged(log, "valid_loss") == logged(uninterrupted, "valid_loss")[1:]
+    assert logged(log, "loss") == pytest.approx(logged(uninterrupted, "loss")[UPDATES:], rel=0, abs=SAME)
+    assert logged(log, "valid_loss") == pytest.approx(logged(uninterrupted, "valid_loss")[1:], rel=0, abs=SAME)
 
 
 @pytest.mark.slow
 def test_a_gpu_continues_the_training_of_a_cpu_and_a_cpu_that_of_a_gpu(trainings, on_the_cpu, data_bin, tmp_path):
     folder, uninterrupted = on_the_cpu
-    second = valid_losses(uninterrupted)[2]
+    second = float(valid_losses(uninterrupted)[2])
     shutil.copy(folder / "checkpoint1.pt", tmp_path / "checkpoint_last.pt")
     on_gpu = run_on_gpus(1, *training_on_gpus(data_bin, tmp_path), is_forked=True)
-    assert "Loaded checkpoint" in on_gpu and valid_losses(on_gpu) == {2: second}
+    assert "Loaded checkpoint" in on_gpu
+    assert logged(on_gpu, "valid_loss") == [pytest.approx(second, rel=0, abs=SAME)]
     for name, flags, rounding in (("float32", [], 0.0015), ("bf16", ["--bf16"], 0.02)):
         folder, log = trainings(name)
         begun = tmp_path / name
@@ -136,14 +148,14 @@ def test_a_training_goes_on_after_the_gpu_ran_out_of_memory(data_bin, tmp_path):
     assert log.count("OOM: Ran out of memory with exception: CUDA out of memory") == 2
     assert "attempting to recover from OOM in forward/backward pass" in log
     assert "ran out of memory in validation step, retrying batch" in log
-    assert "memory of simulated GPU 0" in log
+    assert ("memory of simulated GPU 0" if not REAL_GPU else "CUDA memory summary") in log
     assert logged(log, "train_num_updates") == [UPDATES - 1] and len(logged(log, "valid_loss")) == 1
 
 
 @pytest.mark.slow
 def test_a_training_with_cpu_uses_no_gpu_of_the_machine(data_bin, tmp_path):
     words = training(data_bin, tmp_path, *STEADY, "--max-update", 1, "--clip-norm", 1)
-    assert "simulated GPU: not used" in run_on_gpus(1, *words)
+    assert "GPU: not used" in run_on_gpus(1, *words)
 
 
 # -- translating, validating -------------------------------------------------------------------------

@@ -69,8 +69,7 @@ class FusedAttention(MultiheadAttention):
         """
         only_output = not (need_weights or need_head_weights or before_softmax)
         weights: Tensor | None = None
-        # A search has a new shape at each step, for which cuDNN's attention would be planned anew.
-        if only_output and not explicit and (q.size(2) > 1 or q.device.type == "cpu"):
+        if only_output and not explicit:
             shares_keys = q.size(1) != k.size(1)
             if shares_keys and q.device.type != "cpu":  # enable_gqa excludes the kernel for GPUs that takes a mask
                 k, v, shares_keys = for_each_head(k, q.size(1)), for_each_head(v, q.size(1)), False
@@ -121,7 +120,7 @@ class FusedAttention(MultiheadAttention):
             if bias is not None:
                 terms.append(bias)
             mask = sum(terms[1:], terms[0]) if terms else None
-            return mask if mask is None or q.device.type == "cpu" or q.size(2) == 1 else aligned(mask)
+            return mask if mask is None or q.device.type == "cpu" else aligned(mask)
 
         if position is not None and not position.shared:
             return compute()

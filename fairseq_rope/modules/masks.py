@@ -4,7 +4,6 @@ Shapes: T target positions, S source positions (keys), B batch.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # What is added to the score of a padded key. It is not minus infinity, so that a row with only padding (the first rows
@@ -22,13 +21,15 @@ def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:
 
 
 def aligned(mask: Tensor) -> Tensor:
-    """Return *mask* (…, S) in memory whose rows have a multiple of 8 numbers.
+    """Return *mask* (…, S) in memory whose rows begin at multiples of 8 numbers.
 
     torch's memory-efficient kernel would copy another mask in each layer (``preprocess_mask`` in torch's
     ``aten/src/ATen/native/transformers/attention.cpp``).
     """
-    keys = mask.size(-1)
-    return mask if keys % 8 == 0 else F.pad(mask, [0, 8 - keys % 8])[..., :keys]
+    if mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    rows = mask.new_zeros(*mask.shape[:-1], -(-mask.size(-1) // 8) * 8)[..., : mask.size(-1)]
+    return rows.copy_(mask)
 
 
 def word_follows_padding(key_padding_mask: Tensor) -> Tensor:

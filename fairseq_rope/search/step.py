@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..modules.attention import CrossAttention, SelfAttention
 from ..modules.dropout import Dropout
 from ..modules.feed_forward import GatedLinear
+from ..modules.masks import aligned
 from ..modules.norms import RMSNorm, rms_norm
 from ..modules.overrides import hooked, is_exactly, is_plain_linear
 from ..positions import PositionEncoding
@@ -128,12 +129,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     if q.size(1) != k.size(1):
         grouped = attend(q.unflatten(1, (k.size(1), -1)).flatten(2, 3), k, v, mask)
         return grouped.unflatten(2, (-1, q.size(2))).flatten(1, 2)
-    if q.device.type == "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    scores = torch.matmul(q * q.size(3) ** -0.5, k.transpose(2, 3))  # as FusedAttention in a step on a GPU
-    scores = scores if mask is None else scores + mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return torch.matmul(weights.to(q.dtype), v)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask if q.device.type == "cpu" or mask is None else aligned(mask)
+    )
 
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:

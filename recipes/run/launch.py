@@ -57,7 +57,8 @@ def add_flags(parser: argparse.ArgumentParser, seeds: int) -> None:
     add = parser.add_argument
     help_of_seeds = "train seeds 1 to N, or seeds FIRST to LAST; default: %(default)s"
     add("--seeds", default=str(seeds), metavar="N|FIRST-LAST", help=help_of_seeds)
-    side_by_side = "runs side by side; on CPUs each with one thread if N > 1, on GPUs each on one GPU; "
+    side_by_side = "runs side by side; on CPUs each with one thread if N > 1, on GPUs each on one GPU, which several "
+    side_by_side += "share if N is larger than their number; "
     add("--jobs", type=int, metavar="N", help=side_by_side + "default: 1, with slurm all")
     where = "slurm: one job of SLURM for each run, by submitit; default: this machine"
     add("--launcher", choices=("local", "slurm"), default="local", help=where)
@@ -177,7 +178,7 @@ def outcomes(
     if gpus:
         runs = [dataclasses.replace(run, gpus=1) for run in runs]
     try:
-        yield from _submitted(runs, how, min(args.jobs, len(gpus) or args.jobs), executor, gpus)
+        yield from _submitted(runs, how, args.jobs, executor, gpus)
     finally:
         signal.signal(signal.SIGINT, previous_handler)
 
@@ -285,7 +286,7 @@ def _submitted(
                 if ready is None:
                     break
                 try:
-                    gpu = gpus[place] if gpus else None
+                    gpu = gpus[place % len(gpus)] if gpus else None
                     job = executor.submit(run_stages, ready, stages_of, program, on_signal=True, gpu=gpu)
                 except (FailedJobError, FailedSubmissionError) as error:  # of sbatch: refused, or without a job number
                     message = str(error).partition("\nJob instance")[0]  # without submitit's advice

@@ -20,8 +20,7 @@ from recipes.run.stage_files import StageFiles
 from recipes.run.stamps import Partial
 
 PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
-# torch ≥ 2.11 tries cuDNN's attention first on an H100. It plans anew for each shape, and sentences have many shapes.
-DEFAULTS = {"TQDM_MININTERVAL": "0.5", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}  # of variables that the user has not set
+DEFAULTS = {"TQDM_MININTERVAL": "0.5"}  # of variables that the user has not set
 
 # The texts are UTF-8 on every machine, also those that fairseq-generate prints.
 UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": ""}  # the second one, if not empty, would precede

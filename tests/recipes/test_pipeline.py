@@ -518,18 +518,6 @@ def test_a_failing_tool_prints_its_sentence_once_and_a_full_disk_is_named(tmp_pa
         shell.command("cat /dev/zero > /dev/full")
 
 
-@pytest.mark.parametrize("of_user, expected", [(None, "1"), ("0", "0")])
-def test_commands_deprioritise_cudnns_attention_unless_the_user_decides(tmp_path, monkeypatch, of_user, expected):
-    monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", raising=False)
-    if of_user is not None:
-        monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", of_user)
-    lines: list[str] = []
-    shell = Shell(TRAIN, tmp_path / "train.sh", tmp_path / "train.log")
-    shell.command("echo $TORCH_CUDNN_SDPA_DEPRIORITIZED", lines.append)
-    repeated = subprocess.run(["bash", shell.script], capture_output=True, text=True, check=True, timeout=LIMIT)
-    assert [line.strip() for line in lines] == repeated.stdout.split() == [expected]
-
-
 def test_an_output_in_ascii_shows_every_command_of_a_dry_run(tmp_path):
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
     command = ["bash", "recipes/demo/run.sh", *words(tmp_path / "für", "--dry-run")]

@@ -16,6 +16,7 @@ What it replaces:
 
 ``install(gpus, "NAME:N,…")`` raises torch's out-of-memory error in the N-th call of the torch function NAME. When the
 process ends, it prints whether a tensor was moved to a GPU, and the types of numbers in which linear layers computed.
+``observe("NAME:N,…")`` does the same on a real GPU, and replaces nothing.
 """
 
 import atexit
@@ -37,24 +38,51 @@ DO_NOTHING = (
 TYPES = ("BFloat16", "Half", "Float", "Double", "Bool", "Byte", "Char", "Short", "Int", "Long")
 
 
-class CudaIsTheCPU(TorchFunctionMode):
-    """Calls torch's functions with the CPU in place of CUDA devices.
+class Observing(TorchFunctionMode):
+    """Calls torch's functions, and notes what linear layers compute.
 
     *failures* has the names of functions, and the number of the call of each that raises an out-of-memory error.
     """
+
+    name = "GPU"
 
     def __init__(self, failures: dict[str, int]):
         super().__init__()
         self.remaining = failures
         self.types = set()  # of the results of linear layers
-        self.is_used = False  # whether a tensor has been moved to a GPU
+        self.is_used = False  # whether a GPU has computed
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        self.fail(function)
+        result = function(*args, **(kwargs or {}))
+        if function is torch.nn.functional.linear:
+            self.note(result)
+            self.is_used |= result.is_cuda
+        return result
+
+    def fail(self, function):
         if (name := getattr(function, "__name__", "")) in self.remaining:
             self.remaining[name] -= 1
             if self.remaining[name] == 0:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (simulated).")
+
+    def note(self, result):
+        self.types.add(str(result.dtype).removeprefix("torch."))
+
+    def report(self):
+        if self.types:
+            used = "used" if self.is_used else "not used"
+            print(f"{self.name}: {used}, linear layers in {', '.join(sorted(self.types))}", file=sys.stderr, flush=True)
+
+
+class CudaIsTheCPU(Observing):
+    """Calls torch's functions with the CPU in place of CUDA devices."""
+
+    name = "simulated GPU"
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self.fail(function)
         if function in QUESTIONS and self.is_used:
             return QUESTIONS[function]()
         if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
@@ -65,12 +93,8 @@ class CudaIsTheCPU(TorchFunctionMode):
         args = tuple(map(self.on_cpu, args))
         result = function(*args, **{name: self.on_cpu(value, name) for name, value in kwargs.items()})
         if function is torch.nn.functional.linear:
-            self.types.add(str(result.dtype).removeprefix("torch."))
+            self.note(result)
         return result
-
-    def report(self):
-        if self.types:
-            _say(f"{'used' if self.is_used else 'not used'}, linear layers in {', '.join(sorted(self.types))}")
 
     def on_cpu(self, value, name=""):
         """The CPU if *value* is a CUDA device, or its number or text as the argument "device"; otherwise *value*."""
@@ -101,10 +125,10 @@ def install(gpus: int, out_of_memory: str = "") -> None:
     """
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         gpus = min(gpus, len(visible.split(",")))
-    failures = (failure.split(":") for failure in filter(None, out_of_memory.split(",")))
-    mode = CudaIsTheCPU({name: int(number) for name, number in failures})
-    mode.__enter__()
-    atexit.register(mode.report)
+    torch.accelerator.is_available = lambda: (
+        False
+    )  # torch's build for CUDA would pin memory in a thread without the mode
+    _enter(CudaIsTheCPU, out_of_memory)
     _answer_questions(gpus)
     _autocast_on_the_cpu()
     _communicate_through_gloo()
@@ -114,8 +138,16 @@ def install(gpus: int, out_of_memory: str = "") -> None:
             vars(method.__wrapped__).setdefault("__dynamo_disable", method.__wrapped__)
 
 
-def _say(sentence: str) -> None:
-    print(f"simulated GPU: {sentence}", file=sys.stderr, flush=True)
+def observe(out_of_memory: str = "") -> None:
+    """Note what this process computes on real GPUs."""
+    _enter(Observing, out_of_memory)
+
+
+def _enter(mode: type[Observing], out_of_memory: str) -> None:
+    failures = (failure.split(":") for failure in filter(None, out_of_memory.split(",")))
+    entered = mode({name: int(number) for name, number in failures})
+    entered.__enter__()
+    atexit.register(entered.report)
 
 
 def _answer_questions(gpus: int) -> None:
@@ -170,7 +202,7 @@ def _communicate_through_gloo() -> None:
 
     def through_gloo(backend=None, *args, **kwargs):
         if backend == "nccl":
-            _say("gloo in place of nccl")
+            print("simulated GPU: gloo in place of nccl", file=sys.stderr, flush=True)
             backend = "gloo"
         init_process_group(backend, *args, **kwargs)
 

@@ -1,6 +1,7 @@
 """Install tests/quick_start, and SIMULATED_GPUS simulated GPUs if there are any, in each process that tests start.
 
-The GPUs are installed when torch is imported, because many programs of the recipes start without it.
+The GPUs are installed when torch is imported, because many programs of the recipes start without it. With REAL_GPU,
+they are those of the machine.
 """
 
 import importlib.util
@@ -25,7 +26,11 @@ class WithGPUs:
             import_torch(module)
             import gpus_on_cpu
 
-            gpus_on_cpu.install(int(os.environ["SIMULATED_GPUS"]), os.environ.get("SIMULATED_OUT_OF_MEMORY", ""))
+            failures = os.environ.get("SIMULATED_OUT_OF_MEMORY", "")
+            if os.environ.get("REAL_GPU"):
+                gpus_on_cpu.observe(failures)
+            else:
+                gpus_on_cpu.install(int(os.environ["SIMULATED_GPUS"]), failures)
 
         spec.loader.exec_module = exec_module
         return spec
