@@ -147,7 +147,7 @@ def tupe(q, k, i, j, h, p, o, side):
         ]
         return [dot(p[name][h * D + n], normed) for n in range(D)]
 
-    positions = dot(projected(i, "query_projection"), projected(j, "key_projection"))
+    positions = dot(projected(i, "position_query_projection"), projected(j, "position_key_projection"))
     bias = 0.0
     if "tupe_absolute_only" not in o:
         buckets = [o[name] for name in SMALL_T5]

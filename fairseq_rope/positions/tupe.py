@@ -49,15 +49,15 @@ class Tupe(PositionEncoding):
         self.heads, self.scaling = heads, (2 * (embed_dim // heads)) ** -0.5
         self.position_embeddings = nn.Parameter(torch.empty(positions, embed_dim))
         self.position_norm = nn.LayerNorm(embed_dim)
-        self.query_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))  # U_Q
-        self.key_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))  # U_K
+        self.position_query_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))  # U_Q
+        self.position_key_projection = nn.Parameter(torch.empty(embed_dim, embed_dim))  # U_K
         self.relative = None if tupe_absolute_only else T5Bias(heads, embed_dim, bidirectional, **buckets)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.position_embeddings, std=self.position_embeddings.size(1) ** -0.5)
-        nn.init.xavier_uniform_(self.query_projection)
-        nn.init.xavier_uniform_(self.key_projection)
+        nn.init.xavier_uniform_(self.position_query_projection)
+        nn.init.xavier_uniform_(self.position_key_projection)
         if self.relative is not None:
             self.relative.reset_parameters()
 
@@ -89,8 +89,8 @@ class Tupe(PositionEncoding):
         if length > limit:
             raise ValueError(f"a sentence has {length} tokens, and --position-encoding tupe has {limit} positions")
         vectors = self.position_norm(self.position_embeddings[:length])  # (S, C)
-        of_queries = F.linear(vectors[first:], self.query_projection * self.scaling)
-        of_keys = F.linear(vectors, self.key_projection)
+        of_queries = F.linear(vectors[first:], self.position_query_projection * self.scaling)
+        of_keys = F.linear(vectors, self.position_key_projection)
         by_head = (x.unflatten(1, (self.heads, -1)).transpose(0, 1) for x in (of_queries, of_keys))  # (H, S, D)
         queries, keys = by_head
         return torch.matmul(queries, keys.transpose(1, 2))

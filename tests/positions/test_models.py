@@ -307,12 +307,20 @@ def test_a_checkpoint_of_another_encoding_is_fitted_aloud(build, before, name, c
         assert all(f"this model's {side} has the position encoding {name}" in m for m in dropped + new)
 
 
+def test_no_two_encodings_have_a_parameter_of_the_same_name(build):
+    """Otherwise, a training that starts from the one would read it as the other's."""
+    of_encodings = {name: build(position_encoding=name).state_dict() for name in LEARNED}
+    for one, other in combinations(of_encodings, 2):
+        common = of_encodings[one].keys() & of_encodings[other].keys()
+        assert not any(is_of_positions(key) for key in common), (one, other)
+
+
 PARTS = {
     "t5": "encoder.layers.1.self_attn.position.relative_attention_bias",
     "shaw": "decoder.layers.1.self_attn.position.relative_position_keys",
     "transformer-xl": "decoder.layers.0.self_attn.position.pos_bias_u",
     "kerple": "encoder.layers.0.self_attn.position.r2",
-    "tupe": "encoder.layers.1.self_attn.position.key_projection",
+    "tupe": "encoder.layers.1.self_attn.position.position_key_projection",
     "deberta": "encoder.layers.1.self_attn.position.key_projection",
 }
 
