@@ -77,7 +77,9 @@ class Tupe(PositionEncoding):
             is_long = keys > self.position_embeddings.size(0)  # if so, a GPU's host waits for the number of words
             products = self.products(0, int(position.max()) + 1 if is_long else keys)
             of_query = position[:, keys - queries :]
-            scores = products[:, of_query.unsqueeze(2), position.unsqueeze(1)].transpose(0, 1)  # (B, H, T, S)
+            # The gradient of a product is a sum over sentences, which 16 bits cannot hold.
+            wide = products if products.dtype == torch.float64 else products.float()
+            scores = wide[:, of_query.unsqueeze(2), position.unsqueeze(1)].transpose(0, 1)  # (B, H, T, S)
         if self.relative is not None:
             relative = self.relative.bias(q, k, padding)
             scores = scores if relative is None else scores + relative

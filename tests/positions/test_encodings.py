@@ -207,6 +207,20 @@ def test_tupe_counts_words_and_refuses_more_than_it_has_positions_for():
             attention(x, x, x, padding)
 
 
+def test_gradients_of_tupe_in_bf16_are_sums_over_many_padded_sentences():
+    q, padding = torch.zeros(2000, H, 5, D), torch.zeros(2000, 5).bool()
+    padding[::2, 0] = True
+    gradients = []
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.manual_seed(0)
+        position = ENCODINGS["tupe"].build("encoder", C, H, positions=50).to(dtype)
+        torch.manual_seed(1)
+        q, of_scores = q.to(dtype), torch.rand(2000, H, 5, 5).bfloat16().to(dtype)
+        (gradient,) = torch.autograd.grad((position.bias(q, q, padding) * of_scores).sum(), position.position_norm.bias)
+        gradients.append(gradient.double())
+    torch.testing.assert_close(*gradients, atol=0.1 * float(gradients[1].norm()) / math.sqrt(C), rtol=0.0)
+
+
 def test_buckets_of_t5_are_those_computed_by_hand():
     # Range k begins at 16 * 8^(k/16) = 16 * 2^(3k/16) in the decoder, at 8 * 16^(k/8) = 8 * 2^(k/2) in the encoder.
     decoder_starts = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
