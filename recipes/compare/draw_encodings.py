@@ -50,6 +50,27 @@ def load_model(path: Path) -> Any:
     return model.float().eval()
 
 
+def refuse_what_has_no_scores(title: str, model: Any, side: str, largest: int) -> None:
+    """Raise an InputError that names the model by its *title* if :func:`added_scores` cannot compute its scores."""
+    from fairseq.modules import LearnedPositionalEmbedding
+
+    from fairseq_rope.modules.linear_attention import LinearSelfAttention
+
+    part = getattr(model, side)
+    if not len(part.layers):
+        raise InputError(f"{title}: its {side} has no layers")
+    if isinstance(part.layers[0].self_attn, LinearSelfAttention):
+        raise InputError(f"{title}: the linear attention of its {side} computes no scores")
+    has_limit = getattr(_position(model, side), "has_limit", False)
+    if has_limit or isinstance(part.embed_positions, LearnedPositionalEmbedding):
+        positions = part.max_positions()
+        allowed = (positions - 1) // 2 if side == "encoder" else positions - 1
+        if largest > allowed:
+            raise InputError(
+                f"--largest {largest}: the {side} of {title} has {positions} positions, which allow at most {allowed}"
+            )
+
+
 def added_scores(model: Any, side: str, largest: int) -> tuple[list[int], list[list[float]]]:
     """What positions add to the scores in the first layer of *side*, by distance and head.
 
@@ -90,7 +111,12 @@ def bound(dim: int, base: float, largest: int) -> list[float]:
 
 
 def figure_of_models(models: Sequence[tuple[str, Any]], side: str, largest: int) -> Figure:
-    """A row for each of *models* with its title, and a panel for each head; with RoPE, also one of its bound."""
+    """A row for each of *models* with its title, and a panel for each head; with RoPE, also one of its bound.
+
+    Raises an InputError that names the model if a model's scores cannot be computed.
+    """
+    for title, model in models:
+        refuse_what_has_no_scores(title, model, side, largest)
     rows = [(title, model, *added_scores(model, side, largest)) for title, model in models]
     columns = max(len(heads) for *_, heads in rows) + 1
     figure = Figure(figsize=(1.7 * columns + 1, 1.7 * len(rows) + 0.4), dpi=110, layout="constrained")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fairseq_rope.errors import InputError
 from recipes.compare.draw_encodings import added_scores, bound, figure_of_models, main
 from tests.commands import run_program, train
 from tests.references import ROPE, bucket, dot, rotated
@@ -59,6 +60,29 @@ def test_each_model_has_a_row_and_each_head_a_panel(build):
     assert drawn == [1, 1, 1, 1, 1, 0, 1, 1, 0], "the bound is drawn for RoPE alone"
     (line,) = panels[3].get_lines()
     assert line.get_ydata() == pytest.approx([-abs(distance) / 16 for distance in line.get_xdata()], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arch, options, side, message",
+    [
+        ("transformer_rope_tiny", {"attention_type": "linear"}, "decoder", "A: the linear attention of its decoder"),
+        ("transformer_rope_tiny", {"encoder_layers": 0}, "encoder", "A: its encoder has no layers"),
+        *(
+            (arch, {f"max_{place}_positions": positions, **options}, side, f"--largest {LARGEST}: .* at most 8")
+            for arch, options in (
+                ("transformer_rope_tiny", {"position_encoding": "tupe"}),
+                ("transformer_rope_tiny", {"position_encoding": "learned"}),
+                ("transformer_tiny", {"encoder_learned_pos": True, "decoder_learned_pos": True}),
+            )
+            for side, place, positions in (("encoder", "source", 18), ("decoder", "target", 9))
+        ),
+    ],
+)
+def test_models_without_such_scores_are_refused_by_name(build, arch, options, side, message):
+    with pytest.raises(InputError, match=message):
+        figure_of_models([("A", build(arch, **options))], side, LARGEST)
+    if "at most 8" in message:
+        figure_of_models([("A", build(arch, **options))], side, 8)
 
 
 def test_the_program_draws_a_trained_model_and_refuses_other_files(data_bin, tmp_path):
