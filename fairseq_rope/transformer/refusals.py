@@ -8,6 +8,7 @@ from typing import Any
 from ..checkpoints import option_value
 from ..errors import InputError
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
+from ..positions.t5 import T5Bias
 from .flags import OF_FEATURES, flag_of, of_encodings, users_of
 from .options import ModelOptions, SideOptions, flag_of_side, used_options
 
@@ -79,6 +80,7 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
     if options.has_both_sides:
         refuse_output(args, options.decoder)
     refuse_unused_features(options)
+    refuse_unused_buckets(options)
     refuse_heads(options)
     for side in options.sides:
         refuse_other_attention(side)
@@ -167,6 +169,17 @@ def refuse_unused_features(options: ModelOptions) -> None:
         if value != option.default and not used:
             needed = "--feature-map favor" if needs_favor else "linear attention"
             raise ValueError(f"{flag_of(name)} {value}: is used with {needed} only; drop the flag")
+
+
+def refuse_unused_buckets(options: ModelOptions) -> None:
+    """Raise a ValueError with one sentence if there are options of T5's bias, and ``tupe`` leaves it out."""
+    with_buckets = [side.position for side in options.sides if T5Bias.options.keys() <= side.position.keys()]
+    if not all(position.get("tupe_absolute_only") for position in with_buckets):
+        return
+    for name, option in T5Bias.options.items():
+        value = options.values.get(name, option.default)
+        if value != option.default:
+            raise ValueError(f"{flag_of(name)} {value}: has no use with --tupe-absolute-only; drop one of the two")
 
 
 def refuse_with_linear_attention(args: Namespace, side: SideOptions) -> None:

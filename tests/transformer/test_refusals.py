@@ -64,9 +64,13 @@ REFUSED = [
      "--relative-attention-max-distance 16: must be larger than 16, half of --relative-attention-num-buckets"),
     (of("shaw", max_relative_positions=2.5), ".* 2.5: must be an integer"),
     (of("shaw", max_relative_positions=0), "--max-relative-positions 0: must be at least 1"),
+    (of("deberta", deberta_max_distance=0), "--deberta-max-distance 0: must be at least 1"),
     (of("shape", shape_max_shift=-1), "--shape-max-shift -1: must be an integer from 0 to 100000"),
     (of("shape", shape_max_shift=2.5), "--shape-max-shift 2.5: must be an integer from 0"),
     (of("sinusoidal", shape_max_shift=7), "--shape-max-shift 7: is not used by .* but by shape"),
+    *((of("tupe", tupe_absolute_only=True, **{name: 64}),
+       f"--{name.replace('_', '-')} 64: has no use with --tupe-absolute-only; drop one of the two")
+      for name in (BUCKETS, "relative_attention_max_distance")),
     (of("alibi", alibi_type="left"), "--alibi-type left: must be one of symmetric, as"),
     ({**XPOS, "xpos_scale_base": 0.0}, "--xpos-scale-base 0.0: must be a finite number above 0"),
     ({**XPOS, "xpos_scale_base": math.nan}, "--xpos-scale-base nan: must be a finite number"),
@@ -159,6 +163,11 @@ def test_options_that_cannot_work_are_refused_in_one_sentence(build, options, me
     with pytest.raises(ValueError, match=f"^{message}") as refused:
         build(**options)
     assert "\n" not in str(refused.value)
+
+
+def test_buckets_are_those_of_the_side_that_has_them(build):
+    tupe_a = {"encoder_position_encoding": "t5", "decoder_position_encoding": "tupe", "tupe_absolute_only": True}
+    build(**tupe_a, **{BUCKETS: 64})
 
 
 @pytest.mark.parametrize(
