@@ -33,7 +33,7 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
-from recipes.pipeline.stages import OF_DATA
+from recipes.pipeline.stages import OF_DATA, needed
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.command_line import RunParser, parse
 from recipes.run.run import StageError
@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             comparison.check()
         named = {} if tuned is None else {"--tune": tuned.setting}  # the report has a folder of its own
         report_runner = runner_of(dataclasses.replace(baseline, differs={**baseline.differs, **named}))
-        for stage in DATA:
+        for stage in needed(DATA, baseline):
             report_runner.ensure(stage)
         comparison.choose_precision()
         if baseline.dry_run:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_rope.errors import InputError, sentence_of
+from fairseq_rope.serving.exported_folder import exported_settings
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
@@ -66,9 +67,11 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     check_values(settings)
     for values in (own, settings):
-        for name in ("start_checkpoint", "start_data"):
+        for name in ("start_checkpoint", "start_data", "back_translation_model", "distillation_model"):
             if getattr(values, name):
                 setattr(values, name, str(Path(getattr(values, name)).expanduser().resolve()))
+        texts = shlex.split(values.back_translation_files.replace("{lang}", settings.target_lang))
+        values.back_translation_files = shlex.join(str(Path(text).expanduser().resolve()) for text in texts)
     usual_bpe = _usual_bpe(settings, args.bpe)
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
@@ -91,6 +94,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     if args.data_dir is not None:
         _refuse_other_names(args.data_dir, experiment)
     _refuse_to_write_over_data(experiment)
+    check_translator(experiment)
     if "{system}" not in settings.start_checkpoint:  # else the systems of a comparison must have their names
         check_start(experiment)
     if settings.segment_tokens >= LONGEST and not has_room(experiment):
@@ -181,6 +185,27 @@ def check_start(experiment: Experiment) -> None:
     for path in (*experiment.start_dictionaries, folder / experiment.subwords):
         if not path.is_file():
             raise SettingsError(f"--set start_data={folder}: must have a file {path.name}")
+
+
+def check_translator(experiment: Experiment) -> None:
+    """Raise a SettingsError if the model of back-translation or distillation, or a text for it, cannot be used."""
+    settings = experiment.settings
+    if not experiment.translator:
+        return
+    name = "back_translation_model" if settings.back_translation_model else "distillation_model"
+    try:
+        exported = exported_settings(experiment.translator)
+    except InputError as error:
+        raise SettingsError(f"--set {name}={experiment.translator}: {str(error).partition(': ')[2]}") from None
+    languages, needed = (exported["source"], exported["target"]), (experiment.source, experiment.target)
+    if settings.back_translation_model:
+        needed = needed[1], needed[0]
+    if languages != needed:
+        translates = f"translates {languages[0]} to {languages[1]}, and must translate {needed[0]} to {needed[1]}"
+        raise SettingsError(f"--set {name}={experiment.translator}: {translates}")
+    for text in shlex.split(settings.back_translation_files):
+        if not Path(text).is_file():
+            raise SettingsError(f"--set back_translation_files={text}: must be a file that exists")
 
 
 def _fits(manifest: Path, experiment: Experiment) -> bool:

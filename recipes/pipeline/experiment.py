@@ -19,6 +19,7 @@ from recipes.run.run import Run
 LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
 TEST: tuple[str, ...] = ("test",)
 SETS = (*LEARNT, *TEST)
+TRANSLATED = "translated"  # the set of pairs of which a model has made one side
 
 
 @dataclass
@@ -112,6 +113,14 @@ class Experiment(Run):
         A recipe may have no test set.
         """
         return [name for name in sets if self.settings.templates(name)]
+
+    # The exported model that makes one side of TRANSLATED; "": there are no such pairs.
+    translator = property(lambda self: self.settings.back_translation_model or self.settings.distillation_model)
+
+    @property
+    def learnt_from(self) -> list[str]:
+        """The sets of sentences that have files in ``raw`` and on which the model depends."""
+        return [*self.given(LEARNT), *([TRANSLATED] if self.translator else [])]
 
     # The test set in ``raw``, once for each of its references: test, test.2, test.3, …
     with_references = property(lambda self: [f"test.{n + 1}" if n else "test" for n in range(self.settings.references)])

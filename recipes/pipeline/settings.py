@@ -34,6 +34,7 @@ _SEGMENTS = (
     "n: blank lines divide the text into documents, whose consecutive sentences are joined to segments of up to n "
     "subwords; 0: the text has no documents"
 )
+_TAG: Any = {"pattern": r"\S*", "looks": "have no blanks", "names_model": True}
 _PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
 
@@ -60,6 +61,14 @@ class Settings:
     segment_share: float = _setting(0.5, "share of the training sentences in segments", 0, 1, names_model=True)
     start_checkpoint: str = _setting("", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True)
     start_data: str = _setting("", "folder with dictionaries and subword model of start_checkpoint", names_model=True)
+
+    back_translation_files: str = _setting("", "monolingual texts of the target language, also .gz", names_model=True)
+    back_translation_model: str = _setting("", "exported model that translates them to the source", names_model=True)
+    back_translation_tag: str = _setting("<bt>", "a word before each of their translations; empty: none", **_TAG)
+    back_translation_share: float = _setting(0.5, "their largest share of the training set", 0, 1, names_model=True)
+    distillation_model: str = _setting(
+        "", "exported model that makes the targets of the training set", names_model=True
+    )
 
     layers: int = _learnt(6, "number of encoder layers, and of decoder layers", 1)
     width: int = _learnt(512, "size of embeddings and layers", 1)
@@ -204,7 +213,15 @@ def check_values(settings: Settings) -> None:
     if bool(settings.start_checkpoint) != bool(settings.start_data):
         both = f"start_checkpoint={settings.start_checkpoint} start_data={settings.start_data}"
         raise SettingsError(f"--set {both}: both must be given, or neither")
-    for name in ("train_files", "valid_files", "test_files", "fairseq_train_flags", "fairseq_generate_flags"):
+    _check_translated(settings)
+    for name in (
+        "train_files",
+        "valid_files",
+        "test_files",
+        "back_translation_files",
+        "fairseq_train_flags",
+        "fairseq_generate_flags",
+    ):
         text = getattr(settings, name)
         try:
             words = shlex.split(text)
@@ -229,6 +246,29 @@ def _refuse_own_flags(settings: Settings) -> None:
             if word.partition("=")[0] in own or re.match(r"-[ast](?!-)", word) and word[:2] in own:
                 instead = "use the recipe's own flags and settings instead"
                 raise SettingsError(f"{word} among the flags for fairseq-{program}: {instead}")
+
+
+def _check_translated(settings: Settings) -> None:
+    """Raise a SettingsError if the settings of back-translation and distillation do not fit together."""
+    files, model, distilled = (
+        settings.back_translation_files,
+        settings.back_translation_model,
+        settings.distillation_model,
+    )
+    if bool(files) != bool(model):
+        both = f"back_translation_files={files} back_translation_model={model}"
+        raise SettingsError(f"--set {both}: both must be given, or neither")
+    if model and distilled:
+        raise SettingsError(f"--set back_translation_model={model} distillation_model={distilled}: give one of them")
+    name = "back_translation_model" if model else "distillation_model"
+    if (model or distilled) and settings.segment_tokens:
+        raise SettingsError(f"--set segment_tokens={settings.segment_tokens}: must be 0 with {name}")
+    if model and settings.start_data and settings.back_translation_tag:
+        why = "must be empty with start_data, whose dictionary may lack it"
+        raise SettingsError(f"--set back_translation_tag={settings.back_translation_tag}: {why}")
+    if (model or distilled) and settings.holdout_every:
+        why = "sentences that are held out could be among the translated ones; name valid_files"
+        raise SettingsError(f"--set holdout_every={settings.holdout_every}: must be 0 with {name}; {why}")
 
 
 def _is_allowed(setting: Field[Any], value: Any) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
-from recipes.pipeline.experiment import LEARNT, TEST, Experiment
+from recipes.pipeline.experiment import LEARNT, TEST, TRANSLATED, Experiment
+from recipes.pipeline.stage02_translate_texts import refuse_held_out
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, named, quoted, say
 
@@ -70,6 +71,10 @@ class ExtractTest(Extract):
     sets = TEST
     of_test_set = True
 
+    def inputs(self, experiment: Experiment) -> list[Path]:
+        monolingual = [experiment.text("raw", TRANSLATED, experiment.target)]
+        return [*super().inputs(experiment), *monolingual * bool(experiment.settings.back_translation_model)]
+
     def outputs(self, experiment: Experiment) -> list[Path]:
         test_set = experiment.test_source, *experiment.test_references, *experiment.reference_documents
         return [*experiment.texts("raw", experiment.with_references), *experiment.unit.of_documents(*test_set)]
@@ -104,6 +109,8 @@ class ExtractTest(Extract):
                     say(f"warning: {warning}")
         except InputError as error:
             raise self.error(str(error)) from None
+        for path in experiment.test_references if experiment.settings.back_translation_model else ():
+            refuse_held_out(self, experiment.text("raw", TRANSLATED, experiment.target), path)
 
 
 def _place(experiment: Experiment, template: str, side: int) -> str:

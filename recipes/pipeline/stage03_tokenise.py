@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fairseq_rope.text.languages import language
-from recipes.pipeline.experiment import LEARNT, TEST, Experiment
+from recipes.pipeline.experiment import TEST, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -14,13 +14,15 @@ class Tokenise(TranslationStage):
     title = "normalise and tokenise"
     settings = ("normalise_punctuation", "source_lang", "target_lang")
     depends_on_bpe = True
-    sets = LEARNT
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("raw", experiment.given(self.sets))
+        return experiment.texts("raw", self.sets(experiment))
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("tokenised", experiment.given(self.sets))
+        return experiment.texts("tokenised", self.sets(experiment))
+
+    def sets(self, experiment: Experiment) -> list[str]:
+        return experiment.learnt_from
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         sides = experiment.settings.normalise_punctuation
@@ -38,5 +40,7 @@ class Tokenise(TranslationStage):
 class TokeniseTest(Tokenise):
     title = "normalise and tokenise the test set"
     label = ".test"
-    sets = TEST
     of_test_set = True
+
+    def sets(self, experiment: Experiment) -> list[str]:
+        return experiment.given(TEST)

@@ -5,7 +5,7 @@ The test set has no stage 4: it keeps every line.
 
 from pathlib import Path
 
-from recipes.pipeline.experiment import LEARNT, Experiment
+from recipes.pipeline.experiment import LEARNT, TRANSLATED, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -18,10 +18,10 @@ class Clean(TranslationStage):
     depends_on_documents = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("tokenised", experiment.given(LEARNT))
+        return experiment.texts("tokenised", experiment.learnt_from)
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("clean", LEARNT)
+        return experiment.texts("clean", [*LEARNT, *[TRANSLATED] * bool(experiment.translator)])
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
@@ -30,11 +30,12 @@ class Clean(TranslationStage):
         held_out = ""
         if not settings.valid_files:
             held_out = f" --holdout-every {settings.holdout_every} --heldout {quoted(clean / 'valid')}"
-        shell.tool(
-            f"python -m recipes.text.clean {experiment.languages} "
-            f"--input {quoted(tokenised / 'train')} --output {quoted(clean / 'train')} "
-            f"--max-words {settings.max_words} --max-ratio {settings.max_length_ratio}{held_out}{experiment.unit.flag}"
-        )
+        for name in ("train", *[TRANSLATED] * bool(experiment.translator)):
+            shell.tool(
+                f"python -m recipes.text.clean {experiment.languages} "
+                f"--input {quoted(tokenised / name)} --output {quoted(clean / name)} --max-words {settings.max_words} "
+                f"--max-ratio {settings.max_length_ratio}{held_out if name == 'train' else ''}{experiment.unit.flag}"
+            )
         # The validation set keeps every line.
-        for path in self.inputs(experiment)[2:]:
+        for path in experiment.texts("tokenised", experiment.given(["valid"])):
             shell.write(f"cat {quoted(path)}", clean / path.name)

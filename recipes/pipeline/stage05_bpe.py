@@ -5,8 +5,9 @@ If the training starts from an old model, its subwords are applied, and none are
 
 import os
 from pathlib import Path
+from typing import Any
 
-from recipes.pipeline.experiment import LEARNT, TEST, Experiment
+from recipes.pipeline.experiment import LEARNT, TEST, TRANSLATED, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -19,15 +20,23 @@ class Bpe(TranslationStage):
     settings = ("vocab_size",)
     depends_on_bpe = True
 
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        chosen = experiment.settings
+        tagged = {"tag": chosen.back_translation_tag, "share": chosen.back_translation_share}
+        mixed = tagged if chosen.back_translation_model else {"distilled": True} if chosen.distillation_model else {}
+        return {**super().depends_on(experiment), **mixed}
+
     def inputs(self, experiment: Experiment) -> list[Path]:
         old = [experiment.start_data / experiment.subwords] if experiment.start_data else []
-        return [*experiment.texts("clean", LEARNT), *old]
+        translated = [TRANSLATED] * bool(experiment.translator)
+        return [*experiment.texts("clean", [*LEARNT, *translated]), *old]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe", LEARNT)]
+        origins = [experiment.work / "bpe" / "train.origin"] * bool(experiment.settings.back_translation_model)
+        return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe", LEARNT), *origins]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
-        model, *texts = self.outputs(experiment)
+        model = experiment.work / "bpe" / experiment.subwords
         learn = "sentencepiece-train" if experiment.bpe == "sentencepiece" else "learn"
         shell.command(f"mkdir -p {quoted(model.parent)}")
         train = experiment.texts("clean", ["train"])
@@ -36,8 +45,24 @@ class Bpe(TranslationStage):
             shell.write(f"cat {quoted(experiment.start_data / experiment.subwords)}", model, makes=[model])
         else:
             shell.tool(making, makes=[model])
-        for clean, out in zip(experiment.texts("clean", LEARNT), texts, strict=True):
+        settings = experiment.settings
+        # Where the subwords of each set are written.
+        names = {"train": "train", "valid": "valid"}
+        if settings.back_translation_model:
+            names = {"train": "parallel", TRANSLATED: TRANSLATED, "valid": "valid"}
+        elif settings.distillation_model:
+            names = {TRANSLATED: "train", "valid": "valid"}
+        outputs = experiment.texts("bpe", names.values())
+        for clean, out in zip(experiment.texts("clean", names), outputs, strict=True):
             apply(experiment, shell, model, clean, out)
+        if settings.back_translation_model:
+            parallel, translated, mixed = (experiment.work / "bpe" / name for name in ("parallel", TRANSLATED, "train"))
+            tag = f" --tag {quoted(settings.back_translation_tag)}" if settings.back_translation_tag else ""
+            shell.tool(
+                f"python -m recipes.text.mix {experiment.languages} --parallel {quoted(parallel)} "
+                f"--translated {quoted(translated)} --share {settings.back_translation_share}{tag} "
+                f"--output {quoted(mixed)}"
+            )
 
 
 class BpeTest(TranslationStage):

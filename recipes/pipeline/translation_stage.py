@@ -14,6 +14,7 @@ class TranslationStage(Stage[Experiment]):
     depends_on_bpe = False  # whether its outputs depend on --bpe
     depends_on_documents = False  # whether its outputs depend on the text having documents
     of_test_set = False  # whether it needs the test set; without one, a run leaves it out
+    of_translated = False  # whether it is only for back-translation and distillation
 
     def depends_on(self, experiment: Experiment) -> dict[str, Any]:
         depends: dict[str, Any] = {name: getattr(experiment.settings, name) for name in self.settings}

@@ -238,7 +238,7 @@ source_lang target_lang --tokenize
 
 
 def test_stamps_have_the_names_that_finished_work_folders_have(work):
-    of_stages = [Stamps(described(work)).of(stage) for stage in TO_SCORE]
+    of_stages = [Stamps(described(work)).of(stage) for stage in needed(TO_SCORE, described(work))]
     names = [[name for name in of if "/" not in name and "." not in name] for of in of_stages]
     assert [sorted(one) for one in names] == [sorted(line.split()) for line in STAMPED.splitlines()]
     documents = described(work, "segment_tokens=9")
