@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
+from fairseq_rope.tools import USER_DIR, add_flags, load_user_dir
 from recipes.compare.plots import COLOURS, rendered
 from recipes.run.command_line import RunParser
 
@@ -27,7 +28,8 @@ def load_model(path: Path) -> Any:
     from fairseq.models import ARCH_MODEL_REGISTRY
 
     import fairseq_rope.plugin  # noqa: F401  registers the models
-    from fairseq_rope.checkpoints import load_checkpoint, part_of
+    from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, part_of
+    from fairseq_rope.patches.loading import why_weights_do_not_fit
     from fairseq_rope.transformer.defaults import as_namespace
 
     state = load_checkpoint(str(path))
@@ -46,7 +48,10 @@ def load_model(path: Path) -> Any:
         dictionaries[1] = dictionaries[0]
     task = argparse.Namespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
     model = ARCH_MODEL_REGISTRY[arch].build_model(as_namespace(options), task)
-    model.load_state_dict(weights, strict=True)
+    try:
+        model.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own options: {why_weights_do_not_fit(str(error))}") from None
     return model.float().eval()
 
 
@@ -154,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--side", choices=("encoder", "decoder"), default="encoder", help="default: %(default)s")
     add("--largest", type=int, default=40, metavar="N", help="largest distance; default: %(default)s")
     add("--output", type=Path, required=True, metavar="FILE", help=f"ends with {', '.join(KINDS)}")
+    add_flags(parser, [USER_DIR])
     args = parser.parse_args(argv)
     if args.output.suffix not in KINDS:
         parser.error(f"--output {args.output}: must end with {', '.join(KINDS)}")
@@ -164,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not title or not path:
             parser.error(f"{argument}: must be TITLE=CHECKPOINT")
     with ending_in_one_sentence(parser.prog):
+        load_user_dir(args.user_dir)
         models = [(title, load_model(Path(path))) for title, path in named]
         drawn = rendered(figure_of_models(models, args.side, args.largest), args.output.suffix[1:])
         with written_whole(str(args.output)) as (file,):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from recipes.compare.draw_encodings import added_scores, bound, figure_of_models, main
 from tests.commands import run_program, train
@@ -91,9 +92,14 @@ def test_the_program_draws_a_trained_model_and_refuses_other_files(data_bin, tmp
     run_program("python", "-m", "recipes.compare.draw_encodings", f"Shaw={checkpoint}", "--output", picture)
     assert picture.read_text().count("<svg") == 1
     torch.save({"model": {}, "args": None}, tmp_path / "empty.pt")
+    state = load_checkpoint(str(checkpoint))
+    del state["model"]["encoder.layers.0.fc1.weight"]
+    torch.save(state, tmp_path / "lacking.pt")
     for words, message in (
         ([f"A={tmp_path}/nothing.pt"], f"{tmp_path}/nothing.pt: No such file or directory"),
         ([f"A={tmp_path}/empty.pt"], "empty.pt"),
+        ([f"A={tmp_path}/lacking.pt"], "lacking.pt does not fit its own options: it lacks encoder.layers.0.fc1.weight"),
+        ([f"A={checkpoint}", "--user-dir", "mine"], "--user-dir mine: must be a folder that exists"),
         ([str(checkpoint)], "must be TITLE=CHECKPOINT"),
         ([f"A={checkpoint}", "--largest", "0"], "--largest 0: must be 1 or more"),
         ([f"A={checkpoint}", "--output", "x.gif"], "--output x.gif: must end with .svg, .png, .pdf"),
