@@ -62,6 +62,15 @@ def lines_of(path: str) -> Iterator[str]:
         yield from split(chunk)
 
 
+@contextlib.contextmanager
+def naming_damage(name: str) -> Iterator[None]:
+    """Raise an InputError that begins with *name* if the data of a gzip file are damaged."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{name}: is not a valid gzip file ({error})") from None
+
+
 def named(path: str) -> str:
     """Return the name of *path* in messages; "-" is standard input."""
     return "standard input" if path == "-" else path

@@ -72,6 +72,7 @@ NUMBERS = {
     "beam": _integer(1, 1000),
     **dict.fromkeys(("nbest", "n"), _integer(1, 1000)),
     "threads": _integer(1, 1024),
+    **dict.fromkeys(("jobs", "shard_lines"), _integer(1, 1_000_000)),
     "max_len_b": _integer(0, 10_000),
     "lenpen": _number(100),
     "segment_tokens": _integer(1, LONGEST_LINE),

@@ -4,6 +4,7 @@ This needs CTranslate2 and the tokenisers of the model (sacremoses and subword-n
 nor fairseq.
 """
 
+import codecs
 import collections
 import contextlib
 import itertools
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from ..errors import InputError, warn
+from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
 from .ctranslate2_search import Hypotheses, Search, available_cores
@@ -208,6 +210,19 @@ class Translator:
         if refusal:
             raise refusal
 
+    def chunk_with_errors(self, lines: Sequence[str], first: int = 1) -> Iterator["str | TranslateError"]:
+        """Yield the best translation of each of *lines*, or the error that :meth:`chunk` would raise for the line."""
+        sources: list[list[str]] = []
+        errors = {}
+        for number, line in enumerate(lines, start=first):
+            try:
+                sources.append(self._source(line, number))
+            except TranslateError as error:
+                sources.append([])
+                errors[number] = error
+        for number, [(words, _)] in enumerate(self.search(sources), start=first):
+            yield errors[number] if number in errors else self._text.plain(words)
+
     def translate_documents(
         self, documents: Iterable[Iterable[str]], beam: int | None = None, lenpen: float | None = None
     ) -> Iterator[list[str]]:
@@ -324,6 +339,17 @@ def refuse_options(**options: Any) -> None:
         is_allowed, allowed = NUMBERS[name]
         if value is not None and not is_allowed(value):
             raise TranslateError(f"{name} {value!r}: must be {allowed}")
+
+
+def decoded(line: bytes, name: str, number: int) -> str:
+    """Return a line of the file *name* as text, without a byte order mark in line *number* 1.
+
+    Raises:
+        InputError: the line has too many characters, or a byte of it is not UTF-8
+    """
+    if len(line) > 4 * CHARACTERS:  # a character has at most 4 bytes
+        raise TranslateError(f"{name}, line {number}: has more than {CHARACTERS} characters: split the line")
+    return decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, name, number - 1)
 
 
 def several(lines: Iterable[Any]) -> Iterator[Any]:

@@ -10,18 +10,20 @@ import signal
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import written_whole
-from ..lines import decode
-from ..serving.exported_folder import CHARACTERS, TranslateError, refuse_numbers
-from ..serving.translator import LINES, Translator
+from ..lines import naming_damage
+from ..serving.ctranslate2_search import available_cores
+from ..serving.exported_folder import CHARACTERS, TranslateError, exported_settings, refuse_numbers
+from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 
+JOBS, SHARD_LINES = 1, 20_000  # the defaults of these flags
+SEARCH = ("beam", "lenpen", "max_len_b")  # settings of the search that flags change
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
 
 
@@ -60,16 +62,10 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]
 
     def put_lines() -> None:
         try:
-            for number, line in enumerate(_lines(read), start=1):
-                if len(line) > 4 * CHARACTERS:  # a character has at most 4 bytes
-                    raise TranslateError(
-                        f"{name}, line {number}: has more than {CHARACTERS} characters: split the line"
-                    )
-                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                lines.put(decode(line, name, number - 1))
+            with naming_damage(name):
+                for number, line in enumerate(_lines(read), start=1):
+                    lines.put(decoded(line, name, number))
             lines.put(None)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            lines.put(TranslateError(f"{name}: is not a valid gzip file ({error})"))
         except Exception as error:
             lines.put(error)
 
@@ -123,29 +119,81 @@ def build_parser() -> argparse.ArgumentParser:
     )
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
-        ("--input", FILE, "plain text or .gz; default: -, standard input"),
+        ("--input", {**FILE, "nargs": "+"}, "plain text or .gz; default: -, standard input"),
         ("--output", FILE, "the file to write, complete or not at all; default: standard output"),
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
-        ("--threads", INTEGER, "CPU threads; default: all cores"),
+        ("--threads", INTEGER, "CPU threads, of each process; default: all cores, divided by --jobs"),
         ("--device", devices, "default: %(default)s"),
         ("--replace-unk", SWITCH, "in place of an unknown word, copy the source word that it attends to most"),
         ("--no-shortlist", SWITCH, "score every target subword, even if the folder has a shortlist"),
     ]
     add_flags(parser, rows)
+    group = parser.add_argument_group(
+        "a whole corpus", "files of any size, in shards; the same command continues after the run was killed"
+    )
+    rows = [
+        ("--output-dir", {"metavar": "DIR"}, "gets a file for each --input, with its name without .gz"),
+        ("--jobs", INTEGER, f"how many processes translate at once; default: {JOBS}"),
+        ("--shard-lines", INTEGER, f"how many lines each process translates; default: {SHARD_LINES}"),
+        ("--strict", SWITCH, "stop at a line that cannot be translated; default: write an empty line and list it"),
+    ]
+    add_flags(group, rows)
     rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
     add_flags(parser.add_mutually_exclusive_group(), rows)
     return parser
 
 
-def _progress(beside_the_output: bool) -> Any:
+def _progress(beside_the_output: bool = False, **options: Any) -> Any:
     """Return a progress bar on standard error, not beside translations; in a log file, it writes every 30 seconds."""
     from tqdm import tqdm
 
     terminal = sys.stderr.isatty()
     every = {} if terminal else {"mininterval": 30, "delay": 30}
-    return tqdm(unit=" lines", disable=terminal and beside_the_output, **every)
+    return tqdm(unit=" lines", disable=terminal and beside_the_output, **every, **options)
+
+
+def _search_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the search that flags change."""
+    return {name: value for name in SEARCH if (value := getattr(args, name)) is not None}
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise a TranslateError if flags contradict each other."""
+    if args.output_dir is None:
+        for flag, value in (("--jobs", args.jobs), ("--shard-lines", args.shard_lines), ("--strict", args.strict)):
+            if value:
+                raise TranslateError(f"{flag}: needs --output-dir, which divides the input among processes")
+        if args.input and len(args.input) > 1:
+            raise TranslateError(f"--input {' '.join(args.input)}: must be one file without --output-dir")
+        return
+    if not args.input or "-" in args.input:
+        raise TranslateError("--output-dir: needs --input with files, and cannot read standard input")
+    for flag, value in (("--output", args.output), ("--nbest", args.nbest), ("--documents", args.documents)):
+        if value:
+            raise TranslateError(f"{flag}: is not supported with --output-dir, which writes a line for each line")
+
+
+def _translate_corpus(args: argparse.Namespace) -> None:
+    from ..serving.corpus import How, translate_corpus  # needs submitit
+
+    settings, jobs = exported_settings(args.model) | _search_flags(args), args.jobs or JOBS
+    how = How(
+        model=args.model,
+        search={name: settings[name] for name in SEARCH},
+        shortlist=not args.no_shortlist,
+        replace_unk=args.replace_unk,
+        threads=args.threads or max(1, available_cores() // jobs),
+        device=args.device,
+        strict=args.strict,
+    )
+
+    def progress(total: int, finished: int) -> Any:
+        # The mean speed of this start: shards end at irregular intervals.
+        return _progress(total=total, initial=finished, smoothing=0)
+
+    translate_corpus(args.input, args.output_dir, how, jobs, args.shard_lines or SHARD_LINES, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -154,15 +202,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     refuse_numbers(parser, args)
     with ending_in_one_sentence("fairseq-rope translate"):
-        if (sys.stdout is None and args.output is None) or (sys.stdin is None and args.input in (None, "-")):
+        _refuse_contradictions(args)
+        if args.output_dir is not None:
+            _translate_corpus(args)
+            return
+        path = args.input[0] if args.input else None
+        if (sys.stdout is None and args.output is None) or (sys.stdin is None and path in (None, "-")):
             raise TranslateError("standard input or output is closed")
         if args.output is not None:
             refuse_output(args.output)
-        with opened(args.input) as (read, name):
+        with opened(path) as (read, name):
             translator = Translator(args.model, args.threads, args.device, not args.no_shortlist, args.replace_unk)
             settings = translator.settings
-            flags = {flag: getattr(args, flag) for flag in ("beam", "lenpen", "max_len_b")}
-            settings.update({flag: value for flag, value in flags.items() if value is not None})
+            settings.update(_search_flags(args))
             if args.nbest is not None and args.nbest > settings["beam"]:
                 raise TranslateError(f"--nbest {args.nbest}: must be at most the beam size, {settings['beam']}")
             on_terminal = args.output is None and sys.stdout.isatty()

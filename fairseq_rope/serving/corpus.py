@@ -1,0 +1,474 @@
+"""Translate files of any size, in shards of a number of lines. Each shard is translated by a process of its own.
+
+The output folder has a folder ``shards`` with the plan of the run and the finished shards. A file gets its name only
+when it is complete, so that the same command continues after the run, or a process of it, was killed at any moment.
+"""
+
+import collections
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, BinaryIO, cast
+
+from ..errors import InputError
+from ..files import checksum, written_whole
+from ..launch import outcomes
+from ..lines import naming_damage
+from ..locks import locked
+from .exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_changed_files
+from .translator import LINES, Translator, decoded
+
+SHARDS = "shards"  # the folder in the output folder
+REFUSED = ".refused.tsv"  # the ending of the list of lines that were not translated
+BLOCK = 1 << 20  # bytes that are read at once
+NAMED = 3  # failed shards that the last message names
+
+
+@dataclass(frozen=True)
+class How:
+    """How each shard is translated."""
+
+    model: str
+    search: dict[str, Any]  # beam, lenpen and max_len_b
+    shortlist: bool
+    replace_unk: bool
+    threads: int
+    device: str
+    strict: bool  # whether a line that cannot be translated ends the run
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some lines of an input."""
+
+    input: str
+    state: str  # of the input, which must not change
+    first: int  # the number of the first line in the input, from 1
+    lines: int
+    offset: int  # the place of the first line in the file that has the lines, in bytes
+    stem: str  # the beginning of the paths of its files
+    is_copied: bool  # whether it has a file with its lines, because the input is compressed
+
+    @property
+    def source(self) -> str:
+        """The path of the file with its lines, if it has one."""
+        return f"{self.stem}.source"
+
+    @property
+    def text(self) -> str:
+        """The path of its translations. It exists if the shard is finished."""
+        return f"{self.stem}.txt"
+
+    @property
+    def refused(self) -> str:
+        """The path of the list of its lines that were not translated."""
+        return self.stem + REFUSED
+
+    @property
+    def lock(self) -> str:
+        """The path of the lock of the process that translates it."""
+        return f"{self.stem}.lock"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its lines are translated."""
+        return os.path.exists(self.text)
+
+    def __str__(self) -> str:
+        return f"lines {self.first} to {self.first + self.lines - 1} of {self.input}"
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """An input, its shards and its output."""
+
+    input: str
+    state: str
+    lines: int
+    offsets: Sequence[int]  # of the shards
+    folder: str  # of the output
+    number: int
+    shard_lines: int
+
+    @property
+    def output(self) -> str:
+        """The path of the translations."""
+        return os.path.join(self.folder, output_name(self.input))
+
+    @property
+    def refused(self) -> str:
+        """The path of the list of lines that were not translated."""
+        return self.output + REFUSED
+
+    @property
+    def record(self) -> str:
+        """The path of a file that exists if *output* was written by this run."""
+        return os.path.join(self.folder, SHARDS, f"{self.number}.joined")
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The shards, in order."""
+        copied = is_compressed(self.input)
+        return [
+            Shard(
+                self.input,
+                self.state,
+                1 + n * self.shard_lines,
+                min(self.shard_lines, self.lines - n * self.shard_lines),
+                0 if copied else offset,
+                stem_of(self.folder, self.number, n),
+                copied,
+            )
+            for n, offset in enumerate(self.offsets)
+        ]
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the output is complete."""
+        return os.path.exists(self.record) and os.path.exists(self.output)
+
+
+def output_name(path: str) -> str:
+    """Return the name of the output for the input *path*."""
+    return os.path.basename(path).removesuffix(".gz")
+
+
+def is_compressed(path: str) -> bool:
+    """Return whether the input *path* is a gzip file."""
+    return path.endswith(".gz")
+
+
+def stem_of(folder: str, number: int, shard: int) -> str:
+    """Return the beginning of the paths of the files of a shard of the input with a *number*, both from 0."""
+    return os.path.join(folder, SHARDS, f"{number}.{shard:06}")
+
+
+def state_of(path: str) -> str:
+    """Return the size and the time of the last change of a file, as text."""
+    status = os.stat(path)
+    seconds, fraction = divmod(status.st_mtime_ns, 10**9)
+    return f"{status.st_size} bytes of {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(seconds))}.{fraction:09} UTC"
+
+
+def translate_corpus(
+    inputs: Sequence[str],
+    folder: str,
+    how: How,
+    jobs: int,
+    shard_lines: int,
+    progress: Callable[[int, int], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Translate *inputs* into files of *folder*, with *jobs* processes at a time. Finished parts are not repeated.
+
+    Args:
+        inputs: paths of text files or .gz, which must not change meanwhile
+        shard_lines: how many lines a process translates
+        progress: returns the progress bar of a number of lines, the second argument of which are finished
+
+    Raises:
+        InputError: an input, an output or the model cannot be used; the settings are not those of an earlier start in
+            *folder*; another process is working there; or shards have failed
+    """
+    _refuse_names(inputs, folder)
+    present = _settings(inputs, how, shard_lines)
+    shards = os.path.join(folder, SHARDS)
+    lock, plan = os.path.join(shards, "lock"), os.path.join(shards, "plan.json")
+    if os.path.isdir(shards) and os.listdir(shards) and not os.path.exists(lock):
+        raise TranslateError(f"--output-dir {folder}: its folder {SHARDS} is not of this command; give another folder")
+    if not os.path.exists(plan):
+        _refuse_outputs(inputs, folder)
+    os.makedirs(shards, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock, wait=False))
+        except BlockingIOError:
+            raise TranslateError(f"--output-dir {folder}: another process is translating into it") from None
+        if not os.path.exists(plan):
+            _write_plan(plan, inputs, folder, shard_lines, present)
+        files = _read_plan(plan, inputs, folder, present)
+        finished = 0
+        for file in files:
+            _refuse_state(file, how.strict)
+            if file.is_joined:
+                print(f"{file.output}: done before", flush=True)
+                _remove_shards(file)
+            finished += file.lines if file.is_joined else sum(shard.lines for shard in file.shards if shard.is_finished)
+        with progress(sum(file.lines for file in files), finished) as bar:
+            _translate(files, how, jobs, os.path.join(shards, "jobs"), bar)
+    shutil.rmtree(os.path.join(shards, "jobs"), ignore_errors=True)
+
+
+# -- before work begins ------------------------------------------------------------------------------
+
+
+def _refuse_names(inputs: Sequence[str], folder: str) -> None:
+    """Raise a TranslateError if an input is not a file, or if two would be written into the same file."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise TranslateError(f"--output-dir {folder}: must be a folder, or not exist")
+    input_of: dict[str, str] = {}  # by each name that is written
+    for path in inputs:
+        if not os.path.isfile(path):
+            reason = "must be a file" if os.path.exists(path) else "does not exist"
+            raise TranslateError(f"--input {path}: {reason}; --output-dir reads it more than once")
+        name = output_name(path)
+        if name in ("", SHARDS):
+            raise TranslateError(f"--input {path}: an output cannot have the name {name!r}; rename the input")
+        for written in (name, name + REFUSED, f"{name}.tmp", f"{name}{REFUSED}.tmp"):
+            if written in input_of:
+                both = f"the outputs of this file and of {input_of[written]} would both be {written}"
+                raise TranslateError(f"--input {path}: {both}; rename one of them")
+            input_of[written] = path
+
+
+def _refuse_outputs(inputs: Sequence[str], folder: str) -> None:
+    """Raise a TranslateError if an output exists before the run has begun."""
+    for path in (os.path.join(folder, output_name(path)) for path in inputs):
+        for output in (path, path + REFUSED):
+            if os.path.lexists(output):
+                raise TranslateError(f"--output-dir: {output} exists already; remove it, or give another folder")
+
+
+def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, Any]:
+    """Return what must be the same at each start, with names for messages."""
+    sums = exported_settings(how.model)["sha256"]
+    refuse_changed_files(how.model, sums)
+    sums = {**sums, SETTINGS: checksum(os.path.join(how.model, SETTINGS))}
+    return {
+        "--input": " ".join(map(os.path.abspath, inputs)),
+        **{f"--input {path}": state_of(path) for path in map(os.path.abspath, inputs)},
+        "--shard-lines": shard_lines,
+        **{f"--model: the SHA-256 of {name}": sums[name] for name in sorted(sums)},
+        **{f"--{name.replace('_', '-')}": value for name, value in how.search.items()},
+        "--replace-unk": how.replace_unk,
+        "--no-shortlist": not how.shortlist,
+    }
+
+
+def _read_plan(plan: str, inputs: Sequence[str], folder: str, present: dict[str, Any]) -> list[CorpusFile]:
+    """Return the files of the *plan*; raise a TranslateError if its settings are not those of the *present* start."""
+    with open(plan, encoding="utf-8") as file:
+        content = json.load(file)
+    before = content["settings"]
+    for name in dict.fromkeys([*present, *before]):
+        if present.get(name) != before.get(name):
+            was = f"{name} was {before.get(name, 'not used')} when --output-dir {folder} was begun"
+            ways = "give the same value, or another --output-dir"
+            raise TranslateError(f"{was}, and is now {present.get(name, 'not used')}: {ways}")
+    shard_lines = present["--shard-lines"]
+    rows = enumerate(zip(inputs, content["files"]))
+    return [CorpusFile(path, **row, folder=folder, number=n, shard_lines=shard_lines) for n, (path, row) in rows]
+
+
+def _refuse_state(file: CorpusFile, strict: bool) -> None:
+    """Raise a TranslateError if the output is from another program, or was removed; or for a line, if *strict*."""
+    if os.path.lexists(file.output) and not os.path.exists(file.record):
+        raise TranslateError(f"--output-dir: {file.output} is not from this command; remove it, or give another folder")
+    finished = [shard for shard in file.shards if shard.is_finished]
+    if os.path.exists(file.record) and not file.is_joined and len(finished) < len(file.shards):
+        gone = f"{file.output} was finished and is gone"
+        raise TranslateError(f"--output-dir: {gone}; to translate {file.input} again, give another folder")
+    if strict:
+        for path in [file.refused] if file.is_joined else [shard.refused for shard in finished]:
+            with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as refused:
+                for line in refused:
+                    raise _refusal(file.input, *line.rstrip("\n").split("\t", 1))
+
+
+def _refusal(path: str, number: object, reason: str) -> TranslateError:
+    return TranslateError(f"{path}, line {number}: {reason}")
+
+
+# -- dividing ----------------------------------------------------------------------------------------
+
+
+def _write_plan(plan: str, inputs: Sequence[str], folder: str, shard_lines: int, settings: dict[str, Any]) -> None:
+    """Divide *inputs* into shards, and write the *plan*, which says where they are."""
+    for name in os.listdir(os.path.dirname(plan)):
+        if name.endswith(".source"):  # of a start that was killed before it had a plan
+            os.unlink(os.path.join(os.path.dirname(plan), name))
+    rows = []
+    for number, path in enumerate(inputs):
+        state = state_of(path)
+        lines, offsets = divide(path, shard_lines, partial(stem_of, folder, number) if is_compressed(path) else None)
+        if state_of(path) != state:
+            raise TranslateError(f"--input {path}: has changed while it was read")
+        rows.append({"state": state, "lines": lines, "offsets": offsets})
+    with written_whole(plan) as (file,):
+        file.write(json.dumps({"settings": settings, "files": rows}).encode())
+
+
+def divide(path: str, shard_lines: int, stem: Callable[[int], str] | None = None) -> tuple[int, list[int]]:
+    """Return the number of lines of the file *path*, and the place of each shard's first line, in bytes.
+
+    If *stem* is given, the lines of each shard are written into a file, whose name is ``stem(number)`` and ``.source``.
+    """
+    lines, position, offsets = 0, 0, list[int]()
+    with contextlib.ExitStack() as stack, _opened(path) as file, naming_damage(path):
+        begins, data, copy = True, b"", None
+        for data, ended, is_last in _pieces(file, shard_lines):
+            if begins:
+                offsets.append(position)
+                if stem is not None:
+                    (copy,) = stack.enter_context(written_whole(f"{stem(len(offsets) - 1)}.source"))
+            if copy is not None:
+                copy.write(data)
+            lines += ended
+            position += len(data)
+            begins = is_last
+            if is_last:
+                stack.close()
+        lines += not data.endswith(b"\n") and bool(data)
+    return lines, offsets
+
+
+def _opened(path: str) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if is_compressed(path) else open(path, "rb")
+
+
+def _pieces(file: BinaryIO, shard_lines: int) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield the content of *file* in pieces; with each, the lines that end in it, and whether it ends a shard."""
+    left = shard_lines  # lines until the shard ends
+    while block := file.read(BLOCK):
+        begin, count = 0, block.count(b"\n")
+        while count >= left:
+            end = begin
+            for _ in range(left):
+                end = block.index(b"\n", end) + 1
+            yield block[begin:end], left, True
+            count -= left
+            begin, left = end, shard_lines
+        if begin < len(block):
+            yield block[begin:], count, False
+            left -= count
+
+
+# -- one shard, in a process of its own --------------------------------------------------------------
+
+
+def translate_shard(how: How, shard: Shard) -> None:
+    """Write the translations of a shard, and the list of its lines that cannot be translated, both or neither."""
+    with locked(shard.lock):  # a process of a killed run may just be ending
+        if not shard.is_finished:
+            if state_of(shard.input) != shard.state:
+                raise TranslateError(f"--input {shard.input}: has changed since its first lines were translated")
+            translator = Translator(how.model, how.threads, how.device, how.shortlist, how.replace_unk)
+            translator.settings.update(how.search)
+            # The file whose existence says that the shard is finished is last.
+            with translator, written_whole(shard.refused, shard.text) as (refused, text):
+                for translations, reasons in _translated(translator, shard):
+                    for number, reason in reasons:
+                        if how.strict:
+                            raise _refusal(shard.input, number, reason)
+                        refused.write(f"{number}\t{reason}\n".encode())
+                    text.writelines(f"{line}\n".encode() for line in translations)
+    if shard.is_copied:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(shard.source)
+
+
+def _translated(translator: Translator, shard: Shard) -> Iterator[tuple[list[str], list[tuple[int, str]]]]:
+    """Yield translations of some lines; and for each line that has none, its number and the reason."""
+    with open(shard.source if shard.is_copied else shard.input, "rb") as file:
+        file.seek(shard.offset)
+        for first in range(shard.first, shard.first + shard.lines, LINES):
+            last = min(first + LINES, shard.first + shard.lines)
+            lines, reasons = [], {}
+            for number in range(first, last):
+                try:
+                    lines.append(decoded(_next_line(file), shard.input, number))
+                except InputError as error:
+                    lines.append("")
+                    reasons[number] = str(error).removeprefix(f"{shard.input}, line {number}: ")
+            translations = []
+            for number, translation in enumerate(translator.chunk_with_errors(lines, first), first):
+                if isinstance(translation, TranslateError):
+                    reasons[number] = str(translation).removeprefix(f"line {number} ")
+                translations.append("" if number in reasons else str(translation))
+            yield translations, sorted(reasons.items())
+
+
+def _next_line(file: BinaryIO) -> bytes:
+    """Return the next line of *file* without its end; of a line that has too many characters, only a part."""
+    most = 4 * CHARACTERS + 1  # bytes of a line that may be possible; :func:`decoded` refuses a longer one
+    line = rest = file.readline(most)
+    while len(rest) == most and not rest.endswith(b"\n"):
+        rest = file.readline(most)
+    return line.removesuffix(b"\n")
+
+
+# -- all shards --------------------------------------------------------------------------------------
+
+
+def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, bar: Any) -> None:
+    """Translate the shards that are not finished, and join those of each file when they are complete."""
+
+    def join_if_complete(file: CorpusFile) -> None:
+        if not file.is_joined and all(shard.is_finished for shard in file.shards):
+            count = _join(file)
+            if count:
+                lists = f"{count} lines of {file.input} were not translated and are empty: {file.refused} lists them"
+                bar.write(f"fairseq-rope translate: warning: {lists}", file=sys.stderr)
+
+    failures = []
+    for file in files:
+        join_if_complete(file)
+    unjoined = [file for file in files if not file.is_joined]
+    file_of = {shard: file for file in unjoined for shard in file.shards if not shard.is_finished}
+    left = collections.Counter(file.number for file in file_of.values())  # shards of each file
+    with contextlib.closing(outcomes(file_of, partial(translate_shard, how), jobs, folder)) as ended:
+        for outcome in ended:
+            file = file_of[outcome.task]
+            left[file.number] -= 1
+            if outcome.failure:
+                failures.append(outcome)
+                bar.write(f"fairseq-rope translate: {outcome.task}: {outcome.failure}", file=sys.stderr)
+                continue
+            bar.update(outcome.task.lines)
+            if not left[file.number]:
+                join_if_complete(file)
+    if failures:
+        named = "; ".join(f"{outcome.task}: {outcome.failure}" for outcome in failures[:NAMED])
+        more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
+        raise TranslateError(f"{len(failures)} shards have failed, and the same command continues: {named}{more}")
+
+
+def _join(file: CorpusFile) -> int:
+    """Write the output of *file* from its shards, and remove them. Returns the number of refused lines."""
+    lists_refused = any(os.path.getsize(shard.refused) for shard in file.shards)
+    paths = [file.refused] if lists_refused else []
+    lines = refused = 0
+    # The output is last: it is complete if it exists, and the record says that it is from this run.
+    with written_whole(*paths, file.record, file.output) as (*lists, _, output):
+        for shard in file.shards:
+            lines += _copy(shard.text, output)
+            if lists_refused:
+                refused += _copy(shard.refused, lists[0])
+        if lines != file.lines:
+            differ = f"has {file.lines} lines, and its translation {lines}"
+            raise TranslateError(f"--input {file.input}: {differ}; give another --output-dir")
+    _remove_shards(file)
+    return refused
+
+
+def _copy(path: str, output: BinaryIO) -> int:
+    """Append the file *path* to *output*, and return the number of its lines."""
+    lines = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            lines += block.count(b"\n")
+            output.write(block)
+    return lines
+
+
+def _remove_shards(file: CorpusFile) -> None:
+    for shard in file.shards:
+        for path in (shard.text, shard.refused, shard.source, shard.lock):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
