@@ -110,7 +110,8 @@ def _outcome(job: Any, task: Task) -> Outcome[Task, Any]:
         if error is None:
             failure, result = "", job.result()
         else:
-            failure = str(error).strip().splitlines()[-1]
+            trace = str(error).rpartition("\n-----")[0].strip()  # submitit's advice follows
+            failure = trace.splitlines()[-1] if trace else failure
     # A later process can have the same number, which is in the names of these files.
     for path in (job.paths.submitted_pickle, job.paths.result_pickle, *([] if failure else [job.paths.stdout])):
         path.unlink(missing_ok=True)

@@ -414,7 +414,7 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
             count = _join(file)
             if count:
                 lists = f"{count} lines of {file.input} were not translated and are empty: {file.refused} lists them"
-                bar.write(f"fairseq-rope translate: warning: {lists}", file=sys.stderr)
+                _say(bar, f"warning: {lists}")
 
     failures = []
     for file in files:
@@ -428,7 +428,7 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
             left[file.number] -= 1
             if outcome.failure:
                 failures.append(outcome)
-                bar.write(f"fairseq-rope translate: {outcome.task}: {outcome.failure}", file=sys.stderr)
+                _say(bar, f"{outcome.task}: {outcome.failure}")
                 continue
             bar.update(outcome.task.lines)
             if not left[file.number]:
@@ -437,6 +437,12 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
         named = "; ".join(f"{outcome.task}: {outcome.failure}" for outcome in failures[:NAMED])
         more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         raise TranslateError(f"{len(failures)} shards have failed, and the same command continues: {named}{more}")
+
+
+def _say(bar: Any, message: str) -> None:
+    """Print *message* to standard error, above the progress bar of a terminal."""
+    write = bar.write if sys.stderr.isatty() else print
+    write(f"fairseq-rope translate: {message}", file=sys.stderr)
 
 
 def _join(file: CorpusFile) -> int:
