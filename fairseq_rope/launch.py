@@ -88,16 +88,17 @@ def _in_job(function: Callable[[Task], Result], task: Task, lock: str, gpus: str
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     handle_signals(lambda number, _: sys.exit(128 + number))  # submitit ignores SIGTERM
-    threading.Thread(target=_end_after_the_launcher, args=(lock,), daemon=True).start()
+    _end_after_the_launcher(lock, wait=False)
+    threading.Thread(target=_end_after_the_launcher, args=(lock, True), daemon=True).start()
     try:
         return function(task)
     except (InputError, OSError, ImportError) as error:
         return _Raised(error)
 
 
-def _end_after_the_launcher(lock: str) -> None:
-    """Wait until the process that holds *lock* has ended, and end this process then."""
-    with contextlib.suppress(FileNotFoundError), locked(lock, shared=True) as has_locks:
+def _end_after_the_launcher(lock: str, wait: bool) -> None:
+    """End this process if the one that holds *lock* has ended; *wait*: wait until it has."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), locked(lock, wait, shared=True) as has_locks:
         if has_locks:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import linear_attention, long_inputs, processes, programs, serve, subjects
+from benchmarks import corpus, linear_attention, long_inputs, processes, programs, serve, subjects
 from benchmarks import train as training
 from benchmarks.alternating import report
 from benchmarks.generate import ARCHS, Translating
@@ -187,6 +187,25 @@ def test_wrong_flags_of_serve_end_in_one_sentence(monkeypatch, capsys, flags, me
     with pytest.raises(SystemExit):
         serve.main()
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_corpus_is_translated_with_each_number_of_processes(monkeypatch, capsys):
+    monkeypatch.setattr(corpus, "SIZES", {"small": TINY})
+    calls, translate = [], corpus.translate
+
+    def observed(*args):
+        translate(*args)
+        model, text, _, lines, *numbers = args
+        outputs = {path.read_text().count("\n") for path in text.parent.glob("output*/text")}
+        calls.append((numbers, lines, outputs))
+
+    monkeypatch.setattr(corpus, "translate", observed)
+    monkeypatch.setattr(sys, "argv", "corpus --lines 40 --shard-lines 20 --rounds 1 --json".split())
+    corpus.main()
+    assert calls == [([1, 2], 20, {40}), ([2, 1], 20, {40})] * 2
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["processes"] for row in rows] == list(corpus.CANDIDATES) and rows[0]["times as fast"] == 1
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])

@@ -6,83 +6,24 @@ when it is complete, so that the same command continues after the run, or a proc
 
 import collections
 import contextlib
-import gzip
 import json
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from ..errors import InputError
+from ..errors import warn
 from ..files import checksum, written_whole
 from ..launch import outcomes
-from ..lines import naming_damage
 from ..locks import locked
-from .exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_changed_files
-from .translator import LINES, Translator, decoded
+from .exported_folder import SETTINGS, TranslateError, exported_settings, refuse_changed_files
+from .shards import BLOCK, REFUSED, How, Shard, divide, is_compressed, refusal, state_of, translate_shard
 
 SHARDS = "shards"  # the folder in the output folder
-REFUSED = ".refused.tsv"  # the ending of the list of lines that were not translated
-BLOCK = 1 << 20  # bytes that are read at once
 NAMED = 3  # failed shards that the last message names
-
-
-@dataclass(frozen=True)
-class How:
-    """How each shard is translated."""
-
-    model: str
-    search: dict[str, Any]  # beam, lenpen and max_len_b
-    shortlist: bool
-    replace_unk: bool
-    threads: int
-    device: str
-    strict: bool  # whether a line that cannot be translated ends the run
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Some lines of an input."""
-
-    input: str
-    state: str  # of the input, which must not change
-    first: int  # the number of the first line in the input, from 1
-    lines: int
-    offset: int  # the place of the first line in the file that has the lines, in bytes
-    stem: str  # the beginning of the paths of its files
-    is_copied: bool  # whether it has a file with its lines, because the input is compressed
-
-    @property
-    def source(self) -> str:
-        """The path of the file with its lines, if it has one."""
-        return f"{self.stem}.source"
-
-    @property
-    def text(self) -> str:
-        """The path of its translations. It exists if the shard is finished."""
-        return f"{self.stem}.txt"
-
-    @property
-    def refused(self) -> str:
-        """The path of the list of its lines that were not translated."""
-        return self.stem + REFUSED
-
-    @property
-    def lock(self) -> str:
-        """The path of the lock of the process that translates it."""
-        return f"{self.stem}.lock"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether its lines are translated."""
-        return os.path.exists(self.text)
-
-    def __str__(self) -> str:
-        return f"lines {self.first} to {self.first + self.lines - 1} of {self.input}"
 
 
 @dataclass(frozen=True)
@@ -90,11 +31,11 @@ class CorpusFile:
     """An input, its shards and its output."""
 
     input: str
-    state: str
+    number: int  # of the input, from 0
+    state: str  # of the input, which must not change
     lines: int
-    offsets: Sequence[int]  # of the shards
+    offsets: Sequence[int]  # of the first lines of the shards, in bytes
     folder: str  # of the output
-    number: int
     shard_lines: int
 
     @property
@@ -140,21 +81,9 @@ def output_name(path: str) -> str:
     return os.path.basename(path).removesuffix(".gz")
 
 
-def is_compressed(path: str) -> bool:
-    """Return whether the input *path* is a gzip file."""
-    return path.endswith(".gz")
-
-
 def stem_of(folder: str, number: int, shard: int) -> str:
     """Return the beginning of the paths of the files of a shard of the input with a *number*, both from 0."""
     return os.path.join(folder, SHARDS, f"{number}.{shard:06}")
-
-
-def state_of(path: str) -> str:
-    """Return the size and the time of the last change of a file, as text."""
-    status = os.stat(path)
-    seconds, fraction = divmod(status.st_mtime_ns, 10**9)
-    return f"{status.st_size} bytes of {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(seconds))}.{fraction:09} UTC"
 
 
 def translate_corpus(
@@ -187,7 +116,8 @@ def translate_corpus(
     os.makedirs(shards, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(lock, wait=False))
+            if not stack.enter_context(locked(lock, wait=False)):
+                warn("translate", f"--output-dir {folder}: its disk has no locks; do not start a second process there")
         except BlockingIOError:
             raise TranslateError(f"--output-dir {folder}: another process is translating into it") from None
         if not os.path.exists(plan):
@@ -215,12 +145,12 @@ def _refuse_names(inputs: Sequence[str], folder: str) -> None:
     input_of: dict[str, str] = {}  # by each name that is written
     for path in inputs:
         if not os.path.isfile(path):
-            reason = "must be a file" if os.path.exists(path) else "does not exist"
-            raise TranslateError(f"--input {path}: {reason}; --output-dir reads it more than once")
+            pipe = "must be a file, because --output-dir reads it more than once"
+            raise TranslateError(f"--input {path}: {pipe if os.path.exists(path) else 'does not exist'}")
         name = output_name(path)
         if name in ("", SHARDS):
             raise TranslateError(f"--input {path}: an output cannot have the name {name!r}; rename the input")
-        for written in (name, name + REFUSED, f"{name}.tmp", f"{name}{REFUSED}.tmp"):
+        for written in _names_for(name):
             if written in input_of:
                 both = f"the outputs of this file and of {input_of[written]} would both be {written}"
                 raise TranslateError(f"--input {path}: {both}; rename one of them")
@@ -229,10 +159,14 @@ def _refuse_names(inputs: Sequence[str], folder: str) -> None:
 
 def _refuse_outputs(inputs: Sequence[str], folder: str) -> None:
     """Raise a TranslateError if an output exists before the run has begun."""
-    for path in (os.path.join(folder, output_name(path)) for path in inputs):
-        for output in (path, path + REFUSED):
-            if os.path.lexists(output):
-                raise TranslateError(f"--output-dir: {output} exists already; remove it, or give another folder")
+    for name in (name for path in inputs for name in _names_for(output_name(path))):
+        if os.path.lexists(output := os.path.join(folder, name)):
+            raise TranslateError(f"--output-dir: {output} exists already; remove it, or give another folder")
+
+
+def _names_for(name: str) -> list[str]:
+    """Return the names of the files that are written for the output with a *name*, also temporarily."""
+    return [name, name + REFUSED, f"{name}.tmp", f"{name}{REFUSED}.tmp"]
 
 
 def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, Any]:
@@ -254,16 +188,18 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
 def _read_plan(plan: str, inputs: Sequence[str], folder: str, present: dict[str, Any]) -> list[CorpusFile]:
     """Return the files of the *plan*; raise a TranslateError if its settings are not those of the *present* start."""
     with open(plan, encoding="utf-8") as file:
-        content = json.load(file)
+        try:
+            content = json.load(file)
+        except ValueError:
+            raise TranslateError(f"--output-dir {folder}: {plan} is damaged; give another folder") from None
     before = content["settings"]
     for name in dict.fromkeys([*present, *before]):
         if present.get(name) != before.get(name):
             was = f"{name} was {before.get(name, 'not used')} when --output-dir {folder} was begun"
             ways = "give the same value, or another --output-dir"
             raise TranslateError(f"{was}, and is now {present.get(name, 'not used')}: {ways}")
-    shard_lines = present["--shard-lines"]
-    rows = enumerate(zip(inputs, content["files"]))
-    return [CorpusFile(path, **row, folder=folder, number=n, shard_lines=shard_lines) for n, (path, row) in rows]
+    same = {"folder": folder, "shard_lines": present["--shard-lines"]}
+    return [CorpusFile(path, n, **row, **same) for n, (path, row) in enumerate(zip(inputs, content["files"]))]
 
 
 def _refuse_state(file: CorpusFile, strict: bool) -> None:
@@ -278,11 +214,7 @@ def _refuse_state(file: CorpusFile, strict: bool) -> None:
         for path in [file.refused] if file.is_joined else [shard.refused for shard in finished]:
             with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as refused:
                 for line in refused:
-                    raise _refusal(file.input, *line.rstrip("\n").split("\t", 1))
-
-
-def _refusal(path: str, number: object, reason: str) -> TranslateError:
-    return TranslateError(f"{path}, line {number}: {reason}")
+                    raise refusal(file.input, *line.rstrip("\n").split("\t", 1))
 
 
 # -- dividing ----------------------------------------------------------------------------------------
@@ -291,7 +223,7 @@ def _refusal(path: str, number: object, reason: str) -> TranslateError:
 def _write_plan(plan: str, inputs: Sequence[str], folder: str, shard_lines: int, settings: dict[str, Any]) -> None:
     """Divide *inputs* into shards, and write the *plan*, which says where they are."""
     for name in os.listdir(os.path.dirname(plan)):
-        if name.endswith(".source"):  # of a start that was killed before it had a plan
+        if name.endswith((".source", ".source.tmp")):  # of a start that was killed before it had a plan
             os.unlink(os.path.join(os.path.dirname(plan), name))
     rows = []
     for number, path in enumerate(inputs):
@@ -304,105 +236,6 @@ def _write_plan(plan: str, inputs: Sequence[str], folder: str, shard_lines: int,
         file.write(json.dumps({"settings": settings, "files": rows}).encode())
 
 
-def divide(path: str, shard_lines: int, stem: Callable[[int], str] | None = None) -> tuple[int, list[int]]:
-    """Return the number of lines of the file *path*, and the place of each shard's first line, in bytes.
-
-    If *stem* is given, the lines of each shard are written into a file, whose name is ``stem(number)`` and ``.source``.
-    """
-    lines, position, offsets = 0, 0, list[int]()
-    with contextlib.ExitStack() as stack, _opened(path) as file, naming_damage(path):
-        begins, data, copy = True, b"", None
-        for data, ended, is_last in _pieces(file, shard_lines):
-            if begins:
-                offsets.append(position)
-                if stem is not None:
-                    (copy,) = stack.enter_context(written_whole(f"{stem(len(offsets) - 1)}.source"))
-            if copy is not None:
-                copy.write(data)
-            lines += ended
-            position += len(data)
-            begins = is_last
-            if is_last:
-                stack.close()
-        lines += not data.endswith(b"\n") and bool(data)
-    return lines, offsets
-
-
-def _opened(path: str) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path)) if is_compressed(path) else open(path, "rb")
-
-
-def _pieces(file: BinaryIO, shard_lines: int) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield the content of *file* in pieces; with each, the lines that end in it, and whether it ends a shard."""
-    left = shard_lines  # lines until the shard ends
-    while block := file.read(BLOCK):
-        begin, count = 0, block.count(b"\n")
-        while count >= left:
-            end = begin
-            for _ in range(left):
-                end = block.index(b"\n", end) + 1
-            yield block[begin:end], left, True
-            count -= left
-            begin, left = end, shard_lines
-        if begin < len(block):
-            yield block[begin:], count, False
-            left -= count
-
-
-# -- one shard, in a process of its own --------------------------------------------------------------
-
-
-def translate_shard(how: How, shard: Shard) -> None:
-    """Write the translations of a shard, and the list of its lines that cannot be translated, both or neither."""
-    with locked(shard.lock):  # a process of a killed run may just be ending
-        if not shard.is_finished:
-            if state_of(shard.input) != shard.state:
-                raise TranslateError(f"--input {shard.input}: has changed since its first lines were translated")
-            translator = Translator(how.model, how.threads, how.device, how.shortlist, how.replace_unk)
-            translator.settings.update(how.search)
-            # The file whose existence says that the shard is finished is last.
-            with translator, written_whole(shard.refused, shard.text) as (refused, text):
-                for translations, reasons in _translated(translator, shard):
-                    for number, reason in reasons:
-                        if how.strict:
-                            raise _refusal(shard.input, number, reason)
-                        refused.write(f"{number}\t{reason}\n".encode())
-                    text.writelines(f"{line}\n".encode() for line in translations)
-    if shard.is_copied:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(shard.source)
-
-
-def _translated(translator: Translator, shard: Shard) -> Iterator[tuple[list[str], list[tuple[int, str]]]]:
-    """Yield translations of some lines; and for each line that has none, its number and the reason."""
-    with open(shard.source if shard.is_copied else shard.input, "rb") as file:
-        file.seek(shard.offset)
-        for first in range(shard.first, shard.first + shard.lines, LINES):
-            last = min(first + LINES, shard.first + shard.lines)
-            lines, reasons = [], {}
-            for number in range(first, last):
-                try:
-                    lines.append(decoded(_next_line(file), shard.input, number))
-                except InputError as error:
-                    lines.append("")
-                    reasons[number] = str(error).removeprefix(f"{shard.input}, line {number}: ")
-            translations = []
-            for number, translation in enumerate(translator.chunk_with_errors(lines, first), first):
-                if isinstance(translation, TranslateError):
-                    reasons[number] = str(translation).removeprefix(f"line {number} ")
-                translations.append("" if number in reasons else str(translation))
-            yield translations, sorted(reasons.items())
-
-
-def _next_line(file: BinaryIO) -> bytes:
-    """Return the next line of *file* without its end; of a line that has too many characters, only a part."""
-    most = 4 * CHARACTERS + 1  # bytes of a line that may be possible; :func:`decoded` refuses a longer one
-    line = rest = file.readline(most)
-    while len(rest) == most and not rest.endswith(b"\n"):
-        rest = file.readline(most)
-    return line.removesuffix(b"\n")
-
-
 # -- all shards --------------------------------------------------------------------------------------
 
 
@@ -413,8 +246,8 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
         if not file.is_joined and all(shard.is_finished for shard in file.shards):
             count = _join(file)
             if count:
-                lists = f"{count} lines of {file.input} were not translated and are empty: {file.refused} lists them"
-                _say(bar, f"warning: {lists}")
+                lines = "lines that were not translated and are empty"
+                _say(bar, f"warning: {file.input}: {lines}: {count}, listed in {file.refused}")
 
     failures = []
     for file in files:
@@ -436,7 +269,8 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
     if failures:
         named = "; ".join(f"{outcome.task}: {outcome.failure}" for outcome in failures[:NAMED])
         more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
-        raise TranslateError(f"{len(failures)} shards have failed, and the same command continues: {named}{more}")
+        failed = f"{len(failures)} of {len(file_of)} shards failed, and the same command continues"
+        raise TranslateError(f"{failed}: {named}{more}")
 
 
 def _say(bar: Any, message: str) -> None:

@@ -176,7 +176,8 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
 
 
 def _translate_corpus(args: argparse.Namespace) -> None:
-    from ..serving.corpus import How, translate_corpus  # needs submitit
+    from ..serving.corpus import translate_corpus  # needs submitit
+    from ..serving.shards import How
 
     settings, jobs = exported_settings(args.model) | _search_flags(args), args.jobs or JOBS
     how = How(

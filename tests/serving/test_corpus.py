@@ -16,7 +16,7 @@ import pytest
 
 from fairseq_rope.launch import Outcome
 from fairseq_rope.locks import locked
-from fairseq_rope.serving import corpus
+from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import translate
@@ -136,9 +136,8 @@ def test_lines_that_cannot_be_translated_are_empty_and_listed(model, run, tmp_pa
     assert run([name]) is None
     listed = [f"{number}\t{reason}" for number, (_, reason) in BAD.items()]
     assert outputs(tmp_path / "out") == {"in": expected, "in.refused.tsv": listed}
-    assert (
-        f"5 lines of {name} were not translated and are empty: out/in.refused.tsv lists them" in capsys.readouterr().err
-    )
+    warning = f"{name}: lines that were not translated and are empty: 5, listed in out/in.refused.tsv"
+    assert warning in capsys.readouterr().err
 
 
 def test_strict_ends_at_a_refused_line_and_keeps_the_finished_shards(run, tmp_path, translated_shards):
@@ -390,7 +389,7 @@ def test_a_killed_process_fails_its_shard_only_and_the_same_command_continues(mo
     (log,) = (tmp_path / "out" / "shards" / "jobs").rglob("*_log.out")
     reason = f"lines 1 to 16 of {inputs[0]}: its process ended without a result (log: {log})"
     assert err.splitlines()[-1] == (
-        f"fairseq-rope translate: 1 shards have failed, and the same command continues: {reason}"
+        f"fairseq-rope translate: 1 of 3 shards failed, and the same command continues: {reason}"
     )
     assert outputs(tmp_path / "out") == {"b": expected["b"]}
     assert end(start(model, tmp_path / "out", inputs, *flags))[0] == 0
@@ -435,7 +434,7 @@ AT_EVERY_STEP = """
 import json, os, signal, sys
 from pathlib import Path
 from fairseq_rope.launch import Outcome
-from fairseq_rope.serving import corpus
+from fairseq_rope.serving import corpus, shards
 from fairseq_rope.tools import translate
 
 class InCapitals:
@@ -451,7 +450,7 @@ class InCapitals:
 def outcomes(tasks, function, jobs, folder):
     return (Outcome(task, function(task), "") for task in tasks)
 
-corpus.outcomes, corpus.Translator = outcomes, InCapitals
+corpus.outcomes, shards.Translator = outcomes, InCapitals
 words, folder, stride = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 def started(number):
@@ -568,9 +567,9 @@ def test_a_line_without_an_end_is_not_read_into_memory(tmp_path):
         file.write(b"\nthe dog\n")
     tracemalloc.start()
     try:
-        assert corpus.divide(str(path), 10) == (2, [0])
+        assert shards.divide(str(path), 10) == (2, [0])
         with open(path, "rb") as file:
-            lines = [corpus._next_line(file) for _ in range(2)]
+            lines = [shards._next_line(file) for _ in range(2)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
