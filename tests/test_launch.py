@@ -2,10 +2,15 @@
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from fairseq_rope.launch import outcomes
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 KILLED = "__import__('os').kill(__import__('os').getpid(), 9)"
 
@@ -31,3 +36,28 @@ def test_an_error_of_a_file_ends_the_other_processes(tmp_path):
         contextlib.closing(outcomes(tasks, eval, 2, str(tmp_path))) as ended,
     ):
         list(ended)
+
+
+def test_a_process_ends_after_the_one_that_started_it_was_killed(tmp_path):
+    code = (
+        "import sys\n"
+        "from fairseq_rope.launch import outcomes\n"
+        "task = f\"[open({sys.argv[1]!r}, 'w').write(str(__import__('os').getpid())), __import__('time').sleep(99)]\"\n"
+        "list(outcomes([task], eval, 1, sys.argv[2]))\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "pid"), str(tmp_path / "jobs")]
+    launcher = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT)
+    limit = time.monotonic() + LIMIT / 5
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < limit and launcher.poll() is None
+        time.sleep(0.05)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, 0)  # it is there
+    launcher.kill()
+    launcher.wait(LIMIT)
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < limit:
+            os.kill(pid, 0)
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("the process has not ended")

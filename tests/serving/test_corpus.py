@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -428,6 +429,21 @@ def test_after_a_kill_of_the_command_its_processes_end_and_the_next_start_contin
     assert end(again)[0] == 0
     assert outputs(tmp_path / "out") == expected
     until(lambda: not running(pids), "the end of the processes")
+
+
+def test_a_shard_that_another_process_is_just_finishing_is_not_translated_again(tmp_path):
+    """A process of a killed run needs some time to end. There is no model here, so that translating would fail."""
+    path = write(tmp_path / "in", ["a dog"])
+    shard = shards.Shard(str(path), shards.state_of(str(path)), 1, 1, 0, str(tmp_path / "shard"), False)
+    how = shards.How("none", {}, False, False, 1, "cpu", False)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(shard.lock):
+            translating = pool.submit(shards.translate_shard, how, shard)
+            with pytest.raises(TimeoutError):
+                translating.result(timeout=0.3)
+            Path(shard.text).write_text("HUND\n")
+        assert translating.result(timeout=LIMIT) is None
+    assert Path(shard.text).read_text() == "HUND\n"
 
 
 AT_EVERY_STEP = """
