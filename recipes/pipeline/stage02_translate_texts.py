@@ -4,6 +4,7 @@ Back-translation makes sources for monolingual texts of the target language (Sen
 distillation makes targets for the sources of the training set (Kim and Rush 2016, arXiv:1606.07947).
 """
 
+import os
 import shlex
 from pathlib import Path
 
@@ -34,17 +35,22 @@ class TranslateTexts(TranslationStage):
     def run(self, experiment: Experiment, shell: Shell) -> None:
         source, target = self.outputs(experiment)
         if experiment.settings.distillation_model:
-            shell.write(f"cat {quoted(experiment.text('raw', 'train', experiment.source))}", source)
-            given, made = source, target
+            texts, given, made = [experiment.text("raw", "train", experiment.source)], source, target
         else:
-            shell.write(f"gzip -cdf {quoted(*monolingual(experiment))}", target)
-            self._refuse_held_out(experiment, target)
-            given, made = target, source
-        files = f"--input {quoted(given)} --output {quoted(made)}"
-        shell.tool(f"fairseq-rope translate --model {quoted(Path(experiment.translator))} {files}", makes=[made])
+            texts, given, made = monolingual(experiment), target, source
+        shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
+        # A text that is written again, because it has changed, needs new shards.
+        copy = f"rm -rf {quoted(shards)} && gzip -cdf {quoted(*texts)} > {quoted(part)} && mv {quoted(part, given)}"
+        shell.command(copy, makes=[given])
+        self._refuse_held_out(experiment, given)
+        model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)} --jobs {os.cpu_count()}"
+        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out}")
+        shell.write(f"cat {quoted(shards / given.name)}", made, makes=[made])
+        shell.command(f"rm -rf {quoted(shards)}")
 
     def _refuse_held_out(self, experiment: Experiment, texts: Path) -> None:
-        if not experiment.dry_run and experiment.given(["valid"]):
+        of_monolingual = bool(experiment.settings.back_translation_model)
+        if of_monolingual and not experiment.dry_run and experiment.given(["valid"]):
             refuse_held_out(self, texts, experiment.text("raw", "valid", experiment.target))
 
 
