@@ -5,7 +5,9 @@ run at once.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import itertools
 import math
 import os
@@ -16,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.local.local import LocalExecutor
+from submitit.slurm.slurm import SlurmJob
 
 from fairseq_rope.errors import InputError, handle_signals, sentence_of
 from fairseq_rope.tools import escape_unencodable_output
@@ -38,18 +41,32 @@ LaunchedRun = Any
 StagesOf = Callable[[LaunchedRun], Sequence[Stage[Any]]]
 
 LONGEST = 60 * 24 * 365  # minutes that a job may take on this machine
-UNLISTED = 600  # seconds after which a job that SLURM does not list counts as failed
 ENDING = 60  # seconds that cancelled jobs have to end
+ASKING = 20  # seconds between two questions to SLURM about its jobs
+LATE = 15  # seconds after the end of a job of SLURM in which a network file system shows its result
+UNKNOWN = 60  # seconds that SLURM has not known a job, after which it counts as failed
+NO_ANSWER = "unable to contact slurm controller|socket timed out"  # what sbatch prints without slurmctld
+# SLURM's names of the states from which a job does not go on. A requeued job is PENDING.
+ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
 
 
 @dataclass
 class _Running:
-    """A submitted job, and when it began and was last known to SLURM, in seconds."""
+    """A submitted job, and when it began, in seconds."""
 
     run: LaunchedRun
     job: submitit.Job[str]
     begun: float
-    listed: float
 
 
 def add_flags(parser: argparse.ArgumentParser, seeds: int) -> None:
@@ -226,12 +243,102 @@ def slurm_executor(args: argparse.Namespace, run: Run) -> submitit.SlurmExecutor
         parameters.setdefault("gpus_per_node", run.gpus)
     parameters.setdefault("stderr_to_stdout", True)
     try:
-        executor = submitit.SlurmExecutor(folder=_job_folder(run))
+        executor = _SlurmExecutor(folder=_job_folder(run))
         executor.update_parameters(**parameters)
     except (ValueError, TypeError, NameError, RuntimeError) as error:
         flags = f"--launcher slurm --slurm {' '.join(args.slurm)}"
         raise StageError(f"{flags}: {' '.join(str(error).split())}") from None
     return executor
+
+
+class _SlurmJob(SlurmJob[str]):
+    """A job of SLURM, whose state slurmctld knows while it runs and for some minutes afterwards.
+
+    submitit asks only the accounting, which many clusters lack, and prints two warnings each time it fails.
+    """
+
+    _results_timeout_s = 0  # done() waits for a late result, so that one job does not stop the others
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        super().__init__(folder, job_id, tasks)
+        self._state = "PENDING"
+        self._unknown_since: float | None = None
+        self._ended: float | None = None  # when SLURM first said so
+
+    def _register_in_watcher(self) -> None:  # of submitit, which asks the accounting
+        pass
+
+    @property
+    def state(self) -> str:
+        """The last known state, by SLURM's name; "UNKNOWN" if SLURM has not known the job for a minute."""
+        return self._state
+
+    def ask(self) -> bool:
+        """Ask SLURM for the state. Returns whether it answers."""
+        shown = _ask("scontrol", "--oneliner", "show", "job", self.job_id)
+        state = re.search(r"\bJobState=(\w+)", shown.stdout)
+        if state is None and "invalid job id" not in shown.stderr.lower():
+            return False
+        if state is None:
+            form = ("--allocations", "--noheader", "--parsable2", "--format=State")
+            state = re.match(r"\s*(\w+)", _ask("sacct", *form, "--jobs", self.job_id).stdout)
+        if state is not None:
+            self._state, self._unknown_since = state[1], None
+        elif self._unknown_since is None:
+            self._unknown_since = time.monotonic()
+        elif time.monotonic() - self._unknown_since >= UNKNOWN:
+            self._state = "UNKNOWN"
+        if self._state not in (*ENDED, "UNKNOWN"):
+            self._ended = None
+        elif self._ended is None:
+            self._ended = time.monotonic()
+        return True
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether it has a result, or has ended and will have none; *force_check*: whether it has ended at all."""
+        with contextlib.suppress(OSError):  # a network file system then shows a new file at once
+            self.paths.folder.chmod(self.paths.folder.stat().st_mode)
+        late = 0 if force_check else LATE
+        without_result = self._ended is not None and time.monotonic() - self._ended >= late
+        return self.paths.result_pickle.exists() or without_result
+
+    def ending(self, error: Exception) -> str:
+        """Why the job has no result, after *error* of submitit."""
+        if "timed-out and not checkpointable" in str(error):  # by the signal that SLURM sends before the limit
+            return f"SLURM ended its job {self.job_id}: TIMEOUT"
+        if self.state == "UNKNOWN":
+            return f"SLURM does not know its job {self.job_id} any more, which has no result"
+        if self.state in ENDED and self.state != "COMPLETED":
+            return f"SLURM ended its job {self.job_id}: {self.state}"
+        return "its process ended without a result"
+
+
+def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM and keep what it prints."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:  # not all clusters have sacct
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _ask_slurm(jobs: Iterable[submitit.Job[str]]) -> None:
+    """Ask for the states of those *jobs* that are SLURM's and have not ended, until a question has no answer.
+
+    Without slurmctld, each question takes some 20 seconds.
+    """
+    for job in jobs:
+        if isinstance(job, _SlurmJob) and not job.done() and not job.ask():
+            break
+
+
+class _SlurmExecutor(submitit.SlurmExecutor):
+    """Submits jobs to SLURM. An error of sbatch is part of the exception, and submitit does not print it."""
+
+    job_class = _SlurmJob
+
+    def _submit_command(self, command: str) -> Any:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return super()._submit_command(command)
 
 
 class _QuietExecutor(LocalExecutor):
@@ -278,9 +385,11 @@ def _submitted(
     waiting = [run for run in runs if run not in done]
     running: dict[int, _Running] = {}  # by place
     took: list[float] = []
+    asked = submit_from = time.monotonic()
+    silent = False  # whether slurmctld did not answer the last submission
     try:
         while waiting or running:
-            while len(running) < jobs:
+            while len(running) < jobs and time.monotonic() >= submit_from:
                 place = next(place for place in itertools.count() if place not in running)
                 ready = _first_ready(waiting, [submitted.run for submitted in running.values()])
                 if ready is None:
@@ -291,7 +400,11 @@ def _submitted(
                 except (FailedJobError, FailedSubmissionError) as error:  # of sbatch: refused, or without a job number
                     message = str(error).partition("\nJob instance")[0]  # without submitit's advice
                     why = f"it could not be submitted: {' '.join(message.split())}"
-                    if not running:
+                    if re.search(NO_ANSWER, why, re.I):
+                        if not silent:
+                            print(f"== {ready.title}: {why}; tried again until it can be", flush=True)
+                        silent, submit_from = True, time.monotonic() + ASKING
+                    elif not running:
                         waiting.remove(ready)
                         yield ready, why
                     else:  # for example, there is a limit on the jobs of a user
@@ -299,12 +412,16 @@ def _submitted(
                         jobs = len(running)
                     break
                 waiting.remove(ready)
+                silent = False
                 number = f"run {len(runs) - len(waiting)} of {len(runs)}"
                 print(f"== {ready.title}: begun, {number}, log: {job.paths.stdout}", flush=True)
-                running[place] = _Running(ready, job, time.time(), time.time())
+                running[place] = _Running(ready, job, time.time())
             time.sleep(1)
+            if time.monotonic() - asked >= ASKING:
+                _ask_slurm([submitted.job for submitted in running.values()])
+                asked = time.monotonic()
             for place, submitted in list(running.items()):
-                failure = _failure(submitted)
+                failure = _failure(submitted.job)
                 if failure is not None:
                     del running[place]
                     seconds = time.time() - submitted.begun
@@ -327,6 +444,7 @@ def _cancel(jobs: Sequence[submitit.Job[str]]) -> None:
     latest = time.monotonic() + ENDING
     while not all(job.done(force_check=True) for job in jobs) and time.monotonic() < latest:
         time.sleep(0.5)
+        _ask_slurm(jobs)
 
 
 def _first_ready(waiting: Sequence[Any], running: Sequence[Any]) -> Any:
@@ -335,24 +453,12 @@ def _first_ready(waiting: Sequence[Any], running: Sequence[Any]) -> Any:
     return next((run for run in waiting if not run.training_of or run.training.model not in trainings), None)
 
 
-def _failure(submitted: _Running) -> str | None:
+def _failure(job: submitit.Job[str]) -> str | None:
     """Why the job has failed, or "" if it has not; None if it has not ended."""
-    job = submitted.job
-    if job.done():
-        if job.exception() is None:
-            return str(job.result())
-        return f"its process ended without a result (log: {job.paths.stdout})"
-    if time.time() - submitted.listed < UNLISTED:
+    if not job.done():
         return None
-    submitted.listed = time.time()
-    if job.done(force_check=True) or job.state != "UNKNOWN":
-        return None
-    if _in_queue(job.job_id):
-        return None
-    return f"SLURM lists its job {job.job_id} neither in squeue nor in sacct (log: {job.paths.stdout})"
-
-
-def _in_queue(job_id: str) -> bool:
-    """Whether squeue lists the job, or gives no answer. Clusters without accounting list jobs only there."""
-    listed = subprocess.run(["squeue", "--noheader", "--jobs", job_id], capture_output=True, text=True, check=False)
-    return bool(listed.stdout.strip()) or (listed.returncode != 0 and "invalid job id" not in listed.stderr.lower())
+    error = job.exception()
+    if error is None:
+        return str(job.result())
+    why = job.ending(error) if isinstance(job, _SlurmJob) else "its process ended without a result"
+    return f"{why} (log: {job.paths.stdout})" if job.paths.stdout.exists() else f"{why}, and it has no log"

@@ -445,12 +445,15 @@ def with_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")
     programs = tmp_path / "slurm"
     programs.mkdir()
-    for name in ("sbatch", "squeue", "sacct", "scancel"):
+    for name in ("sbatch", "scontrol", "sacct", "scancel"):
         text = f"#!/bin/bash\ncd {programs}; echo {name} >> calls; line=$(head -n 1 {name}.txt 2> /dev/null)\n"
         text += f"sed -i 1d {name}.txt 2> /dev/null; [[ $line == error* ]] && echo $line >&2 && exit 1; echo $line\n"
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for name in ("ASKING", "LATE", "UNKNOWN"):
+        monkeypatch.setattr(launch, name, 0)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     return programs
 
 
@@ -462,27 +465,72 @@ def slurm_outcomes(of_runs):
 
 
 NOT_UNDERSTOOD = ("gone fishing", 'Could not make sense of sbatch output "gone fishing"')
+INVALID = "error: Invalid job id specified"
+SILENT = "error: Unable to contact slurm controller (connect failure)"
+
+
+def answer(programs, program, *lines):
+    """Let a program print these lines, one at each call."""
+    (programs / f"{program}.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize("printed, why", [NOT_UNDERSTOOD, ("error: too many jobs", "error: too many jobs")])
-def test_a_failed_submission_waits_for_a_job_or_fails_alone(tmp_path, with_slurm, monkeypatch, capsys, printed, why):
-    monkeypatch.setattr(launch, "UNLISTED", -1)
-    (with_slurm / "sbatch.txt").write_text(f"{printed}\nSubmitted batch job 7\n{printed}\nSubmitted batch job 9\n")
-    (a, refused), (b, unlisted), (c, again) = slurm_outcomes(runs(tmp_path, "a", "b", "c"))
+def test_a_failed_submission_waits_for_a_job_or_fails_alone(tmp_path, with_slurm, capfd, printed, why):
+    answer(with_slurm, "sbatch", printed, "Submitted batch job 7", printed, "Submitted batch job 9")
+    answer(with_slurm, "scontrol", *4 * [INVALID])
+    (a, refused), (b, unknown), (c, again) = slurm_outcomes(runs(tmp_path, "a", "b", "c"))
     assert [run.system for run in (a, b, c)] == [*"abc"]
     assert refused == f"it could not be submitted: {why}"
-    assert f"== c, seed 1: {refused}; it waits for the end of a job" in capsys.readouterr().out
-    assert unlisted.startswith("SLURM lists its job 7 neither in squeue nor in sacct (log: ") and "job 9 " in again
-    assert "scancel" not in (with_slurm / "calls").read_text()
+    screen = capfd.readouterr()
+    assert f"== c, seed 1: {refused}; it waits for the end of a job" in screen.out and screen.err == ""
+    assert unknown == "SLURM does not know its job 7 any more, which has no result, and it has no log"
+    assert "job 9 " in again and "scancel" not in (with_slurm / "calls").read_text()
 
 
-def test_a_job_is_waited_for_while_squeue_lists_it_or_has_no_connection(tmp_path, with_slurm, monkeypatch):
-    monkeypatch.setattr(launch, "UNLISTED", -1)
-    (with_slurm / "sbatch.txt").write_text("Submitted batch job 8\n")
-    answers = ["8 gpu a", "error: Unable to contact slurm controller", "error: Invalid job id specified"]
-    (with_slurm / "squeue.txt").write_text("".join(f"{answer}\n" for answer in answers))
+@pytest.mark.parametrize(
+    "shown, recorded, state",
+    [
+        (["JobState=RUNNING Reason=None", SILENT, "JobState=TIMEOUT Reason=TimeLimit"], [], "TIMEOUT"),
+        (["JobState=PENDING Reason=Resources", "JobState=CANCELLED Reason=Resources"], [], "CANCELLED"),
+        (["JobState=RUNNING", "JobState=REQUEUED", "JobState=PENDING", "JobState=NODE_FAIL"], [], "NODE_FAIL"),
+        (["JobState=SUSPENDED", "JobState=COMPLETING", "JobState=OUT_OF_MEMORY"], [], "OUT_OF_MEMORY"),
+        ([INVALID, INVALID], ["RUNNING", "CANCELLED by 1000"], "CANCELLED"),
+        ([INVALID, INVALID], ["PENDING", "FAILED"], "FAILED"),
+        (["JobState=PREEMPTED"], [], "PREEMPTED"),
+    ],
+)
+def test_a_job_is_waited_for_until_slurm_names_the_state_that_ended_it(
+    tmp_path, with_slurm, capfd, shown, recorded, state
+):
+    """slurmctld knows ended jobs for some minutes. Then the accounting does, if there is one."""
+    answer(with_slurm, "sbatch", "Submitted batch job 8")
+    answer(with_slurm, "scontrol", *shown)
+    answer(with_slurm, "sacct", *recorded)
     ((_, why),) = slurm_outcomes(runs(tmp_path, "a"))
-    assert "its job 8 neither" in why and (with_slurm / "calls").read_text().split().count("squeue") == 3
+    assert why == f"SLURM ended its job 8: {state}, and it has no log"
+    calls = (with_slurm / "calls").read_text().split()
+    assert (calls.count("scontrol"), calls.count("sacct")) == (len(shown), len(recorded))
+    screen = capfd.readouterr()
+    assert screen.err == "" and len(screen.out.splitlines()) == 2, "one line a change, not one a question"
+
+
+def test_a_run_is_submitted_again_until_slurmctld_answers(tmp_path, with_slurm, capfd):
+    answer(with_slurm, "sbatch", SILENT, SILENT, "Submitted batch job 7")
+    answer(with_slurm, "scontrol", "JobState=FAILED")
+    ((_, why),) = slurm_outcomes(runs(tmp_path, "a"))
+    assert why.startswith("SLURM ended its job 7: FAILED")
+    screen = capfd.readouterr()
+    refused, *others = screen.out.splitlines()
+    assert refused == f"== a, seed 1: it could not be submitted: {SILENT}; tried again until it can be"
+    assert len(others) == 2 and screen.err == ""
+
+
+def test_without_an_answer_for_one_job_slurm_is_not_asked_for_the_others(tmp_path, with_slurm):
+    """Each question lasts some 20 seconds while slurmctld does not answer."""
+    answer(with_slurm, "sbatch", "Submitted batch job 7", "Submitted batch job 8")
+    answer(with_slurm, "scontrol", SILENT, SILENT, SILENT, "JobState=CANCELLED", "JobState=TIMEOUT")
+    outcomes = {run.system: why for run, why in slurm_outcomes(runs(tmp_path, "a", "b"))}
+    assert "7: CANCELLED" in outcomes["a"] and "8: TIMEOUT" in outcomes["b"]
 
 
 def test_a_finished_run_is_not_submitted_and_does_not_count_as_failed(tmp_path, with_slurm, monkeypatch, capsys):

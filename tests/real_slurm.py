@@ -1,0 +1,208 @@
+"""Starts SLURM on this machine alone: munged, slurmctld, and one slurmd for each node. There is no accounting."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
+SECONDS = 60  # to start or stop a daemon
+
+CONFIGURATION = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+# A requeued job waits until the credential of its first start has expired.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+# Only one of the jobs that request the same one of these can run on a node at a time.
+GresTypes=first,second
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+# Nodes can have more CPUs here than this machine, and a node that is silent for some seconds is down.
+SlurmdParameters=config_overrides
+SlurmdTimeout=5
+MessageTimeout=5
+ReturnToService=2
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+"""
+
+
+def lacking():
+    """What a test of SLURM needs and this machine does not have, as the reason to skip it; "" if it has all."""
+    if os.name != "posix" or os.geteuid() != 0:
+        return "SLURM's daemons need root, and the tests run as another user"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"no {', '.join(missing)} on this machine: install slurm-wlm and munge"
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return f"SLURM needs an address for this machine's name, {socket.gethostname()}: add it to /etc/hosts"
+    return ""
+
+
+def free_ports(count):
+    """The numbers of *count* ports that no program listens on."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class RealSlurm:
+    """SLURM with *nodes* of *cpus* CPUs each, named n1, n2, …. *folder* gets its files. Ends as a context manager."""
+
+    def __init__(self, folder, nodes=2, cpus=8):
+        self.folder, self.nodes = Path(folder), [f"n{number}" for number in range(1, nodes + 1)]
+        (self.folder / "state").mkdir(parents=True)
+        host = socket.gethostname().partition(".")[0]
+        port, *ports = free_ports(1 + nodes)
+        lines = [CONFIGURATION.format(host=host, port=port, folder=self.folder)]
+        for name, own_port in zip(self.nodes, ports, strict=True):
+            address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={own_port}"
+            lines.append(f"NodeName={name} {address} CPUs={cpus} Gres=first:1,second:1 RealMemory=4000 State=UNKNOWN\n")
+        lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES LLN=YES MaxTime=INFINITE State=UP\n")
+        self.configuration = self.folder / "slurm.conf"
+        self.configuration.write_text("".join(lines))
+        self.environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
+
+    def __enter__(self):
+        try:
+            self._start_munged()
+            self.start_controller()
+            for name in self.nodes:
+                self.start_node(name)
+            self.wait_for_nodes()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.ask("scancel", "--partition=all")
+        # A slurmd can wait for a long time for the last processes of jobs.
+        self._end("slurmctld", *(f"slurmd.{name}" for name in self.nodes), seconds=3, must=False)
+        kill([pid for pid, _, _ in self._processes()])
+
+    def _start_munged(self):
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
+        names |= {"log-file": "munged.log", "seed-file": "munge.seed"}
+        self._start("munged", "--force", *(f"--{flag}={self.folder / name}" for flag, name in names.items()))
+
+    def start_controller(self):
+        self._start("slurmctld")
+        self.wait_until(lambda: self.ask("scontrol", "ping").returncode == 0, "slurmctld does not answer")
+
+    def stop_controller(self):
+        self._end("slurmctld")
+
+    def start_node(self, name):
+        self._start("slurmd", "-N", name)
+
+    def stop_node(self, name):
+        """End the daemon of a node. Processes of jobs that it has started go on."""
+        self._end(f"slurmd.{name}")
+
+    def kill_job(self, job_id):
+        """Kill all processes of a job, and those that watch them, as if its node had no power any more."""
+        processes = [*self._processes()]
+        watching = [pid for pid, command, _ in processes if command.startswith(f"slurmstepd: [{job_id}.")]
+        working = [pid for pid, _, variables in processes if f"SLURM_JOB_ID={job_id}".encode() in variables]
+        assert watching and working
+        kill([*watching, *working])
+
+    def _processes(self):
+        """The process ids, commands and environments of daemons, jobs and commands with this SLURM."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if f"SLURM_CONF={self.configuration}".encode() in variables:
+                    yield int(folder.name), (folder / "cmdline").read_text(), variables
+
+    def wait_for_nodes(self):
+        def idle():
+            return self.ask("sinfo", "--noheader", "--Node", "--format=%t").stdout.split() == ["idle"] * len(self.nodes)
+
+        self.wait_until(idle, "the nodes are not idle")
+
+    def ask(self, *command):
+        """Run a program of SLURM. Returns the finished process."""
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=SECONDS)
+
+    def do(self, *command):
+        """Run a program of SLURM, which must succeed. Returns what it prints."""
+        done = self.ask(*command)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def state(self, job_id):
+        """The state of a job, by SLURM's name."""
+        return self._shown(job_id, "JobState")
+
+    def node(self, job_id):
+        """The node of a job that has begun."""
+        return self._shown(job_id, "NodeList")
+
+    def _shown(self, job_id, key):
+        words = self.do("scontrol", "--oneliner", "show", "job", job_id).split()
+        return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
+
+    def wait_until(self, condition, otherwise, seconds=SECONDS):
+        """Wait until *condition* is true, or fail with *otherwise* and the end of slurmctld's log."""
+        latest = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > latest:
+                log = self.folder / "slurmctld.log"
+                raise AssertionError(
+                    f"{otherwise} after {seconds} s\n{log.read_text()[-3000:] if log.exists() else ''}"
+                )
+            time.sleep(0.2)
+
+    def _start(self, *command):
+        done = subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True, timeout=SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}"
+
+    def _end(self, *daemons, seconds=SECONDS, must=True):
+        """End the processes that the files of the daemons name. A file can be missing."""
+        files = [file for daemon in daemons if (file := self.folder / f"{daemon}.pid").exists()]
+        processes = [Path("/proc", file.read_text().strip()) for file in files]
+        kill([int(process.name) for process in processes], signal.SIGTERM)
+        latest = time.monotonic() + seconds
+        while any(process.exists() for process in processes) and time.monotonic() < latest:
+            time.sleep(0.1)
+        assert not must or not any(process.exists() for process in processes), f"{', '.join(daemons)}: not ended"
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def kill(pids, number=signal.SIGKILL):
+    """Send a signal to the processes that have not ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

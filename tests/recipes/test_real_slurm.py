@@ -1,0 +1,237 @@
+"""recipes/run/launch.py with SLURM itself: two nodes on this machine, no accounting. Processes are real, models not."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
+from tests.real_slurm import RealSlurm, lacking
+from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
+
+pytestmark = pytest.mark.slow
+QUICK = ["-c", "from tests.recipes.quick_runs import main; main()"]
+
+
+class Launched:
+    """A command that submits jobs to *slurm*. Its output is in the file *screen*."""
+
+    def __init__(self, slurm, folder, words, **environment):
+        self.slurm, self.folder = slurm, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.screen = folder / f"screen.{time.time_ns()}"
+        everything = {**ENVIRONMENT, **environment, "SLURM_CONF": str(slurm.configuration)}
+        with self.screen.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, words)], cwd=ROOT, env=everything, stdout=file, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def lines(self):
+        return self.screen.read_text().splitlines()
+
+    def job(self, name):
+        """The number of the run's job, when it has been submitted."""
+        return self.log(name).name.partition("_")[0]
+
+    def log(self, name):
+        """The log of that job."""
+
+        def submitted():
+            return re.search(rf"^== {name}: begun.* log: (.*)$", self.screen.read_text(), re.M)
+
+        self.slurm.wait_until(submitted, f"{name} is not submitted")
+        return Path(submitted()[1])
+
+    def shows(self, text):
+        return text in self.screen.read_text()
+
+    def wait_for_end(self):
+        assert self.process.wait(LIMIT) == 0, self.screen.read_text()
+
+
+class QuickLaunched(Launched):
+    """Quick runs with these *names*."""
+
+    def __init__(self, slurm, folder, names, *flags, **environment):
+        slurm_flags = ["--launcher", "slurm", *flags]
+        if not any(str(flag).startswith("time=") for flag in flags):
+            slurm_flags += ["--slurm", "time=60"]
+        super().__init__(slurm, folder, [*QUICK, folder, ",".join(names), *slurm_flags], **environment)
+
+    def outcomes(self):
+        """Wait for the end of the command. Returns why each run has failed, by its name."""
+        self.wait_for_end()
+        return json.loads((self.folder / "outcomes.json").read_text())
+
+    def events(self, name):
+        """What trainings of the run have noted."""
+        file = self.folder / name / "events"
+        return file.read_text().split() if file.exists() else []
+
+    def wait_for(self, name, *events):
+        self.slurm.wait_until(lambda: self.events(name) == [*events], f"{name}: not {events}")
+
+    def end(self, *names):
+        """Let the trainings of these runs end."""
+        for name in names:
+            (self.folder / name / "end").touch()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+    with RealSlurm(tmp_path_factory.mktemp("slurm") / "slurm") as started:
+        yield started
+
+
+SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]
+
+
+@pytest.fixture(scope="module")
+def compared(slurm, tmp_path_factory):
+    """A comparison of two tiny models. It lasts a minute or two, so other tests run meanwhile."""
+    folder = tmp_path_factory.mktemp("compared")
+    where = ["--data-dir", small_corpus(200, 17), "--work-dir", folder / "work"]
+    flags = ["--seeds", "1", "--gpus", "0", "--launcher", "slurm", "--slurm", "time=60", "--slurm", "gres=second:1"]
+    return Launched(slurm, folder, ["-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), *flags])
+
+
+@pytest.fixture(scope="module")
+def limited(slurm, tmp_path_factory):
+    """Two launches whose jobs have a minute. SLURM needs up to 90 seconds to end them, so other tests run meanwhile."""
+    folder = tmp_path_factory.mktemp("limited")
+    with_signal = QuickLaunched(slurm, folder / "signal", ["warned"], "--slurm", "time=1")
+    flags = ["--slurm", "time=1", "--slurm", "signal_delay_s=0"]
+    return with_signal, QuickLaunched(slurm, folder / "none", ["ended"], *flags)
+
+
+def test_cancelled_jobs_are_noticed_within_a_minute_and_a_requeued_one_is_waited_for(
+    slurm, compared, limited, tmp_path
+):
+    names = ["cancelled", "requeued", "waiting", "dropped"]
+    launched = QuickLaunched(slurm, tmp_path, names, "--slurm", "gres=first:1")
+    jobs = {name: launched.job(name) for name in names}
+    for name in names[:2]:
+        launched.wait_for(name, "begun")
+    assert slurm.state(jobs["dropped"]) == "PENDING"
+    begun = time.monotonic()
+    slurm.do("scancel", jobs["cancelled"], jobs["dropped"])
+    slurm.do("scontrol", "requeue", jobs["requeued"])
+    launched.end("waiting")
+    slurm.wait_until(lambda: all(launched.shows(f"== {name}: failed") for name in ("cancelled", "dropped")), "unseen")
+    assert time.monotonic() - begun < 60
+    launched.wait_for("requeued", "begun", "begun")
+    launched.end("requeued")
+    ended = "SLURM ended its job {}: CANCELLED"
+    assert launched.outcomes() == {
+        "cancelled": f"{ended.format(jobs['cancelled'])} (log: {launched.log('cancelled')})",
+        "dropped": f"{ended.format(jobs['dropped'])}, and it has no log",
+        "waiting": "",
+        "requeued": "",
+    }
+    assert launched.events("requeued") == ["begun", "begun", "ended"]
+    assert launched.events("dropped") == [] and launched.events("waiting") == ["begun", "ended"]
+    assert len(launched.lines()) == 2 * len(names), "one line for each begin and end"
+
+
+def test_a_killed_command_continues_with_its_jobs_that_still_run(slurm, tmp_path):
+    killed = QuickLaunched(slurm, tmp_path, "ab")
+    for name in "ab":
+        killed.wait_for(name, "begun")
+    killed.process.kill()
+    killed.process.wait(LIMIT)
+    again = QuickLaunched(slurm, tmp_path, "ab")
+    logs = [again.log(name) for name in "ab"]
+    slurm.wait_until(lambda: all(log.exists() and "is locked by" in log.read_text() for log in logs), "not locked")
+    again.end(*"ab")
+    assert again.outcomes() == {"a": "", "b": ""}
+    assert [again.events(name) for name in "ab"] == [["begun", "ended"]] * 2, "trained once"
+
+
+def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
+    launched = QuickLaunched(slurm, tmp_path, "ab")
+    for name in "ab":
+        launched.wait_for(name, "begun")
+    launched.process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    launched.process.wait(LIMIT)
+    assert time.monotonic() - begun < 30
+    assert [slurm.state(launched.job(name)) for name in "ab"] == ["CANCELLED"] * 2
+
+
+def test_the_time_limit_of_a_job_is_named(slurm, limited):
+    for launched, name in zip(limited, ("warned", "ended"), strict=True):
+        job = launched.job(name)
+        assert launched.outcomes()[name].startswith(f"SLURM ended its job {job}: TIMEOUT (log: ")
+        assert launched.events(name) == ["begun"] and len(launched.lines()) == 2
+    again = QuickLaunched(slurm, launched.folder, ["ended"])
+    again.end("ended")
+    assert again.outcomes() == {"ended": ""} and again.events("ended") == ["begun", "begun", "ended"]
+
+
+def test_a_comparison_runs_on_two_nodes_to_its_report(slurm, compared):
+    names = ("transformer", "transformer_rope")
+    jobs = [compared.job(f"{name}, seed 1") for name in names]
+    compared.wait_for_end()
+    assert {slurm.node(job) for job in jobs} == {*slurm.nodes}
+    page = (compared.folder / "work" / f"compare.{label('demo', SETTINGS)}" / "report.html").read_text()
+    assert all(name in page for name in names)
+    of_jobs = [re.match(r"== (\w+), seed 1: (begun|done),", line) for line in compared.lines()]
+    assert sorted(line.groups() for line in of_jobs if line) == [
+        (name, what) for name in names for what in ("begun", "done")
+    ]
+    assert not compared.shows("sacct") and not compared.shows("accounting")
+
+
+def test_no_run_is_lost_while_slurmctld_does_not_answer(slurm, tmp_path):
+    launched = QuickLaunched(slurm, tmp_path, "abc", "--jobs", "2")
+    for name in "ab":
+        launched.wait_for(name, "begun")
+    slurm.stop_controller()
+    launched.end("a")
+    refused = "== c: it could not be submitted: "
+    slurm.wait_until(lambda: launched.shows(refused), "c is not submitted")
+    assert launched.shows("== a: done") and launched.process.poll() is None
+    slurm.start_controller()
+    launched.wait_for("c", "begun")
+    launched.end("b", "c")
+    assert launched.outcomes() == dict.fromkeys("abc", "")
+    assert all(launched.events(name) == ["begun", "ended"] for name in "abc")
+    assert len(launched.lines()) == 2 * 3 + 1 and sum(refused in line for line in launched.lines()) == 1
+
+
+def test_the_jobs_of_a_node_that_goes_down_are_repeated_on_another_one_or_named(slurm, tmp_path):
+    """The node's daemon ends. Then the processes of the run "dead" end, too, and those of "silent" go on.
+
+    SLURM does not repeat the job of "failing".
+    """
+    fixed = ["--slurm", f"nodelist={slurm.nodes[1]}"]
+    launched = QuickLaunched(slurm, tmp_path / "repeated", ["dead", "silent"], *fixed)
+    failing = QuickLaunched(slurm, tmp_path / "failing", ["failing"], *fixed, SBATCH_NO_REQUEUE="1")
+    for name, launch in (("dead", launched), ("silent", launched), ("failing", failing)):
+        launch.wait_for(name, "begun")
+    slurm.stop_node(slurm.nodes[1])
+    slurm.kill_job(launched.job("dead"))
+    for name in ("dead", "silent"):
+        job = launched.job(name)
+        slurm.wait_until(lambda: slurm.state(job) == "PENDING", f"{name} is not requeued")  # noqa: B023
+        slurm.do("scontrol", "update", f"JobId={job}", f"NodeList={slurm.nodes[0]}")
+    launched.wait_for("dead", "begun", "begun")
+    log = launched.log("silent")
+    slurm.wait_until(lambda: "is locked by" in log.read_text(), "the second process does not wait")
+    launched.end("dead", "silent")
+    assert launched.outcomes() == {"dead": "", "silent": ""}
+    assert launched.events("dead") == ["begun", "begun", "ended"]
+    assert launched.events("silent") == ["begun", "ended"], "trained once"
+    outcome = f"SLURM ended its job {failing.job('failing')}: NODE_FAIL (log: {failing.log('failing')})"
+    assert failing.outcomes() == {"failing": outcome}
+    slurm.start_node(slurm.nodes[1])
+    slurm.wait_for_nodes()
