@@ -63,7 +63,7 @@ def outcomes(
     own_folder = Path(folder, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     own_folder.mkdir(parents=True)
     lock = str(own_folder / "lock")
-    executor = _QuietExecutor(folder=own_folder)
+    executor = QuietExecutor(folder=own_folder)
     executor.update_parameters(timeout_min=LONGEST, stderr_to_stdout=True)
     waiting, running = iter(tasks), dict[Any, Task]()  # by job
     # submitit's local jobs see no GPU unless a number of GPUs is given, so that each job sets the variable again.
@@ -152,7 +152,7 @@ def _jobs_can_be_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class _QuietExecutor(LocalExecutor):
+class QuietExecutor(LocalExecutor):
     """Starts jobs on this machine. A stopped job does not print the traceback of submitit's own process."""
 
     def _submit_command(self, command: str) -> Any:

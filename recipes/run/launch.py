@@ -25,10 +25,10 @@ from typing import Any
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
-from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmJob
 
 from fairseq_rope.errors import InputError, handle_signals, sentence_of
+from fairseq_rope.launch import QuietExecutor
 from fairseq_rope.tools import escape_unencodable_output
 from recipes.run.lock import locked_when_free
 from recipes.run.run import ROOT, Run, StageError
@@ -190,7 +190,7 @@ def outcomes(
     os.environ["OMP_NUM_THREADS"] = "1"
     # submitit stops a job with SIGINT, which it would ignore, as this process does in the background of a script.
     previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    executor = _QuietExecutor(folder=_job_folder(runs[0]))
+    executor = QuietExecutor(folder=_job_folder(runs[0]))
     executor.update_parameters(timeout_min=LONGEST, stderr_to_stdout=True)
     if gpus:
         runs = [dataclasses.replace(run, gpus=1) for run in runs]
@@ -339,21 +339,6 @@ class _SlurmExecutor(submitit.SlurmExecutor):
     def _submit_command(self, command: str) -> Any:
         with contextlib.redirect_stderr(io.StringIO()):
             return super()._submit_command(command)
-
-
-class _QuietExecutor(LocalExecutor):
-    """Starts jobs on this machine. A stopped job does not print the traceback of submitit's own process."""
-
-    def _submit_command(self, command: str) -> Any:
-        sys.stderr.flush()
-        terminal = os.dup(2)
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        try:
-            return super()._submit_command(command)
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
 
 
 def _gpus(run: Run) -> list[str]:
