@@ -296,7 +296,7 @@ def test_the_screen_shows_how_many_runs_have_ended_side_by_side(tmp_path, monkey
     seconds = iter((60, 90, 60))
     executor = Submitted()
     executor.submit = lambda *_, **__: Job(next(seconds))
-    monkeypatch.setattr(launch, "_QuietExecutor", executor)
+    monkeypatch.setattr(launch, "QuietExecutor", executor)
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
     handler = signal.getsignal(signal.SIGINT)
@@ -419,7 +419,7 @@ class Submitted:
 )
 def test_each_job_has_one_of_the_visible_and_requested_gpus(tmp_path, monkeypatch, visible, asked, jobs, expected):
     executor = Submitted()
-    monkeypatch.setattr(launch, "_QuietExecutor", executor)
+    monkeypatch.setattr(launch, "QuietExecutor", executor)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     for name, value in (("PYTHONPATH", ""), ("OMP_NUM_THREADS", "7"), ("CUDA_VISIBLE_DEVICES", visible)):
