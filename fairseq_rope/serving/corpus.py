@@ -99,7 +99,7 @@ def translate_corpus(
     Args:
         inputs: paths of text files or .gz, which must not change meanwhile
         shard_lines: how many lines a process translates
-        progress: returns the progress bar of a number of lines, the second argument of which are finished
+        progress: returns the progress bar of a number of lines; the second argument says how many of them are finished
 
     Raises:
         InputError: an input, an output or the model cannot be used; the settings are not those of an earlier start in

@@ -19,7 +19,7 @@ from recipes.run.run import Run
 LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
 TEST: tuple[str, ...] = ("test",)
 SETS = (*LEARNT, *TEST)
-TRANSLATED = "translated"  # the set of pairs of which a model has made one side
+TRANSLATED = "translated"  # the set of pairs whose sources or targets a model has made
 
 
 @dataclass
