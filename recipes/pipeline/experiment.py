@@ -117,10 +117,13 @@ class Experiment(Run):
     # The exported model that makes one side of TRANSLATED; "": there are no such pairs.
     translator = property(lambda self: self.settings.back_translation_model or self.settings.distillation_model)
 
+    # The set of pairs whose sources or targets that model makes, if there is one.
+    translated = property(lambda self: [TRANSLATED] if self.translator else [])
+
     @property
     def learnt_from(self) -> list[str]:
         """The sets of sentences that have files in ``raw`` and on which the model depends."""
-        return [*self.given(LEARNT), *([TRANSLATED] if self.translator else [])]
+        return [*self.given(LEARNT), *self.translated]
 
     # The test set in ``raw``, once for each of its references: test, test.2, test.3, …
     with_references = property(lambda self: [f"test.{n + 1}" if n else "test" for n in range(self.settings.references)])

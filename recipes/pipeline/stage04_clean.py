@@ -5,7 +5,7 @@ The test set has no stage 4: it keeps every line.
 
 from pathlib import Path
 
-from recipes.pipeline.experiment import LEARNT, TRANSLATED, Experiment
+from recipes.pipeline.experiment import LEARNT, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -21,7 +21,7 @@ class Clean(TranslationStage):
         return experiment.texts("tokenised", experiment.learnt_from)
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        return experiment.texts("clean", [*LEARNT, *[TRANSLATED] * bool(experiment.translator)])
+        return experiment.texts("clean", [*LEARNT, *experiment.translated])
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
@@ -30,7 +30,7 @@ class Clean(TranslationStage):
         held_out = ""
         if not settings.valid_files:
             held_out = f" --holdout-every {settings.holdout_every} --heldout {quoted(clean / 'valid')}"
-        for name in ("train", *[TRANSLATED] * bool(experiment.translator)):
+        for name in ("train", *experiment.translated):
             shell.tool(
                 f"python -m recipes.text.clean {experiment.languages} "
                 f"--input {quoted(tokenised / name)} --output {quoted(clean / name)} --max-words {settings.max_words} "

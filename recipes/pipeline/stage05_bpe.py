@@ -21,15 +21,16 @@ class Bpe(TranslationStage):
     depends_on_bpe = True
 
     def depends_on(self, experiment: Experiment) -> dict[str, Any]:
-        chosen = experiment.settings
-        tagged = {"tag": chosen.back_translation_tag, "share": chosen.back_translation_share}
-        mixed = tagged if chosen.back_translation_model else {"distilled": True} if chosen.distillation_model else {}
-        return {**super().depends_on(experiment), **mixed}
+        settings, depends = experiment.settings, super().depends_on(experiment)
+        if settings.back_translation_model:
+            depends |= {"tag": settings.back_translation_tag, "share": settings.back_translation_share}
+        if settings.distillation_model:
+            depends["distilled"] = True
+        return depends
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         old = [experiment.start_data / experiment.subwords] if experiment.start_data else []
-        translated = [TRANSLATED] * bool(experiment.translator)
-        return [*experiment.texts("clean", [*LEARNT, *translated]), *old]
+        return [*experiment.texts("clean", [*LEARNT, *experiment.translated]), *old]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         origins = [experiment.work / "bpe" / "train.origin"] * bool(experiment.settings.back_translation_model)
