@@ -87,7 +87,7 @@ def pictures(cells):
 
 
 def test_the_notebook_shows_a_picture_as_it_is_and_when_jupyter_executes_it():
-    """The documentation job of CI installs nbclient, and runs this test."""
+    """.ci/run calls make docs, which installs nbclient, before the tests."""
     (stored,) = pictures(json.loads(NOTEBOOK.read_text())["cells"])
     assert stored > 10_000
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; make docs installs it")
