@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from argparse import ArgumentParser
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -138,6 +139,30 @@ def test_the_notebook_names_pages_by_their_titles():
     ]
     links = re.findall(r"\[([^\]]+)\]\((\w+\.md)\)", "\n".join(texts))
     assert links and [link for link in links if link[0] != title(NOTEBOOK.with_name(link[1]))] == []
+
+
+def api_names():
+    """The names on the API pages, which docs/stability.md calls stable, with their modules."""
+    for page in (ROOT / "docs").glob("api*.md"):
+        for module, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", page.read_text(), re.M):
+            members = yaml.safe_load(options)["options"]["members"] if options else [None]
+            yield from ((module, name) for name in members)
+
+
+@pytest.mark.parametrize("module, name", list(api_names()))
+def test_the_api_pages_list_names_that_their_modules_define(module, name):
+    """Without a list, a page would show every function of the module, and promise that it stays."""
+    defined = getattr(import_module(module), str(name), None)
+    assert defined is not None and defined.__module__ == module and defined.__doc__
+
+
+def test_the_page_about_stability_lists_names_that_can_be_imported():
+    table = (ROOT / "docs" / "stability.md").read_text().split("## Python names")[1].split("## Not stable")[0]
+    rows = [re.findall(r"`([\w.]+)`", row) for row in table.splitlines() if row.startswith("| `fairseq_rope")]
+    assert len(rows) == 4
+    assert [
+        (module, name) for module, *names in rows for name in names if not hasattr(import_module(module), name)
+    ] == []
 
 
 def title(page: Path) -> str:

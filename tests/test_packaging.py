@@ -1,4 +1,4 @@
-"""The source distribution and the wheel: what is in them, their metadata, and that an installed wheel registers nothing."""
+"""The source distribution and the wheel: their files and metadata, and that an installed wheel registers nothing."""
 
 import email
 import os
