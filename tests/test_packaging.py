@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 
 import pytest
+import yaml
 
 from fairseq_rope import __version__
 from tests.commands import LIMIT, PLUGIN, ROOT
@@ -58,6 +59,13 @@ def wheel(built):
 def test_both_have_the_version_in_their_names(built):
     name = f"fairseq_rope-{__version__}"
     assert {path.name for path in built.iterdir()} == {f"{name}.tar.gz", f"{name}-py3-none-any.whl"}
+
+
+def test_citation_and_changelog_have_the_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert next(section for section in sections if section != "Unreleased") == __version__
 
 
 def test_the_source_distribution_has_what_the_wheel_is_built_from(built):
