@@ -6,7 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOUR = "#0072b2"  # of the points; the zero line has that of the axes
+COLOUR = "#1f88d1"  # of the points, on white and on black; the zero line has that of the axes
 
 
 class Difference(NamedTuple):
