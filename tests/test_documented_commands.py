@@ -204,7 +204,7 @@ def write_texts(folder, text):
     for name in ("train", "valid", "test"):
         for lang, other in (("en", "en"), ("fr", "de")):
             link(folder / "my-texts" / f"{name}.{lang}", text / f"{name}.{other}")
-    for name in ("DIR", "help", "HELP", "long_help"):
+    for name in ("DIR", "lo-help", "LO_HELP", "long_lo_help"):
         shutil.copytree(small_corpus(), folder / name)
     triple = '{"A": "a", "B": "b", "C": "c", "label": "B"}\n'
     for name in ("train", "valid", "test"):
