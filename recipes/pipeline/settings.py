@@ -34,7 +34,9 @@ _SEGMENTS = (
     "n: blank lines divide the text into documents, whose consecutive sentences are joined to segments of up to n "
     "subwords; 0: the text has no documents"
 )
-_SEARCHES = ("beam", "sampling", "top10")
+# Each back_translation_search, and its flags of fairseq-rope translate. Edunov et al. 2018 (arXiv:1808.09381) compare
+# them.
+SEARCHES = {"beam": "", "sampling": " --sampling", "top10": " --sampling --sampling-topk 10"}
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 _TAG: Any = {"pattern": r"\S*", "looks": "have no blanks", "names_model": True}
 _PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
@@ -64,10 +66,15 @@ class Settings:
     start_checkpoint: str = _setting("", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True)
     start_data: str = _setting("", "folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
-    back_translation_files: str = _setting("", "monolingual texts of the target language, also .gz", names_model=True)
+    back_translation_files: str = _setting(
+        "", "monolingual texts of the target language, also compressed", names_model=True
+    )
     back_translation_model: str = _setting("", "exported model that translates them to the source", names_model=True)
     back_translation_search: str = _setting(
-        "beam", "how: beam search, sampling from all words, or from the 10 best", choices=_SEARCHES, names_model=True
+        "beam",
+        "how: beam search, sampling from all words, or from the 10 best",
+        choices=tuple(SEARCHES),
+        names_model=True,
     )
     back_translation_tag: str = _setting("<bt>", "a word before each of their translations; empty: none", **_TAG)
     back_translation_share: float = _setting(0.5, "their largest share of the training set", 0, 1, names_model=True)

@@ -10,11 +10,9 @@ from typing import Any
 
 from fairseq_rope.serving.exported_folder import SETTINGS
 from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
+from recipes.pipeline.settings import SEARCHES
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
-
-# The flags of each back_translation_search. Edunov et al. 2018 (arXiv:1808.09381) compare these three.
-SEARCHES = {"beam": "", "sampling": " --sampling", "top10": " --sampling --sampling-topk 10"}
 
 
 class TranslateTexts(TranslationStage):
