@@ -73,6 +73,8 @@ PLACEHOLDERS = {
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
     r"\bRECIPE\b(?!=)": "demo",
+    "recipes/demo/work/transformer": "recipes/multi30k_en_de/work/transformer",  # demo is a link to the repository's
+    "recipes/demo/work/data-bin": "data-bin",
 }
 # Programs that the commands call and that need not be installed: Python with the paths of the flags in "files"
 STUBS = {
