@@ -73,6 +73,8 @@ PLACEHOLDERS = {
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
     r"\bRECIPE\b(?!=)": "demo",
+    "recipes/demo/work/transformer": "recipes/multi30k_en_de/work/transformer",  # demo is a link to the repository's
+    "recipes/demo/work/data-bin": "data-bin",
 }
 # Programs that the commands call and that need not be installed: Python with the paths of the flags in "files"
 STUBS = {
@@ -148,7 +150,7 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
         link(folder / "data-bin" / name, data)
     (folder / "data-bin" / "segments.json").write_text('{"tokens": 30, "separator": "over"}')
     for path in (ROOT / "fairseq_rope", *ROOT.glob("recipes/*")):
-        if path.name not in ("paper", "multi30k_en_de", "demo"):  # these have a work folder here
+        if path.name not in ("paper", "multi30k_en_de"):  # these two have a work folder here
             link(folder / path.relative_to(ROOT), path)
     for system in ("sinusoidal", "rope", "alibi", "t5", "none"):
         for path in ("checkpoints/checkpoint_5_4500.pt", "averaged.pt"):
@@ -170,8 +172,6 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
     exported.parent.mkdir(parents=True)
     of_model = ["--path", str(last), "--data", str(folder / "data-bin"), "--output", str(exported)]
     fairseq_rope(["export", *of_model])
-    link(folder / "recipes" / "demo" / "work" / "transformer_rope.seed1" / "ctranslate2", exported)
-    link(folder / "recipes" / "demo" / "work" / "data-bin", folder / "data-bin")
     return folder
 
 
