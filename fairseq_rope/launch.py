@@ -98,8 +98,8 @@ def _in_job(function: Callable[[Task], Result], task: Task, lock: str, gpus: str
 
 def _end_after_the_launcher(lock: str, wait: bool) -> None:
     """End this process if the one that holds *lock* has ended; *wait*: wait until it has."""
-    with contextlib.suppress(FileNotFoundError, BlockingIOError), locked(lock, wait, shared=True) as has_locks:
-        if has_locks:
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), locked(lock, wait, shared=True) as held:
+        if held.works:
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from ..errors import warn
 from ..files import checksum, written_whole
 from ..launch import outcomes
-from ..locks import locked
+from ..locks import holder_of, locked, note_holder
 from .exported_folder import SETTINGS, TranslateError, exported_settings, refuse_changed_files
 from .shards import BLOCK, REFUSED, How, Shard, divide, is_compressed, refusal, state_of, translate_shard
 
@@ -116,10 +116,13 @@ def translate_corpus(
     os.makedirs(shards, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            if not stack.enter_context(locked(lock, wait=False)):
-                warn("translate", f"--output-dir {folder}: its disk has no locks; do not start a second process there")
+            held = stack.enter_context(locked(lock, wait=False))
         except BlockingIOError:
-            raise TranslateError(f"--output-dir {folder}: another process is translating into it") from None
+            other = f"another process is translating into it: {holder_of(lock)}"
+            raise TranslateError(f"--output-dir {folder}: {other}") from None
+        if not held.works:
+            warn("translate", f"--output-dir {folder}: its disk has no locks; do not start a second process there")
+        note_holder(held.descriptor)
         if not os.path.exists(plan):
             _write_plan(plan, inputs, folder, shard_lines, present)
         files = _read_plan(plan, inputs, folder, present)

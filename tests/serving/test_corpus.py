@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_rope.launch import Outcome
-from fairseq_rope.locks import locked
+from fairseq_rope.locks import locked, note_holder
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import Translator
@@ -301,8 +301,9 @@ def test_numbers_out_of_their_range_are_refused(capsys, flag, value):
 def test_two_processes_do_not_translate_into_the_same_folder(run, tmp_path):
     write(tmp_path / "a", sentences(2))
     (tmp_path / "out" / "shards").mkdir(parents=True)
-    with locked(str(tmp_path / "out" / "shards" / "lock")):
-        assert run(["a"]) == "--output-dir out: another process is translating into it"
+    with locked(tmp_path / "out" / "shards" / "lock") as lock:
+        note_holder(lock.descriptor)
+        assert f"out: another process is translating into it: process {os.getpid()}, since 2" in run(["a"])
     assert run(["a"]) is None
 
 
