@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_rope.launch import Outcome
+from fairseq_rope.launch.jobs import Outcome
 from fairseq_rope.locks import locked, note_holder
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
@@ -69,7 +69,7 @@ def translated_shards(monkeypatch):
     """Translate the shards in this process. The value is a list of those that have been begun."""
     begun = []
 
-    def outcomes(tasks, function, jobs, folder):
+    def outcomes(tasks, function, *_):
         for task in tasks:
             begun.append(str(task))
             yield Outcome(task, function(task), "")
@@ -322,10 +322,9 @@ def test_an_output_that_is_foreign_or_was_removed_is_not_written_again(run, tmp_
 
 def test_submitit_is_named_if_it_is_missing(model, tmp_path, monkeypatch):
     for name in list(sys.modules):
-        if name.split(".")[0] == "submitit" or name in ("fairseq_rope.launch", "fairseq_rope.serving.corpus"):
+        if name.startswith(("submitit", "fairseq_rope.launch", "fairseq_rope.serving.corpus")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    monkeypatch.setitem(sys.modules, "submitit.local.local", None)
     path = write(tmp_path / "a", ["a"])
     with pytest.raises(SystemExit, match="^fairseq-rope translate: submitit is not installed: pip install 'submitit>"):
         translate.main(words_of(model, tmp_path / "out", [path]))
@@ -450,7 +449,7 @@ def test_a_shard_that_another_process_is_just_finishing_is_not_translated_again(
 AT_EVERY_STEP = """
 import json, os, signal, sys
 from pathlib import Path
-from fairseq_rope.launch import Outcome
+from fairseq_rope.launch.jobs import Outcome
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.tools import translate
 
@@ -461,10 +460,10 @@ class InCapitals:
         return self
     def __exit__(self, *_):
         pass
-    def chunk_with_errors(self, lines, first):
+    def chunk_with_errors(self, lines, first, done):
         return (line.upper() for line in lines)
 
-def outcomes(tasks, function, jobs, folder):
+def outcomes(tasks, function, *_):
     return (Outcome(task, function(task), "") for task in tasks)
 
 corpus.outcomes, shards.Translator = outcomes, InCapitals
@@ -536,11 +535,11 @@ def test_an_error_that_all_processes_would_have_ends_the_run_in_one_sentence(mod
 
 MEMORY = """
 import os, resource, sys
-from fairseq_rope.launch import Outcome
+from fairseq_rope.launch.jobs import Outcome
 from fairseq_rope.serving import corpus
 from fairseq_rope.tools import translate
 
-def outcomes(tasks, function, jobs, folder):
+def outcomes(tasks, function, *_):
     for task in tasks:
         with open(task.refused, "w"), open(task.text, "w") as text:
             text.writelines("x\\n" for _ in range(task.lines))
