@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from fairseq_rope.errors import InputError
+from fairseq_rope.launch import slurm
 from fairseq_rope.launch.jobs import Launcher, outcomes, visible_gpus
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
@@ -87,3 +90,51 @@ def test_a_process_ends_after_the_one_that_started_it_was_killed(tmp_path):
             time.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         pytest.fail("the process has not ended")
+
+
+# -- jobs of SLURM; tests/recipes/test_systems.py and the slow tests have more ------------------------
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """squeue(*answers): a program of that name prints the next answer at each call, or fails if the answer is "".
+
+    It returns the file with the jobs that scancel gets.
+    """
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    def squeue(*answers):
+        programs = {
+            "squeue": 'read -r line < answers; sed -i 1d answers; [ "$line" = silent ] && exit 1; printf "$line"',
+            "scancel": 'echo "$@" >> cancelled',
+        }
+        (tmp_path / "answers").write_text("".join(f"{answer or 'silent'}\n" for answer in answers))
+        for name, code in programs.items():
+            (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}\n{code}\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return tmp_path / "cancelled"
+
+    return squeue
+
+
+def test_only_the_jobs_with_a_script_in_the_folder_are_cancelled(squeue):
+    jobs = [f"{number}|{path}" for number, path in ((9, "/out/jobs/1/x.sh"), (10, "/out/jobs/2/y.sh"))]
+    others = ["7|/out/jobs", "8|/out/jobs2/1/x.sh", "11|(null)"]
+    cancelled = squeue("", r"\n".join([jobs[1], *others, jobs[0]]), jobs[0], others[0])
+    assert slurm.cancel_jobs_in(Path("/out/jobs")) == ["9", "10"]
+    assert cancelled.read_text() == "10 9\n9\n"
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        ("", "SLURM does not answer, and its jobs of /out/jobs may still run"),
+        ("9|/out/jobs/1/x.sh", "SLURM's jobs 9 may still run"),
+    ],
+)
+def test_jobs_that_do_not_end_are_named(squeue, monkeypatch, answer, message):
+    squeue(answer)
+    monkeypatch.setattr(slurm, "ENDING", 0)
+    with pytest.raises(InputError, match=f"^{message}; cancel them with scancel$"):
+        slurm.cancel_jobs_in(Path("/out/jobs"))

@@ -164,16 +164,16 @@ def cancel_jobs_in(folder: Path) -> list[str]:
     Raises:
         InputError: after a minute, some jobs have not ended, or slurmctld has not answered
     """
-    latest, cancelled = time.monotonic() + ENDING, dict[str, None]()
+    latest, cancelled = time.monotonic() + ENDING, set[str]()
     while (jobs := _jobs_in(folder)) is None or jobs:
         if time.monotonic() >= latest:
             which = f"SLURM's jobs {' '.join(jobs)}" if jobs else f"SLURM does not answer, and its jobs of {folder}"
             raise InputError(f"{which} may still run; cancel them with scancel")
         if jobs:
             _ask("scancel", *jobs)
-            cancelled |= dict.fromkeys(jobs)
+            cancelled.update(jobs)
         time.sleep(1)
-    return list(cancelled)
+    return sorted(cancelled, key=int)
 
 
 def _jobs_in(folder: Path) -> list[str] | None:

@@ -1,6 +1,7 @@
 """fairseq-rope translate --output-dir: shards, refused lines, several starts, and processes that are killed."""
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import sys
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,8 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
     assert run(["in.gz"]) is None and len(translated_shards) == 3
 
 
+OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slurm", "time=9"]
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 
@@ -261,6 +265,10 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
         (["--input", "a", "--jobs", "2"], "--jobs: needs --output-dir"),
         (["--input", "a", "--shard-lines", "2"], "--shard-lines: needs --output-dir"),
         (["--strict"], "--strict: needs --output-dir"),
+        (["--launcher", "slurm", "--slurm", "time=9"], "--launcher slurm: needs --output-dir"),
+        (OF_SLURM[:-2], "--launcher slurm: needs --slurm time=MINUTES"),
+        (["--output-dir", "out", "--input", "a", "--slurm", "time=9"], "--slurm time=9: needs --launcher slurm"),
+        ([*OF_SLURM, "--slurm", "tme=9"], "--launcher slurm --slurm time=9 tme=9: "),
         (["--output-dir", "out"], "--output-dir: needs --input with files, and cannot read standard input"),
         (["--output-dir", "out", "--input", "a", "-"], "--output-dir: needs --input with files, and cannot read"),
         (["--output-dir", "out", "--input", "a", "--output", "b"], "--output: is not supported with --output-dir"),
@@ -280,6 +288,7 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
 )  # fmt: skip
 def test_contradictions_are_refused_in_one_sentence_and_leave_nothing(model, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: "/usr/bin/srun")
     for name in ("folder", "other", "foreign/shards"):
         Path(name).mkdir(parents=True)
     for name in "a b a.tmp a.refused.tsv folder/a.gz folder/shards other/b foreign/shards/mine".split():
@@ -444,6 +453,114 @@ def test_a_shard_that_another_process_is_just_finishing_is_not_translated_again(
             Path(shard.text).write_text("HUND\n")
         assert translating.result(timeout=LIMIT) is None
     assert Path(shard.text).read_text() == "HUND\n"
+
+
+class InCapitals:
+    """A translator in place of the exported model's. It calls *meanwhile* at the beginning and before the last line."""
+
+    def __init__(self, meanwhile):
+        self.meanwhile = meanwhile
+
+    def chunk_with_errors(self, lines, first, done):
+        self.meanwhile()
+        done(len(lines) - 1)
+        self.meanwhile()
+        done(1)
+        return (line.upper() for line in lines)
+
+
+def a_shard(tmp_path, lines):
+    path = write(tmp_path / "in", lines)
+    return shards.Shard(str(path), shards.state_of(str(path)), 1, len(lines), 0, str(tmp_path / "shard"), False)
+
+
+def test_two_processes_on_a_disk_without_locks_write_files_of_their_own(tmp_path):
+    """The second one begins while the first one translates, and ends before it."""
+    shard, how = a_shard(tmp_path, ["dog", "cat"]), shards.How("none", {}, False, False, 1, "cpu", False)
+    written = []
+
+    def finish():
+        if not shard.is_finished:
+            shards._write(InCapitals(lambda: None), how, shard)
+            written.append(os.stat(shard.text))
+
+    with pytest.raises(shards._FinishedByAnother):
+        shards._write(InCapitals(finish), how, shard)
+    assert Path(shard.text).read_text() == "DOG\nCAT\n" and written == [os.stat(shard.text)]
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "shard.txt", "shard.refused.tsv", "shard.count"}
+
+
+# -- the progress bar --------------------------------------------------------------------------------
+
+
+class Bar:
+    """Has the lines that the progress bar shows."""
+
+    n = 100
+
+    def update(self, lines):
+        self.n += lines
+
+
+def test_the_bar_moves_while_shards_are_translated_and_goes_back_if_one_fails(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    bar, shard = Bar(), a_shard(tmp_path, ["dog", "cat", "house"])
+    other = replace(shard, stem=str(tmp_path / "other"), lines=20)
+    Path(shard.count).write_text("3\n")  # of an earlier start
+    progress = corpus._Progress(bar)
+    shown = []
+
+    def look():
+        clock[0] += 1
+        progress.looked()
+        shown.append(bar.n)
+
+    for each in (shard, other):
+        progress.begun(each, "")
+    look()
+    shards._write(InCapitals(look), shards.How("none", {}, False, False, 1, "cpu", False), shard)
+    Path(other.count).write_text("15")
+    look()
+    progress.looked()  # in the same second
+    assert shown == [100, 100, 102, 118]
+    progress.ended(shard, is_finished=True)
+    assert bar.n == 100 + 3 + 15
+    progress.ended(other, is_finished=False)
+    assert bar.n == 100 + 3
+    progress.begun(other, "")
+    look()
+    assert bar.n == 100 + 3, "the lines are not counted twice"
+    assert not Path(shard.count).exists() and not Path(other.count).exists()
+
+
+def test_counts_are_read_at_most_once_a_second_and_for_a_twentieth_of_the_time(tmp_path, monkeypatch):
+    clock, reads = [1000.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def read(shard):
+        reads.append(clock[0])
+        clock[0] += 0.5
+        return 0
+
+    progress = corpus._Progress(Bar())
+    progress.begun(a_shard(tmp_path, ["dog"]), "")
+    monkeypatch.setattr(corpus, "lines_translated", read)
+    while clock[0] < 1030:
+        progress.looked()
+        clock[0] += 0.1
+    assert all(10.5 < later - earlier < 10.7 for earlier, later in itertools.pairwise(reads)) and len(reads) == 3
+
+
+def test_a_result_that_a_network_file_system_shows_late_is_waited_for(tmp_path, monkeypatch):
+    shard = a_shard(tmp_path, ["dog"])
+    Path(shard.refused).touch()
+    waits = iter([None, Path(shard.text).touch])
+    monkeypatch.setattr(time, "sleep", lambda _: (next(waits) or bool)())
+    assert corpus._lacking(shard) == ""
+    Path(shard.text).unlink()
+    monkeypatch.setattr(corpus, "LATE", 0)
+    assert corpus._lacking(shard) == f"it is translated, but {shard.text} does not appear on this machine"
 
 
 AT_EVERY_STEP = """
