@@ -296,6 +296,8 @@ def _translate(files: Sequence[CorpusFile], how: How, launcher: Launcher, folder
         for outcome in ended:
             file, shard = file_of[outcome.task], outcome.task
             left[file.number] -= 1
+            if outcome.failure and not outcome.log:  # sbatch would refuse the others, too
+                raise TranslateError(f"{shard}: {outcome.failure}")
             failure = outcome.failure or _lacking(shard)
             progress.ended(shard, is_finished=not failure)
             if failure:
@@ -357,7 +359,8 @@ class _Progress(Watcher[Shard]):
         self._move()
 
     def _move(self) -> None:
-        self._bar.update(self._finished + sum(self._running.values()) - self._bar.n)
+        if lines := self._finished + sum(self._running.values()) - self._bar.n:
+            self._bar.update(lines)
 
 
 def _say(bar: Any, message: str) -> None:

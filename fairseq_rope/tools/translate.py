@@ -135,17 +135,18 @@ def build_parser() -> argparse.ArgumentParser:
         ("--no-shortlist", SWITCH, "score every target subword, even if the folder has a shortlist"),
     ]
     add_flags(parser, rows)
+    seen = "with slurm, all nodes must see this folder, the inputs and the model"
     group = parser.add_argument_group(
         "a whole corpus", "files of any size, in shards; the same command continues after the run was killed"
     )
     rows = [
-        ("--output-dir", {"metavar": "DIR"}, "gets a file for each --input, with its name without .gz"),
+        ("--output-dir", {"metavar": "DIR"}, f"gets a file for each --input, with its name without .gz; {seen}"),
         ("--jobs", INTEGER, f"how many processes translate at once; default: {JOBS}, with slurm all"),
         ("--shard-lines", INTEGER, f"how many lines each process translates; default: {SHARD_LINES}"),
         ("--strict", SWITCH, "stop at a line that cannot be translated; default: write an empty line and list it"),
     ]
     add_flags(group, rows)
-    flags.add_flags(group, "shard; all nodes must see --output-dir, --input and --model")
+    flags.add_flags(group, "shard")
     rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
     add_flags(parser.add_mutually_exclusive_group(), rows)
     return parser
@@ -217,8 +218,8 @@ def _translate_corpus(args: argparse.Namespace) -> None:
     )
 
     def progress(total: int, finished: int) -> Any:
-        # The mean speed of this start, because processes begin and end at irregular intervals.
-        return _progress(total=total, initial=finished, smoothing=0)
+        # The mean speed of this start, and each change, because processes count at irregular intervals.
+        return _progress(total=total, initial=finished, smoothing=0, miniters=1)
 
     translate_corpus(args.input, args.output_dir, how, launcher, args.shard_lines or SHARD_LINES, progress)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_rope.launch.jobs import Outcome
+from fairseq_rope.launch.jobs import Launcher, Outcome
 from fairseq_rope.locks import locked, note_holder
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
@@ -636,6 +636,43 @@ def test_a_kill_before_any_change_of_a_file_loses_and_doubles_nothing(model, tmp
     results = json.loads(done.stdout.splitlines()[-1])
     assert len(results) > 50 / stride
     assert [number for number, result in enumerate(results, 1) if result != [0, expected]] == []
+
+
+@pytest.mark.parametrize(
+    "flags, jobs, gpus, threads",
+    [
+        ([], 1, [], 8),
+        (["--jobs", 4], 4, [], 2),
+        (["--jobs", 4, "--device", "cuda"], 4, ["5", "7"], 2),
+        (["--jobs", 4, "--device", "auto", "--threads", 3], 4, ["5", "7"], 3),
+    ],
+)
+def test_processes_of_this_machine_divide_its_cores_and_gpus(monkeypatch, flags, jobs, gpus, threads):
+    monkeypatch.setattr(translate, "available_cores", lambda: 8)
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert launcher_of(*flags) == (Launcher(jobs, gpus), threads)
+
+
+@pytest.mark.parametrize(
+    "flags, jobs, more, threads",
+    [
+        ([], None, {}, 1),
+        (["--jobs", 4, "--slurm", "cpus_per_task=6"], 4, {"cpus_per_task": 6}, 6),
+        (["--slurm", "cpus_per_task=6", "--threads", 3], None, {"cpus_per_task": 6}, 3),
+        (["--device", "cuda"], None, {"gpus_per_node": 1}, 1),
+        (["--device", "cuda", "--slurm", "gpus_per_node=2"], None, {"gpus_per_node": 2}, 1),
+        (["--slurm-partition", "p"], None, {"partition": "p"}, 1),
+    ],
+)
+def test_jobs_of_slurm_have_what_the_flags_request(flags, jobs, more, threads):
+    given = launcher_of("--launcher", "slurm", "--slurm", "time=9", *flags)
+    assert given == (Launcher(jobs, slurm={"time": 9, **more}), threads)
+
+
+def launcher_of(*flags):
+    words = ["--model", "model", "--input", "a", "--output-dir", "out", *map(str, flags)]
+    return translate._launcher(translate.build_parser().parse_args(words))
 
 
 # -- the processes -----------------------------------------------------------------------------------

@@ -119,6 +119,18 @@ def test_cancelled_and_held_jobs_are_named_and_the_same_command_continues(slurm,
     assert not again.shows("earlier start"), "no job was left"
 
 
+def test_an_error_of_sbatch_ends_the_run_in_one_sentence(start, expected):
+    launched = start("--slurm-partition", "none")
+    launched.wait_for_end(1)
+    (line,) = launched.lines()
+    refused = "fairseq-rope translate: lines 1 to 10 of .*: it could not be submitted: .*invalid partition"
+    assert re.match(refused, line)
+    again = start()
+    again.go.touch()
+    again.wait_for_end()
+    assert texts(again.output) == expected
+
+
 @pytest.mark.parametrize("sent, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_the_jobs(slurm, start, sent, status):
     launched = start()
