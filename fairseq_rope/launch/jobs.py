@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 
 POLL = 0.1  # seconds between two looks at the processes of this machine
 POLL_SLURM = 1  # and at jobs of SLURM
+NAMED = 3  # jobs that a line names
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -71,8 +72,8 @@ class Watcher(Generic[Task]):
     def begun(self, task: Task, log: str) -> None:
         """The process of *task* was started or submitted. It prints into the file *log*."""
 
-    def waits(self, tasks: Sequence[Task], why: str) -> None:
-        """These *tasks* do not go on; called once for each change of the reason."""
+    def waits(self, task: Task | None, why: str) -> None:
+        """*task*, or also others, does not go on; called once for each change of the reason. None: all tasks."""
 
     def looked(self) -> None:
         """The processes have been looked at."""
@@ -167,7 +168,7 @@ class _Launch(Generic[Task, Result]):
                 try:
                     slurm.cancel_jobs_in(self._folder)
                 except InputError as error:
-                    self._watcher.waits([task for task, _ in self._running.values()], str(error))
+                    self._watcher.waits(None, str(error))
             return
         jobs = [job for _, job in self._running.values()]
         for job in jobs:
@@ -206,10 +207,10 @@ class _Launch(Generic[Task, Result]):
         """Wait until *task* can be submitted, or yield its failure if nothing is waited for."""
         if re.search(slurm.NO_ANSWER, why, re.I):
             if not self._is_silent:
-                self._watcher.waits([task], f"{why}; tried again until it can be")
+                self._watcher.waits(task, f"{why}; tried again until it can be")
             self._is_silent, self._submit_from = True, time.monotonic() + slurm.ASKING
         elif self._running:  # for example, there is a limit on the jobs of a user
-            self._watcher.waits([task], f"{why}; it waits for the end of a job")
+            self._watcher.waits(task, f"{why}; it waits for the end of a job")
             self._jobs = len(self._running)
         else:
             self._waiting.remove(task)
@@ -223,8 +224,10 @@ class _Launch(Generic[Task, Result]):
         for job, reason in slurm.waiting_jobs(task_of).items():
             by_reason.setdefault(reason, []).append(job)
         for reason, jobs in by_reason.items():
-            why = f"SLURM has not begun its job {jobs[0].job_id} for a minute: {reason}"
-            self._watcher.waits([task_of[job] for job in jobs], why)
+            numbers = ", ".join(job.job_id for job in jobs[:NAMED])
+            more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+            which = f"its job{'s' if len(jobs) > 1 else ''} {numbers}{more}"
+            self._watcher.waits(task_of[jobs[0]], f"SLURM has not begun {which} for a minute: {reason}")
         self._asked = time.monotonic()
 
     def _ended(self) -> Iterator[Outcome[Task, Result]]:

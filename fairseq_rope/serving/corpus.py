@@ -338,9 +338,8 @@ class _Progress(Watcher[Shard]):
             os.unlink(task.count)
         self._running[task] = 0
 
-    def waits(self, tasks: Sequence[Shard], why: str) -> None:
-        more = f", and {len(tasks) - 1} more" if len(tasks) > 1 else ""
-        _say(self._bar, f"{', '.join(map(str, tasks[:1]))}{more}: {why}")
+    def waits(self, task: Shard | None, why: str) -> None:
+        _say(self._bar, why if task is None else f"{task}: {why}")
 
     def looked(self) -> None:
         begun = time.monotonic()

@@ -152,9 +152,8 @@ class _Screen(jobs.Watcher[LaunchedRun]):
         self._running[task.title] = task, time.monotonic()
         self._say(task, f"begun, run {self._runs - len(self._waiting)} of {self._runs}, log: {log}")
 
-    def waits(self, tasks: Sequence[LaunchedRun], why: str) -> None:
-        for task in tasks:
-            self._say(task, why)
+    def waits(self, task: LaunchedRun | None, why: str) -> None:
+        self._say(task, why)
 
     def next_task(self, waiting: Sequence[LaunchedRun], running: Sequence[LaunchedRun]) -> LaunchedRun | None:
         """The first of the runs *waiting* whose model no other run has still to train, or None."""
@@ -177,8 +176,8 @@ class _Screen(jobs.Watcher[LaunchedRun]):
         how = f"failed: {failure}" if failure else "done"
         self._say(run, f"{how}, {seconds:.0f} s; {number} of {self._runs} runs have ended{left}")
 
-    def _say(self, run: LaunchedRun, what: str) -> None:
-        print(f"== {run.title}: {what}", flush=True)
+    def _say(self, run: LaunchedRun | None, what: str) -> None:
+        print(f"== {run.title}: {what}" if run is not None else f"== {what}", flush=True)
 
 
 def time_left(took: Sequence[float], waiting: int, running: Sequence[float] = (), jobs: int = 1) -> str:

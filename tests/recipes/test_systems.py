@@ -545,6 +545,19 @@ def test_the_reason_of_a_pending_job_is_shown_once_for_each_change(tmp_path, wit
     assert of_reasons == ["Priority", "JobHeldUser", "PartitionDown", "JobHeldUser"]
 
 
+def test_one_line_names_the_jobs_that_wait_for_the_same_reason(tmp_path, with_slurm, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "PENDING", 0)
+    monkeypatch.setattr(jobs, "NAMED", 1)
+    answer(with_slurm, "sbatch", *(f"Submitted batch job {number}" for number in (7, 8, 9)))
+    pending = r"7|PENDING|Priority\n8|PENDING|Priority\n9|PENDING|PartitionDown"
+    answer(with_slurm, "squeue", pending, r"7|FAILED|\n8|FAILED|\n9|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, *"abc"))]) == 3
+    assert [line for line in capsys.readouterr().out.splitlines() if "has not begun" in line] == [
+        "== a, seed 1: SLURM has not begun its jobs 7 and 1 more for a minute: Priority",
+        "== c, seed 1: SLURM has not begun its job 9 for a minute: PartitionDown",
+    ]
+
+
 def test_a_job_that_has_just_been_submitted_needs_no_reason(tmp_path, with_slurm, capsys):
     answer(with_slurm, "sbatch", "Submitted batch job 7")
     answer(with_slurm, "squeue", "7|PENDING|Priority", "7|FAILED|")
