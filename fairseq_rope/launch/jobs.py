@@ -146,7 +146,9 @@ class _Launch(Generic[Task, Result]):
         self._waiting, self._running = waiting, dict[int, tuple[Task, Any]]()  # by place, each with its job
         self._function, self._fatal = function, fatal
         self._executor, self._folder, self._watcher = executor, folder, watcher
-        self._jobs, self._gpus = launcher.jobs or len(waiting), launcher.gpus
+        self._most, self._gpus = launcher.jobs or len(waiting), launcher.gpus
+        self._jobs = self._most  # at a time, which SLURM can limit
+        self._refusal = ""  # the last error of sbatch that was shown
         self._of_slurm = launcher.slurm is not None
         self._asked = self._submit_from = time.monotonic()
         self._is_silent = False  # whether slurmctld did not answer the last submission
@@ -210,8 +212,9 @@ class _Launch(Generic[Task, Result]):
                 self._watcher.waits(task, f"{why}; tried again until it can be")
             self._is_silent, self._submit_from = True, time.monotonic() + slurm.ASKING
         elif self._running:  # for example, there is a limit on the jobs of a user
-            self._watcher.waits(task, f"{why}; it waits for the end of a job")
-            self._jobs = len(self._running)
+            if why != self._refusal:
+                self._watcher.waits(task, f"{why}; it waits for the end of a job")
+            self._refusal, self._jobs = why, len(self._running)
         else:
             self._waiting.remove(task)
             yield Outcome(task, None, why)
@@ -237,6 +240,7 @@ class _Launch(Generic[Task, Result]):
         for place, (task, job) in list(self._running.items()):
             if job.done():
                 del self._running[place]
+                self._jobs = min(self._jobs + 1, self._most)  # the limit can be a larger one now
                 yield _outcome(job, task)
 
 

@@ -484,6 +484,20 @@ def test_a_failed_submission_waits_for_a_job_or_fails_alone(tmp_path, with_slurm
     assert "job 9 " in again and "scancel" not in (with_slurm / "calls").read_text()
 
 
+def test_after_each_end_of_a_job_one_more_is_tried_and_the_refusal_is_shown_once(tmp_path, with_slurm, capsys):
+    refused = "error: too many jobs"
+    of_sbatch = [refused if number is None else f"Submitted batch job {number}" for number in (5, None, 6, None, 7, 8)]
+    answer(with_slurm, "sbatch", *of_sbatch)
+    answer(with_slurm, "squeue", "5|FAILED|", "6|RUNNING|", "6|FAILED|", r"7|FAILED|\n8|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, *"abcd"))]) == 4
+    screen = capsys.readouterr().out
+    assert re.findall("== (.), seed 1: (begun|it could|failed)", screen) == [
+        *(("a", "begun"), ("b", "it could"), ("a", "failed")),
+        *(("b", "begun"), ("b", "failed")),
+        *(("c", "begun"), ("d", "begun"), ("c", "failed"), ("d", "failed")),
+    ]
+
+
 @pytest.mark.parametrize(
     "shown, recorded, state",
     [
