@@ -9,7 +9,7 @@
 #                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
 # make lint      check style (ruff) and types (mypy)
 # make docs      build the documentation into site/; broken links fail
-# make wheel     build the wheel, install it into a fresh environment, and run its command
+# make wheel     build the source distribution and the wheel, check both, and run the wheel's command in a fresh environment
 # make clean     remove caches and build output; .venv, data and trained models stay
 # make distclean also remove .venv, and the work folders of all recipes with their models
 #
@@ -61,10 +61,13 @@ docs: $(STAMP)
 		-c .venv/constraints.txt --no-build-isolation -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
-# The tools that need neither torch nor fairseq run from the wheel alone.
+# The tools that need neither torch nor fairseq run from the wheel alone. The first line removes a folder build that Python would import.
 wheel: $(STAMP)
 	rm -rf build dist
-	.venv/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	(.venv/bin/python -m build --version && .venv/bin/python -m twine --version) >/dev/null 2>&1 || .venv/bin/python -m pip install -q \
+		--disable-pip-version-check -c .venv/constraints.txt --no-build-isolation -e '.[release]'
+	.venv/bin/python -m build --quiet --no-isolation
+	.venv/bin/python -m twine check --strict dist/*
 	.venv/bin/python -m venv build/fresh
 	build/fresh/bin/python -m pip install -q --disable-pip-version-check dist/*.whl
 	cd build && fresh/bin/fairseq-rope --version && fresh/bin/fairseq-rope --user-dir && fresh/bin/fairseq-rope score --help >/dev/null

@@ -48,7 +48,7 @@ fi
 pip=".venv/bin/python -m pip install --disable-pip-version-check"
 run $pip "$torch"
 .venv/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >.venv/constraints.txt
-run $pip -c .venv/constraints.txt numpy cython setuptools wheel
+run $pip -c .venv/constraints.txt numpy cython 'setuptools>=77' wheel
 # With build isolation, pip would download a second torch with CUDA's gigabytes, and build against that.
 run $pip -c .venv/constraints.txt --no-build-isolation fairseq-fixed==0.12.3.1
 run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,compare,test,lint]'

@@ -11,7 +11,7 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036  old versions of Python must be able to read this file
     raise ImportError("fairseq-rope needs Python 3.10 or newer, and this is Python {}.{}".format(*sys.version_info[:2]))
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if sys.modules.get("fairseq"):
     from . import plugin  # noqa: F401

@@ -45,9 +45,7 @@ if [ -d "$fairseq" ]; then
     cp -R "$fairseq" "$work/fairseq"
     fairseq=$work/fairseq
 fi
-# torch < 2.3 builds extensions with a part of setuptools that version 70 removed
-case $torch in 2.[012].*) setuptools='setuptools<70' ;; *) setuptools=setuptools ;; esac
-run pip install "torch==$torch" "numpy${numpy:+==$numpy}" cython "$setuptools" wheel
+run pip install "torch==$torch" "numpy${numpy:+==$numpy}" cython 'setuptools>=77' wheel
 pip freeze | grep -E '^(torch|numpy)==' >"$work/constraints.txt"
 run pip install -c "$work/constraints.txt" --no-build-isolation "$fairseq"
 
@@ -94,7 +92,7 @@ echo "PASSED the plugin through fairseq's programs"
 
 if python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     mkdir package # a copy, because the build writes into it
-    cp -R "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/fairseq_rope" package
+    cp -R "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/fairseq_rope" package
     run pip install -c constraints.txt --no-build-isolation './package[ctranslate2,compare,test]'
     cd "$root"
     pytest tests -n 2 --dist loadfile --ignore tests/test_install.py -p no:cacheprovider

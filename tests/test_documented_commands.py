@@ -74,6 +74,8 @@ PLACEHOLDERS = {
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
     r"\bRECIPE\b(?!=)": "demo",
+    "recipes/demo/work/transformer": "recipes/multi30k_en_de/work/transformer",  # demo is a link to the repository's
+    "recipes/demo/work/data-bin": "data-bin",
 }
 # Programs that the commands call and that need not be installed: Python with the paths of the flags in "files"
 STUBS = {
@@ -248,9 +250,6 @@ class Shell:
         """The words of a command, as a shell gives them to the program; none if it sets variables."""
         for printed, written in PLACEHOLDERS.items():
             line = re.sub(printed, written, line)
-        if "SETTINGS" in line:  # docs/results_variants.md says which
-            settings, *_ = re.findall("--tune .* --patience 5", "\n".join(commands(ROOT / "docs/results_encodings.md")))
-            line = line.replace("SETTINGS", settings.replace("--seeds 3 ", ""))
         words = []
         for word in shlex.split(line, comments=True):
             words += self.arguments if word == "$@" else [self.variables.get(word, word)]
@@ -356,9 +355,7 @@ RUN = {
 }
 
 
-SLOW = (
-    "comparing encodings long_context results_encodings results_long_inputs results_variants serving training".split()
-)
+SLOW = "comparing encodings long_context results results_details results_long_inputs serving training".split()
 
 
 @pytest.mark.parametrize(

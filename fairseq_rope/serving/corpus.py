@@ -23,6 +23,7 @@ from ..files import checksum, written_whole
 from ..launch.jobs import Launcher, Watcher, outcomes
 from ..launch.slurm import cancel_jobs_in
 from ..locks import holder_of, locked, note_holder
+from .ctranslate2_search import refuse_topk
 from .exported_folder import SETTINGS, TranslateError, exported_settings, refuse_changed_files
 from .shards import (
     BLOCK,
@@ -125,6 +126,7 @@ def translate_corpus(
     launcher.check()
     _refuse_names(inputs, folder)
     present = _settings(inputs, how, shard_lines)
+    refuse_topk(how.model, how.sampling)
     shards = os.path.join(folder, SHARDS)
     lock, plan = os.path.join(shards, "lock"), os.path.join(shards, "plan.json")
     if os.path.isdir(shards) and os.listdir(shards) and not os.path.exists(lock):
@@ -197,6 +199,7 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
     sums = exported_settings(how.model)["sha256"]
     refuse_changed_files(how.model, sums)
     sums = {**sums, SETTINGS: checksum(os.path.join(how.model, SETTINGS))}
+    drawn = how.sampling and {"--sampling-topk": how.sampling.topk or "all words", "--seed": how.sampling.seed}
     return {
         "--input": " ".join(map(os.path.abspath, inputs)),
         **{f"--input {path}": state_of(path) for path in map(os.path.abspath, inputs)},
@@ -205,6 +208,7 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
         **{f"--{name.replace('_', '-')}": value for name, value in how.search.items()},
         "--replace-unk": how.replace_unk,
         "--no-shortlist": not how.shortlist,
+        **({"--sampling": "used", **drawn} if drawn else {}),
     }
 
 

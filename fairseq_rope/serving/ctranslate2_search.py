@@ -1,4 +1,4 @@
-"""Beam search with an exported model in CTranslate2, with the results and scores of fairseq's."""
+"""Beam search and sampling with an exported model in CTranslate2, with the results and scores of fairseq's."""
 
 import itertools
 import logging
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .exported_folder import INT8, LONGEST_LINE, TranslateError, vocabulary
@@ -20,9 +21,30 @@ DEFAULT_BATCH_TOKENS = 1024
 # amount. CTranslate2's are too high by it if the end of the sentence has a probability of 0.63 at the first step.
 CLOSE = 1.0
 SCORED_TOKENS = 1024  # in a batch of sentences or hypotheses that are scored
+UNSEEDED = 2**32 - 1  # the seed with which CTranslate2 takes random seeds of the operating system
 
 Tokens = list[str]
 Hypotheses = list[tuple[Tokens, float]]  # the best first, with scores
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How each word of a translation is drawn, with the model's probabilities, instead of a beam search.
+
+    Attributes:
+        topk: draws from this number of most probable words; 0: from all words
+        seed: of the random numbers, from 0 to 2**32 - 2
+    """
+
+    topk: int = 0
+    seed: int = 1
+
+
+def refuse_topk(folder: str, sampling: Sampling | None) -> None:
+    """Raise a TranslateError if *sampling* draws from more words than the target vocabulary in *folder* has."""
+    if sampling is not None and sampling.topk > (count := len(vocabulary(folder, "target")[1])):
+        most = f"must be at most {count}, the number of words in the model's target vocabulary"
+        raise TranslateError(f"--sampling-topk {sampling.topk}: {most}")
 
 
 def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[list[int]]:
@@ -84,27 +106,43 @@ class Search:
         device: "cpu", "cuda" or "auto"
         shortlist: whether the search uses the shortlist of the folder, which must exist
         replace_unk: whether <unk> in a hypothesis becomes the word of the source that it attends to most
+        sampling: draws a hypothesis instead of searching the best; then *cores* must be 1, and all words are possible,
+            also with a shortlist
     """
 
     def __init__(
-        self, folder: str, settings: dict[str, Any], cores: int, device: str, shortlist: bool, replace_unk: bool = False
+        self,
+        folder: str,
+        settings: dict[str, Any],
+        cores: int,
+        device: str,
+        shortlist: bool,
+        replace_unk: bool = False,
+        sampling: Sampling | None = None,
     ) -> None:
         import ctranslate2
 
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
-        self.settings, self.cores, self.shortlist, self.replace_unk = settings, cores, shortlist, replace_unk
+        self.settings, self.cores, self.replace_unk, self.sampling = settings, cores, replace_unk, sampling
+        self.shortlist = shortlist and sampling is None
         try:
             if device == "auto":
                 device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
             # One batch for each core is faster than all cores for one batch.
             workers = {"inter_threads": cores, "intra_threads": 1} if device == "cpu" else {}
             self.model = ctranslate2.Translator(folder, device=device, **workers)
-            # CTranslate2 looks for the special symbols in the vocabulary only when it translates.
-            self.model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], max_decoding_length=1)
+            # CTranslate2 looks for the special symbols in the vocabulary only when it translates. A thread of it takes
+            # the seed when it draws for the first time.
+            if sampling is not None:
+                ctranslate2.set_random_seed(sampling.seed)
+            one_word = {**self._method(beam=2, lenpen=1), "max_decoding_length": 1}
+            self.model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], **one_word)
+            if sampling is not None:
+                ctranslate2.set_random_seed(UNSEEDED)
             if device == "cpu":  # on GPUs, CTranslate2 may pad the output
                 self._refuse_other_vocabulary(folder)
-            self._known = frozenset(vocabulary(folder, "source")[1] if shortlist else ())
+            self._known = frozenset(vocabulary(folder, "source")[1] if self.shortlist else ())
         except (RuntimeError, ValueError, IndexError) as error:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = settings["quantization"] if device == "cpu" else device
@@ -136,7 +174,10 @@ class Search:
 
         *done* is called with the number of sources of each batch that has been translated. With 0 as *nbest*, there is
         only the best hypothesis, with an approximate score. *beam* and *lenpen* are by default those of the settings.
+        With sampling, these three must keep their defaults.
         """
+        if self.sampling is not None and (nbest or (beam, lenpen) != (None, None)):
+            raise TranslateError("sampling: draws one translation, without beam size, length penalty or n-best list")
         beam = self.settings["beam"] if beam is None else beam
         lenpen = self.settings["lenpen"] if lenpen is None else lenpen
         longest: int = self.settings["positions"]["target"] or sys.maxsize
@@ -159,6 +200,9 @@ class Search:
             for batch, results in searches:
                 for n, pending in zip(batch, results):
                     result = pending.result()
+                    if self.sampling is not None:
+                        best[n] = self._drawn(sources[n], result, limits[n])
+                        continue
                     if any(len(hypothesis) > limits[n] for hypothesis in result.hypotheses):  # too long
                         result = start([n])[0].result()
                     best[n] = self._ranked(sources[n], words[n], result, lenpen, limits[n], nbest)
@@ -189,10 +233,7 @@ class Search:
             inputs, cut = [[*inputs[0], "<unk>", "<unk>", "<unk>"]], len(inputs[0]) + 1
         pending: list[Any] = self.model.translate_batch(
             inputs,
-            beam_size=beam,
-            # With 0, CTranslate2 stops at the first finished hypothesis; fairseq stops after *beam* of them.
-            length_penalty=lenpen or 1e-9,
-            num_hypotheses=beam,
+            **self._method(beam, lenpen),
             return_scores=True,
             return_attention=self.replace_unk,
             suppress_sequences=[["<blank>"]],  # fairseq's search never selects padding
@@ -202,6 +243,24 @@ class Search:
             asynchronous=True,
         )
         return pending
+
+    def _method(self, beam: int, lenpen: float) -> dict[str, Any]:
+        """Return the options of CTranslate2 for the beam search, or for sampling."""
+        if self.sampling is not None:
+            return {"beam_size": 1, "sampling_topk": self.sampling.topk}
+        # With 0, CTranslate2 stops at the first finished hypothesis; fairseq stops after *beam* of them.
+        return {"beam_size": beam, "length_penalty": lenpen or 1e-9, "num_hypotheses": beam}
+
+    def _drawn(self, line: Tokens, result: Any, limit: int) -> Hypotheses:
+        """Return the hypothesis that was drawn for *line*.
+
+        The limit of its batch can be higher. The first *limit* words of a longer hypothesis have the same
+        probabilities as words that are drawn with this limit.
+        """
+        words = result.hypotheses[0]
+        if self.replace_unk:
+            words = with_copies(words, line, result.attention[0])
+        return [(words[:limit], result.scores[0] / math.log(2))]
 
     def _ranked(self, line: Tokens, source: Tokens, result: Any, lenpen: float, limit: int, nbest: int) -> Hypotheses:
         """Return the hypotheses that fairseq (sequence_generator.py) ranks first, with their scores.

@@ -74,6 +74,8 @@ NUMBERS = {
     "threads": _integer(1, 1024),
     **dict.fromkeys(("jobs", "shard_lines"), _integer(1, 1_000_000)),
     "max_len_b": _integer(0, 10_000),
+    "sampling_topk": _integer(1, 1_000_000),
+    "seed": _integer(0, 2**32 - 2),
     "lenpen": _number(100),
     "segment_tokens": _integer(1, LONGEST_LINE),
     "shortlist_candidates": _integer(1, 1_000_000),

@@ -2,17 +2,19 @@
 
 import contextlib
 import gzip
+import hashlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 from ..errors import InputError
 from ..files import written_whole
 from ..lines import naming_damage
 from ..locks import locked
+from .ctranslate2_search import UNSEEDED, Sampling
 from .exported_folder import CHARACTERS, TranslateError
 from .translator import LINES, Translator, decoded
 
@@ -31,6 +33,7 @@ class How:
     threads: int
     device: str
     strict: bool  # whether a line that cannot be translated ends the run
+    sampling: Sampling | None = None  # None: beam search
 
 
 @dataclass(frozen=True)
@@ -156,13 +159,22 @@ def translate_shard(how: How, shard: Shard) -> None:
         if not shard.is_finished:
             if state_of(shard.input) != shard.state:
                 raise TranslateError(f"--input {shard.input}: has changed since its first lines were translated")
-            translator = Translator(how.model, how.threads, how.device, how.shortlist, how.replace_unk)
+            options = (how.model, how.threads, how.device, how.shortlist, how.replace_unk)
+            translator = Translator(*options, sampling_of(how, shard))
             translator.settings.update(how.search)
             with translator, contextlib.suppress(_FinishedByAnother):
                 _write(translator, how, shard)
     if shard.is_copied:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(shard.source)
+
+
+def sampling_of(how: How, shard: Shard) -> Sampling | None:
+    """Return how words are drawn for *shard*. Its seed depends on that of the run and on the place of the shard."""
+    if how.sampling is None:
+        return None
+    place = f"{how.sampling.seed} {os.path.basename(shard.stem)}"
+    return replace(how.sampling, seed=int(hashlib.sha256(place.encode()).hexdigest()[:8], 16) % UNSEEDED)
 
 
 class _FinishedByAnother(Exception):

@@ -20,7 +20,7 @@ from ..errors import InputError, warn
 from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
-from .ctranslate2_search import Hypotheses, Search, available_cores
+from .ctranslate2_search import Hypotheses, Sampling, Search, available_cores, refuse_topk
 from .documents import segments_of
 from .exported_folder import (
     CHARACTERS,
@@ -51,10 +51,13 @@ class Translator:
         device: "cpu", "cuda" (the first GPU), or "auto" (a GPU if CTranslate2 finds one)
         shortlist: whether the search uses the shortlist of the folder, if it has one
         replace_unk: whether an unknown word of a translation becomes the source word that it attends to most
+        sampling: draw translations instead of searching the best ones, with one thread and without the shortlist. The
+            seed decides the translations if the calls have the same order and lines. Create such a translator while
+            no other one is being created.
 
     Raises:
         TranslateError: *folder* is not an exported folder, a file in it has changed or was added, CTranslate2 cannot
-            use *device*, or *threads* is not allowed
+            use *device*, or *threads* or *sampling* is not allowed
     """
 
     def __init__(
@@ -64,8 +67,14 @@ class Translator:
         device: str = "cpu",
         shortlist: bool = True,
         replace_unk: bool = False,
+        sampling: Sampling | None = None,
     ) -> None:
         refuse_options(threads=threads)
+        if sampling is not None:
+            refuse_options(sampling_topk=sampling.topk or None, seed=sampling.seed)
+            if threads not in (None, 1):
+                raise TranslateError(f"threads {threads}: must be 1 with sampling, because each thread draws by itself")
+            threads = 1
         self.folder = folder
         self.settings = exported_settings(folder)
         shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
@@ -77,7 +86,9 @@ class Translator:
                 raise TranslateError(str(error)) from None
             import ctranslate2  # noqa: F401
         check.result()
-        self._search = Search(folder, self.settings, threads or available_cores(), device, shortlist, replace_unk)
+        refuse_topk(folder, sampling)
+        cores = threads or available_cores()
+        self._search = Search(folder, self.settings, cores, device, shortlist, replace_unk, sampling)
         self._together = Together(self._search.cores)
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()

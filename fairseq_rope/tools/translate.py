@@ -18,7 +18,7 @@ from ..errors import ending_in_one_sentence, refuse_output
 from ..files import written_whole
 from ..launch import flags
 from ..lines import naming_damage
-from ..serving.ctranslate2_search import available_cores
+from ..serving.ctranslate2_search import Sampling, available_cores
 from ..serving.exported_folder import CHARACTERS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
@@ -55,8 +55,10 @@ def _lines(read: Callable[[int], bytes]) -> Iterator[bytes]:
             return
 
 
-def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]:
-    """Yield lists of up to LINES lines of a file, each with the lines that arrive within WAIT seconds.
+def as_they_come(read: Callable[[int], bytes], name: str, wait: float | None = WAIT) -> Iterator[list[str]]:
+    """Yield lists of up to LINES lines of a file, each with the lines that arrive within *wait* seconds.
+
+    With None, all lists but the last have LINES lines.
 
     Raises:
         InputError: a line is not UTF-8 or has too many characters, or a compressed file is damaged; the
@@ -76,14 +78,14 @@ def as_they_come(read: Callable[[int], bytes], name: str) -> Iterator[list[str]]
     threading.Thread(target=put_lines, daemon=True).start()
     while True:
         last = lines.get()
-        until = time.monotonic() + WAIT
+        until = None if wait is None else time.monotonic() + wait
         chunk = []
         while isinstance(last, str):
             chunk.append(last)
             if len(chunk) == LINES:
                 break
             try:
-                last = lines.get(timeout=max(0.0, until - time.monotonic()))
+                last = lines.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
         if chunk:
@@ -129,6 +131,13 @@ def build_parser() -> argparse.ArgumentParser:
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
+        (
+            "--sampling",
+            SWITCH,
+            "draw words with their probabilities instead of searching the best ones; with one thread",
+        ),
+        ("--sampling-topk", INTEGER, "draw from the N most probable words; default: from all words"),
+        ("--seed", INTEGER, f"of the random numbers of --sampling; default: {Sampling.seed}"),
         ("--threads", INTEGER, threads),
         ("--device", devices, "default: %(default)s"),
         ("--replace-unk", SWITCH, "in place of an unknown word, copy the source word that it attends to most"),
@@ -166,9 +175,32 @@ def _search_flags(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in SEARCH if (value := getattr(args, name)) is not None}
 
 
+def _sampling(args: argparse.Namespace) -> Sampling | None:
+    """Return how words are drawn, or None without ``--sampling``."""
+    seed = Sampling.seed if args.seed is None else args.seed
+    return Sampling(args.sampling_topk or 0, seed) if args.sampling else None
+
+
+def _refuse_sampling(args: argparse.Namespace) -> None:
+    """Raise a TranslateError if flags of sampling and of the beam search contradict each other."""
+    if not args.sampling:
+        for flag, value in (("--sampling-topk", args.sampling_topk), ("--seed", args.seed)):
+            if value is not None:
+                raise TranslateError(f"{flag} {value}: needs --sampling")
+        return
+    for name in ("beam", "lenpen", "nbest"):
+        if (value := getattr(args, name)) is not None:
+            one = "is not supported with --sampling, which draws one translation"
+            raise TranslateError(f"--{name} {value:g}: {one}")
+    if args.threads not in (None, 1):
+        several = "must be 1 with --sampling, because each thread draws by itself; use --output-dir with --jobs"
+        raise TranslateError(f"--threads {args.threads}: {several}")
+
+
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise an InputError if flags contradict each other."""
     flags.refuse_contradictions(args)
+    _refuse_sampling(args)
     if args.output_dir is None:
         slurm = ("--launcher slurm", args.launcher == "slurm")
         of_shards = ("--shard-lines", args.shard_lines), ("--strict", args.strict)
@@ -212,9 +244,10 @@ def _translate_corpus(args: argparse.Namespace) -> None:
         search={name: settings[name] for name in SEARCH},
         shortlist=not args.no_shortlist,
         replace_unk=args.replace_unk,
-        threads=threads,
+        threads=1 if args.sampling else threads,
         device=args.device,
         strict=args.strict,
+        sampling=_sampling(args),
     )
 
     def progress(total: int, finished: int) -> Any:
@@ -240,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.output is not None:
             refuse_output(args.output)
         with opened(path) as (read, name):
-            translator = Translator(args.model, args.threads, args.device, not args.no_shortlist, args.replace_unk)
+            options = (args.model, args.threads, args.device, not args.no_shortlist, args.replace_unk)
+            translator = Translator(*options, _sampling(args))
             settings = translator.settings
             settings.update(_search_flags(args))
             if args.nbest is not None and args.nbest > settings["beam"]:
@@ -248,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             on_terminal = args.output is None and sys.stdout.isatty()
             first = 1
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
-                chunks = as_they_come(read, name)
+                # The random numbers that a line gets depend on the lines that are translated together.
+                chunks = as_they_come(read, name, None if args.sampling else WAIT)
                 if args.documents:
                     for translated in translator.document_lines(chunks):
                         out.writelines(f"{line}\n" for line in translated)

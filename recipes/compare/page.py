@@ -41,7 +41,7 @@ from recipes.compare.tables import as_good, p_text, spread, tables
 # The files of the report besides results.json.
 TEXTS = ("report.html", "results.md", "results.csv", "scores.tex")
 KINDS = ("svg", "pdf")
-IMAGES = tuple(f"{name}.{kind}" for name in ("losses", "lengths", "joined") for kind in KINDS)
+IMAGES = tuple(f"{name}.{kind}" for name in ("scores", "losses", "lengths", "joined") for kind in KINDS)
 IMAGES_OF_TUNING = tuple(f"tuning.{kind}" for kind in KINDS)
 NOTED = ("commit", "versions", "hardware", "batches")  # facts about every training process
 LOW = 5  # sacreBLEU; below it, texts share few words with their references

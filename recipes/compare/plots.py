@@ -1,4 +1,4 @@
-"""The plots of the report: validation losses, and scores by the length of the input.
+"""The plots of the report: scores, validation losses, and scores by the length of the input.
 
     python -m recipes.compare.plots 'TITLE=results.json' 'TITLE=results.json' … --output FILE
 
@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fairseq_rope.files import written_whole
+from recipes.compare.forest import Difference, forest
 from recipes.compare.results import Results, buckets, has_documents, marked, per_system, ranked, reading, sets_by_length
 from recipes.run.command_line import RunParser
 
@@ -38,7 +39,14 @@ def plots(results: Results) -> dict[str, Figure]:
     systems = results["systems"]
     labels = {system: marked(results, system) for system in systems}
     panels = 1 + has_documents(results)
+    against = results["joined"][0]["against_baseline"]
+    compared = [
+        Difference(labels[name], *(against[name][key] for key in ("difference", "low", "high")))
+        for name in ranked(results)
+        if name in against
+    ]
     return {
+        "scores": forest({"": compared}, results["baseline"]),
         "losses": figure_of(labels, 2, lambda *axes: _draw_losses(results, *axes)),
         "lengths": figure_of(labels, 1, lambda axes: _draw_scores(axes, systems, *of_lengths)),
         "joined": figure_of(labels, panels, lambda *axes: _draw_joined(results, systems, *axes)),

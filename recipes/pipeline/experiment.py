@@ -20,6 +20,7 @@ LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depe
 TEST: tuple[str, ...] = ("test",)
 SETS = (*LEARNT, *TEST)
 TRANSLATED = "translated"  # the set of pairs whose sources or targets a model has made
+MONOLINGUAL = "monolingual"  # the text of the target language whose sources it makes
 
 
 @dataclass

@@ -34,6 +34,10 @@ _SEGMENTS = (
     "n: blank lines divide the text into documents, whose consecutive sentences are joined to segments of up to n "
     "subwords; 0: the text has no documents"
 )
+# Each back_translation_search, and its flags of fairseq-rope translate. Edunov et al. 2018 (arXiv:1808.09381) compare
+# them.
+SEARCHES = {"beam": "", "sampling": " --sampling", "top10": " --sampling --sampling-topk 10"}
+_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 _TAG: Any = {"pattern": r"\S*", "looks": "have no blanks", "names_model": True}
 _PAIR = r"\( *0?\.\d+ *, *0?\.\d+ *\)"
 
@@ -62,8 +66,16 @@ class Settings:
     start_checkpoint: str = _setting("", "checkpoint to start from, with {system}, {seed}; or empty", names_model=True)
     start_data: str = _setting("", "folder with dictionaries and subword model of start_checkpoint", names_model=True)
 
-    back_translation_files: str = _setting("", "monolingual texts of the target language, also .gz", names_model=True)
+    back_translation_files: str = _setting(
+        "", "monolingual texts of the target language, also compressed", names_model=True
+    )
     back_translation_model: str = _setting("", "exported model that translates them to the source", names_model=True)
+    back_translation_search: str = _setting(
+        "beam",
+        "how: beam search, sampling from all words, or from the 10 best",
+        choices=tuple(SEARCHES),
+        names_model=True,
+    )
     back_translation_tag: str = _setting("<bt>", "a word before each of their translations; empty: none", **_TAG)
     back_translation_share: float = _setting(0.5, "their largest share of the training set", 0, 1, names_model=True)
     distillation_model: str = _setting(
@@ -260,6 +272,9 @@ def _check_translated(settings: Settings) -> None:
         raise SettingsError(f"--set {both}: both must be given, or neither")
     if model and distilled:
         raise SettingsError(f"--set back_translation_model={model} distillation_model={distilled}: give one of them")
+    if settings.back_translation_tag in _SYMBOLS:
+        must = "must not be a symbol of fairseq's dictionaries"
+        raise SettingsError(f"--set back_translation_tag={settings.back_translation_tag}: {must}")
     name = "back_translation_model" if model else "distillation_model"
     if (model or distilled) and settings.segment_tokens:
         raise SettingsError(f"--set segment_tokens={settings.segment_tokens}: must be 0 with {name}")

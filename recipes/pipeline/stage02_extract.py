@@ -7,8 +7,8 @@ from pathlib import Path
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
-from recipes.pipeline.experiment import LEARNT, TEST, TRANSLATED, Experiment
-from recipes.pipeline.stage02_translate_texts import refuse_held_out
+from recipes.pipeline.experiment import LEARNT, MONOLINGUAL, TEST, Experiment
+from recipes.pipeline.stage02_monolingual import refuse_held_out
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, named, quoted, say
 
@@ -72,7 +72,7 @@ class ExtractTest(Extract):
     of_test_set = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
-        monolingual = [experiment.text("raw", TRANSLATED, experiment.target)]
+        monolingual = [experiment.text("raw", MONOLINGUAL, experiment.target)]
         return [*super().inputs(experiment), *monolingual * bool(experiment.settings.back_translation_model)]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
@@ -110,7 +110,7 @@ class ExtractTest(Extract):
         except InputError as error:
             raise self.error(str(error)) from None
         for path in experiment.test_references if experiment.settings.back_translation_model else ():
-            refuse_held_out(self, experiment.text("raw", TRANSLATED, experiment.target), path)
+            refuse_held_out(self, experiment.text("raw", MONOLINGUAL, experiment.target), path)
 
 
 def _place(experiment: Experiment, template: str, side: int) -> str:

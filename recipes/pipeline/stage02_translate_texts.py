@@ -1,16 +1,16 @@
-"""Stage 2, part 2: translate texts for the training set with an exported model (``fairseq-rope translate``).
+"""Stage 2, part 4: translate texts for the training set with an exported model (``fairseq-rope translate``).
 
 Back-translation makes sources for monolingual texts of the target language (Sennrich et al. 2016, arXiv:1511.06709),
 distillation makes targets for the sources of the training set (Kim and Rush 2016, arXiv:1606.07947).
 """
 
 import os
-import shlex
 from pathlib import Path
+from typing import Any
 
-from fairseq_rope.lines import lines_of
 from fairseq_rope.serving.exported_folder import SETTINGS
-from recipes.pipeline.experiment import TRANSLATED, Experiment
+from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
+from recipes.pipeline.settings import SEARCHES
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -19,50 +19,32 @@ class TranslateTexts(TranslationStage):
     number = 2
     title = "translate texts for the training set"
     label = ".translated"
-    settings = ("back_translation_files", "back_translation_model", "distillation_model", "source_lang", "target_lang")
+    settings = ("back_translation_model", "distillation_model", "source_lang", "target_lang")
     of_translated = True
 
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        search = experiment.settings.back_translation_search if experiment.settings.back_translation_model else "beam"
+        return super().depends_on(experiment) | {"back_translation_search": search}
+
     def inputs(self, experiment: Experiment) -> list[Path]:
-        model = Path(experiment.translator) / SETTINGS  # it has checksums of the model's other files
+        text = experiment.text("raw", MONOLINGUAL, experiment.target)
         if experiment.settings.distillation_model:
-            return [model, experiment.text("raw", "train", experiment.source)]
-        held_out = [experiment.text("raw", "valid", experiment.target)] * bool(experiment.given(["valid"]))
-        return [model, *monolingual(experiment), *held_out]
+            text = experiment.text("raw", "train", experiment.source)
+        return [Path(experiment.translator) / SETTINGS, text]  # SETTINGS has checksums of the model's other files
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return experiment.texts("raw", [TRANSLATED])
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
+        settings, (_, text) = experiment.settings, self.inputs(experiment)
         source, target = self.outputs(experiment)
-        if experiment.settings.distillation_model:
-            texts, given, made = [experiment.text("raw", "train", experiment.source)], source, target
-        else:
-            texts, given, made = monolingual(experiment), target, source
+        given, made = (source, target) if settings.distillation_model else (target, source)
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
         # A text that is written again, because it has changed, needs new shards.
-        copy = f"rm -rf {quoted(shards)} && gzip -cdf {quoted(*texts)} > {quoted(part)} && mv {quoted(part, given)}"
+        copy = f"rm -rf {quoted(shards)} && cp {quoted(text, part)} && mv {quoted(part, given)}"
         shell.command(copy, makes=[given])
-        self._refuse_held_out(experiment, given)
+        search = SEARCHES[settings.back_translation_search] if settings.back_translation_model else ""
         model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)} --jobs {os.cpu_count()}"
-        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out}")
+        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out}{search}")
         shell.write(f"cat {quoted(shards / given.name)}", made, makes=[made])
         shell.command(f"rm -rf {quoted(shards)}")
-
-    def _refuse_held_out(self, experiment: Experiment, texts: Path) -> None:
-        of_monolingual = bool(experiment.settings.back_translation_model)
-        if of_monolingual and not experiment.dry_run and experiment.given(["valid"]):
-            refuse_held_out(self, texts, experiment.text("raw", "valid", experiment.target))
-
-
-def monolingual(experiment: Experiment) -> list[Path]:
-    """The texts of back_translation_files."""
-    return [Path(file) for file in shlex.split(experiment.settings.back_translation_files)]
-
-
-def refuse_held_out(stage: TranslationStage, texts: Path, held_out: Path) -> None:
-    """Raise a StageError if lines of *held_out*, with which a model is validated or tested, are in *texts*."""
-    known = {line for line in map(str.strip, lines_of(str(held_out))) if line}
-    count = sum(line.strip() in known for line in lines_of(str(texts)))
-    if count:
-        problem = f"has {count} lines that are also in {held_out}: remove them from the monolingual text"
-        raise stage.error(f"back_translation_files: {texts} {problem}")

@@ -23,7 +23,7 @@ class Bpe(TranslationStage):
     def depends_on(self, experiment: Experiment) -> dict[str, Any]:
         settings, depends = experiment.settings, super().depends_on(experiment)
         if settings.back_translation_model:
-            depends |= {"tag": settings.back_translation_tag, "share": settings.back_translation_share}
+            depends |= {name: getattr(settings, name) for name in ("back_translation_tag", "back_translation_share")}
         if settings.distillation_model:
             depends["distilled"] = True
         return depends
@@ -33,7 +33,7 @@ class Bpe(TranslationStage):
         return [*experiment.texts("clean", [*LEARNT, *experiment.translated]), *old]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
-        origins = [experiment.work / "bpe" / "train.origin"] * bool(experiment.settings.back_translation_model)
+        origins = [_origins(experiment)] * bool(experiment.settings.back_translation_model)
         return [experiment.work / "bpe" / experiment.subwords, *experiment.texts("bpe", LEARNT), *origins]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
@@ -58,12 +58,15 @@ class Bpe(TranslationStage):
             apply(experiment, shell, model, clean, out)
         if settings.back_translation_model:
             parallel, translated, mixed = (experiment.work / "bpe" / name for name in ("parallel", TRANSLATED, "train"))
-            tag = f" --tag {quoted(settings.back_translation_tag)}" if settings.back_translation_tag else ""
+            # With "=", the tag may begin with a hyphen.
+            tag = f" {quoted(f'--tag={settings.back_translation_tag}')}" if settings.back_translation_tag else ""
             shell.tool(
                 f"python -m recipes.text.mix {experiment.languages} --parallel {quoted(parallel)} "
                 f"--translated {quoted(translated)} --share {settings.back_translation_share}{tag} "
                 f"--output {quoted(mixed)}"
             )
+        elif _origins(experiment).exists():  # of a run with back-translation
+            shell.command(f"rm {quoted(_origins(experiment))}")
 
 
 class BpeTest(TranslationStage):
@@ -84,6 +87,11 @@ class BpeTest(TranslationStage):
         model, *tokenised = self.inputs(experiment)
         for text, out in zip(tokenised, self.outputs(experiment), strict=True):
             apply(experiment, shell, model, text, out)
+
+
+def _origins(experiment: Experiment) -> Path:
+    """The origins of the pairs of the training set, if some are back-translated."""
+    return experiment.work / "bpe" / "train.origin"
 
 
 def apply(experiment: Experiment, shell: Shell, model: Path, text: Path, output: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage01_fetch import Fetch, FetchTest
 from recipes.pipeline.stage02_extract import Extract, ExtractTest
+from recipes.pipeline.stage02_monolingual import Monolingual
 from recipes.pipeline.stage02_translate_texts import TranslateTexts
 from recipes.pipeline.stage03_tokenise import Tokenise, TokeniseTest
 from recipes.pipeline.stage04_clean import Clean
@@ -18,10 +19,11 @@ from recipes.pipeline.stage11_export import Export
 from recipes.pipeline.translation_stage import TranslationStage
 
 TRAIN, AVERAGE, TRANSLATE, SCORE = Train(), Average(), Translate(), Score()
-# What a model learns from and the test set have stages apart, so that another test set changes no model.
+# What a model learns from and the test set have stages apart, so that another test set changes no model. The test set
+# is extracted before texts are translated, because monolingual text with its lines is refused.
 OF_DATA = (
-    *(Fetch(), FetchTest(), Extract(), TranslateTexts(), ExtractTest(), Tokenise(), TokeniseTest(), Clean(), Bpe()),
-    *(BpeTest(), Binarise(), BinariseTest()),
+    *(Fetch(), FetchTest(), Extract(), Monolingual(), ExtractTest(), TranslateTexts(), Tokenise(), TokeniseTest()),
+    *(Clean(), Bpe(), BpeTest(), Binarise(), BinariseTest()),
 )
 # The stages that run by default.
 TO_SCORE = (*OF_DATA, TRAIN, AVERAGE, TRANSLATE, SCORE)
@@ -29,6 +31,12 @@ STAGES = (*TO_SCORE, Export())
 
 
 def needed(stages: Iterable[TranslationStage], experiment: Experiment) -> list[TranslationStage]:
-    """*stages* without those of the test set and of translated texts, if *experiment* has none."""
-    has = experiment.settings.test_files, experiment.translator
-    return [stage for stage in stages if not (stage.of_test_set and not has[0] or stage.of_translated and not has[1])]
+    """*stages* without those of the test set, of translated and of monolingual texts, if *experiment* has none."""
+    settings, chosen = experiment.settings, list(stages)
+    if not settings.test_files:
+        chosen = [stage for stage in chosen if not stage.of_test_set]
+    if not experiment.translator:
+        chosen = [stage for stage in chosen if not stage.of_translated]
+    if not settings.back_translation_model:
+        chosen = [stage for stage in chosen if not stage.of_monolingual]
+    return chosen

@@ -37,8 +37,18 @@ class Stamps:
         return self.digests(stage.outputs(self._run))
 
     def digests(self, paths: Iterable[Path]) -> dict[str, str]:
-        """The digests of files by name. The names stay the same when the work folder is moved."""
-        return {self.name(path): self._digest(path) for path in paths}
+        """The digests of files by name. The names stay the same when the work folder is moved.
+
+        Several files outside of it with the same name are numbered.
+        """
+        digests: dict[str, str] = {}
+        for path in dict.fromkeys(paths):
+            name, number = self.name(path), 1
+            while name in digests:
+                number += 1
+                name = f"{self.name(path)} ({number})"
+            digests[name] = self._digest(path)
+        return digests
 
     def name(self, path: Path) -> str:
         work = self._run.work

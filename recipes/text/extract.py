@@ -114,7 +114,7 @@ class _Header(tarfile.TarInfo):
 
 
 @contextlib.contextmanager
-def _naming_damage(path: Path) -> Iterator[None]:
+def naming_damage(path: Path) -> Iterator[None]:
     """Turn the errors of decompressors and tarfile into an InputError that names *path*."""
     try:
         yield
@@ -149,7 +149,7 @@ def _segments(texts: Iterable[str], place: Place, documents: bool) -> Iterator[s
         raise InputError(f"{place}: <seg> number {number + 1} is not closed by </seg>")
 
 
-def _copy(stream: IO[bytes], place: Place, side: Side) -> int:
+def copy(stream: IO[bytes], place: Place, side: Side) -> int:
     """Write the sentences of *stream* to *side*, and return their number. The name in *place* gives the format."""
     lines_before, blank_before = side.lines, side.blank
     name = Path(place.member or place.path)
@@ -217,7 +217,7 @@ def _read_archive(path: Path, file: "io.BufferedReader[Any]", wanted: dict[Place
                 raise InputError(f"{path} has {place.member} twice")
             content = archive.extractfile(member)
             assert content is not None  # as for all regular files
-            counts[wanted[place]] = _copy(content, place, wanted[place])
+            counts[wanted[place]] = copy(content, place, wanted[place])
     while stream.read(BLOCK_BYTES):  # the decompressor tests the checksum at the end
         pass
     for place, side in wanted.items():
@@ -305,11 +305,11 @@ def _read(template: str, places: dict[Place, Side], sides: Sequence[Side], bar: 
     for path in dict.fromkeys(place.path for place in places):
         in_file = {place: side for place, side in places.items() if place.path == path}
         place, side = next(iter(in_file.items()))
-        with io.BufferedReader(_Counted(path, bar), BLOCK_BYTES) as file, _naming_damage(path):
+        with io.BufferedReader(_Counted(path, bar), BLOCK_BYTES) as file, naming_damage(path):
             if columns:
                 _copy_columns(file, path, columns)
             elif place.member is None:
-                counts[side] = _copy(file, place, side)
+                counts[side] = copy(file, place, side)
             else:
                 counts.update(_read_archive(path, file, in_file))
     if len(set(counts.values())) > 1:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 from hypothesis import strategies
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions.rotary import RotaryEmbedding
@@ -172,3 +173,33 @@ def test_a_batch_gives_the_same_as_each_sentence_alone(
             torch.testing.assert_close(averaged, weights.mean(0))
     else:
         assert weights is None
+
+
+class _AttentionKernels(TorchDispatchMode):
+    """Notes the types of the queries of torch's fused kernel for CPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name() == "aten::_scaled_dot_product_flash_attention_for_cpu":
+            self.types.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("keys", "is_short"), [(16, True), (600, False)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_short_sentences_in_16_bits_are_computed_in_float32_on_a_cpu(dtype, keys, is_short, causal):
+    """torch's kernel takes many times as long for them in 16 bits. Without gradients it does not."""
+    m, x = make(dtype=dtype).train(), torch.randn(keys, 2, C).to(dtype)
+    mask = torch.full((keys, keys), -math.inf).triu(1).to(dtype) if causal else None
+    with _AttentionKernels() as kernels:
+        out, _ = m(x, x, x, attn_mask=mask, need_weights=False)
+        out.sum().backward()
+    assert kernels.types == [torch.float32 if is_short and dtype != torch.float64 else dtype]
+    assert out.dtype == m.q_proj.weight.grad.dtype == dtype
+    with torch.no_grad(), _AttentionKernels() as kernels:
+        m(x, x, x, attn_mask=mask, need_weights=False)
+    assert kernels.types == [dtype]

@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, data_utils
 from fairseq.file_chunker_utils import find_offsets
 from torch.utils.data import DataLoader
@@ -57,6 +58,16 @@ def test_a_wrong_command_ends_with_one_sentence(data_bin, text_bin, trained, tmp
     monkeypatch.chdir(tmp_path)
     model = trained / "checkpoint_last.pt"
     assert re.search(expected, sentence(call, *words(command, bin=data_bin, lm=text_bin, model=model)))
+
+
+def test_the_model_of_a_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path):
+    """As with the user dir of someone else, or with an architecture that this plugin no longer has."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_of_others"
+    path = tmp_path / "theirs.pt"
+    torch.save(state, path)
+    expected = f"{path}: neither fairseq nor --user-dir has its model, transformer_of_others"
+    assert sentence(call, *words(GENERATE, bin=data_bin, model=path)) == expected
 
 
 def without_files(folder, data_bin, pattern):

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from recipes.compare import page, plots, stage15_report
+from recipes.compare.forest import Difference, forest
 from recipes.compare.results import KEYS, all_runs, in_order
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import usage_error
@@ -474,6 +475,31 @@ def test_plots_have_every_training_and_no_small_bucket(two):
     assert [line.get_markevery()[-1] for line in by_updates.get_lines()] == [1] * 4, "the end of each line has a marker"
 
 
+def test_the_plot_of_scores_has_a_row_for_each_difference_in_the_order_of_the_table(ten):
+    (axes,) = plots.plots(ten)["scores"].axes
+    against = ten["joined"][0]["against_baseline"]
+    best_first = sorted(against, key=lambda name: -against[name]["difference"])
+    names = [f"{name} †" if len(ten["runs"][name]) == 1 else name for name in best_first]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    bars = [one.lines[2][0].get_segments()[0].tolist() for one in axes.containers]
+    ends = [[[against[name][end], row] for end in ("low", "high")] for row, name in enumerate(best_first)]
+    assert bars == ends
+    points = [one.lines[0].get_xdata()[0] for one in axes.containers]
+    assert points == [against[name]["difference"] for name in best_first]
+    top, bottom = axes.transData.transform([(0, 0), (0, len(names) - 1)])[:, 1]
+    assert top > bottom, "the best system is at the top"
+    assert axes.get_xlabel() == f"sacreBLEU minus that of {ten['baseline']} (95%)"
+
+
+def test_the_plot_of_scores_has_one_order_in_all_panels():
+    rows = {"A": [Difference("a", 2, 1, 3), Difference("b", 1, 0, 2)], "B": [Difference("b", 4, 3, 5)]}
+    left, right = forest(rows, "base").axes
+    assert [(one.lines[0].get_xdata()[0], one.lines[0].get_ydata()[0]) for one in right.containers] == [(4, 1)]
+    assert left.get_ylim() == right.get_ylim() == (1.5, -0.5)
+    assert (left.get_title(), right.get_title()) == ("A", "B")
+    assert forest({"": []}, "base").axes[0].get_yticklabels() == [], "a comparison of one system"
+
+
 def test_each_of_many_systems_has_its_own_look_in_all_plots(ten):
     ten["systems"] = [*ten["systems"], *map(str, range(20))]
     looks = [plots.style(ten["systems"], system) for system in ten["systems"]]
@@ -486,6 +512,8 @@ def test_the_legend_names_every_system_and_overlaps_nothing(ten, length):
     longer = {name: f"{name}{'_long' * (length // 5)}" for name in ten["systems"]}
     ten = json.loads(re.sub("|".join(longer), lambda match: longer[match.group()], json.dumps(ten)))
     for name, figure in plots.plots(ten).items():
+        if name == "scores":  # names are at its axis
+            continue
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         (legend,) = figure.legends

@@ -351,7 +351,7 @@ def test_a_failed_or_interrupted_run_keeps_the_earlier_outputs(tmp_path, monkeyp
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_copy", interrupt)
+    monkeypatch.setattr(module, "copy", interrupt)
     with pytest.raises(SystemExit) as ended:
         module.main(words(tmp_path, "c.{lang}"))
     assert ended.value.code == 130 and sorted(os.listdir(tmp_path / "raw")) == ["train.de", "train.en"]

@@ -1,12 +1,19 @@
 """Back-translation and distillation: the training set that they make, with a model of the corpus of conftest.py."""
 
 import gzip
+import hashlib
+import json
+import shutil
 
 import pytest
+import yaml
 
 from fairseq_rope.lines import read_lines
+from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import Translator
+from fairseq_rope.tools import translate
 from recipes.pipeline import __main__ as pipeline
+from recipes.run import shell
 from recipes.text import mix
 from tests.recipes.small_demo import SMALL, run_here, setting_flags, small_corpus, usage_error
 from tests.serving.exports import exported
@@ -66,15 +73,149 @@ def test_back_translations_are_added_with_a_tag_that_is_one_word_of_the_dictiona
 
 
 def test_a_monolingual_text_with_lines_of_held_out_sets_is_refused_with_their_number(back_translation, tmp_path):
-    for name, stage in (("valid", "translate texts for the training set"), ("test", "extract and check the test set")):
+    for name, stage in (("valid", "join and check monolingual texts"), ("test", "extract and check the test set")):
         lines = gzip.decompress((small_corpus() / f"{name}.en.gz").read_bytes()).decode().splitlines()
+        changed = [f"  {lines[0]}\t\r", lines[1].replace(" ", "\u00a0 "), lines[2].replace("e", "\uff45")]
+        assert {*changed}.isdisjoint(lines)
         text = tmp_path / "mono.en"
-        text.write_text("".join(f"{line}\n" for line in [*MONOLINGUAL, *lines[:2], lines[1]]))
+        text.write_bytes("".join(f"{line}\n" for line in [*MONOLINGUAL, lines[1], *changed]).encode())
         settings = [*back_translation, f"back_translation_files={text}"]
         with pytest.raises(SystemExit) as stopped:
             run_here(words(tmp_path / name, *settings))
         error = str(stopped.value)
-        assert stage in error and "has 3 lines that are also in" in error
+        assert stage in error and f"raw/{name}.en: 4, the first is line {len(MONOLINGUAL) + 1}: remove them" in error
+        assert not (tmp_path / name / "raw" / "translated.en").exists(), "it was refused after the translation"
+
+
+def test_the_lines_of_each_test_set_and_reference_are_refused(back_translation, tmp_path):
+    corpora = []
+    for n, (source, *references) in enumerate([(["eins"], ["one"], ["one or two"]), (["zwei"], ["two"], ["2"])]):
+        for name, lines in (("de", source), ("en", references[0]), ("2.en", references[1])):
+            (tmp_path / f"test{n}.{name}").write_text("".join(f"{line}\n" for line in lines))
+        corpora.append(f"{tmp_path}/test{n}.{{lang}},{tmp_path}/test{n}.2.{{lang}}")
+    for refused in ("one", "2"):
+        (tmp_path / "mono.en").write_text("".join(f"{line}\n" for line in [*MONOLINGUAL, refused]))
+        settings = [f"test_files={' '.join(corpora)}", f"back_translation_files={tmp_path / 'mono.en'}"]
+        with pytest.raises(SystemExit, match="lines that are also in .*: 1, the first is line 41"):
+            run_here(words(tmp_path / "work", *back_translation, *settings))
+
+
+def test_monolingual_texts_are_joined_line_by_line_and_each_is_watched(back_translation, tmp_path):
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    files = [tmp_path / name for name in ("a/mono.en", "b/mono.en", "c/mono.en.gz")]
+    files[0].write_bytes(b"the dog\r\na cat")
+    files[1].write_bytes(b"\xef\xbb\xbfa house\n\nred\xe2\x80\xa8blue")
+    files[2].write_bytes(gzip.compress(b"old book"))
+    settings = [*back_translation, f"back_translation_files={' '.join(map(str, files))}", "max_length_ratio=999"]
+    printed = run_here(words(tmp_path / "work", *settings))
+    assert all(f"{file}: {count} lines" in printed for file, count in zip(files, (2, 3, 1)))
+    train = {lang: read_lines(str(tmp_path / "work" / "bpe" / f"train.{lang}")) for lang in ("de", "en")}
+    origins = read_lines(str(tmp_path / "work" / "bpe" / "train.origin"))
+    added = [line.replace("@@ ", "") for line, origin in zip(train["en"], origins) if origin == "back-translated"]
+    assert added == ["the dog", "a cat", "a house", "red blue", "old book"]
+    assert len(read_lines(str(tmp_path / "work" / "raw" / "translated.de"), may_be_blank=True)) == 6
+    files[0].write_text("the dogs\na cat\n")
+    again = run_here(words(tmp_path / "work", *settings))
+    assert "join and check monolingual texts (again, since" in again
+    assert read_lines(str(tmp_path / "work" / "raw" / "translated.en"), may_be_blank=True)[0] == "the dogs"
+    files[1].write_bytes(b"a house\n\xff\n")
+    with pytest.raises(SystemExit, match="b/mono.en, line 2: the byte 0xff is not UTF-8"):
+        run_here(words(tmp_path / "work", *settings))
+
+
+def test_a_line_that_cannot_be_translated_is_left_out_and_counted(back_translation, tmp_path):
+    (tmp_path / "mono.en").write_text("the dog\n" + "x" * 40_000 + "\na cat\n")
+    settings = [f"back_translation_files={tmp_path / 'mono.en'}", "max_words=99999", "max_length_ratio=9999"]
+    printed = run_here(words(tmp_path / "work", *back_translation, *settings))
+    assert "lines that were not translated and are empty: 1, listed in" in printed
+    assert read_lines(str(tmp_path / "work" / "bpe" / "train.origin")).count("back-translated") == 2
+
+
+@pytest.mark.parametrize("search", ["sampling", "top10"])
+def test_sources_are_drawn_with_the_search_of_the_settings(back_translation, model, tmp_path, search):
+    def translated(*settings):
+        printed = run_here(words(tmp_path / "work", *back_translation, *settings))
+        return printed, read_lines(str(tmp_path / "work" / "raw" / "translated.de"), may_be_blank=True)
+
+    text = tmp_path / "mono.en"
+    text.write_text("".join(f"{line}\n" for line in MONOLINGUAL))
+    flags = ["--sampling"] if search == "sampling" else ["--sampling", "--sampling-topk", "10"]
+    translate.main(["--model", str(model), "--input", str(text), "--output-dir", str(tmp_path / "out"), *flags])
+    _, drawn = translated(f"back_translation_search={search}")
+    assert drawn == read_lines(str(tmp_path / "out" / "mono.en"), may_be_blank=True)
+    printed, searched = translated("back_translation_search=beam")
+    assert "translate texts for the training set (again, since back_translation_search changed)" in printed
+    assert "join and check monolingual texts: done before, skipped" in printed and searched != drawn
+
+
+def test_runs_with_other_translated_texts_leave_no_origins(back_translation, model, tmp_path):
+    reverse = tmp_path / "de-en"
+    shutil.copytree(model, reverse)
+    settings = json.loads((reverse / SETTINGS).read_text())
+    (reverse / SETTINGS).write_text(json.dumps({**settings, "source": "de", "target": "en"}))
+    directions = ["source_lang=de", "target_lang=en"]
+    runs = {"both": back_translation, "none": directions, "distilled": [*directions, f"distillation_model={reverse}"]}
+    run_here(words(tmp_path / "work", *runs["both"]))
+    for name in ("none", "both", "distilled"):
+        run_here(words(tmp_path / "work", *runs[name]))
+        run_here(words(tmp_path / name, *runs[name]))
+        for file in ("train.de", "train.en", "train.origin"):
+            here, fresh = (tmp_path / folder / "bpe" / file for folder in ("work", name))
+            assert here.exists() == fresh.exists() == (file != "train.origin" or name == "both")
+            assert not here.exists() or here.read_bytes() == fresh.read_bytes()
+
+
+@pytest.mark.parametrize("bpe, tag", [("sentencepiece", "<bt>"), ("subword-nmt", "-x"), ("sentencepiece", "▁$'\"")])
+def test_a_tag_is_one_entry_of_the_dictionary_and_in_sources_of_translated_pairs_alone(
+    back_translation, tmp_path, bpe, tag
+):
+    command = words(tmp_path, *back_translation, f"back_translation_tag={tag}", "vocab_size=200")
+    run_here([*command, "--bpe", bpe])
+    (tag_lines, *others) = (
+        [line.split(" ").count(tag) for line in read_lines(str(tmp_path / "bpe" / name))]
+        for name in ("train.de", "train.en", "valid.de", "valid.en", "test.de", "test.en")
+    )
+    origins = read_lines(str(tmp_path / "bpe" / "train.origin"))
+    assert tag_lines == [int(origin == "back-translated") for origin in origins] and any(tag_lines)
+    assert not any(map(any, others))
+    for lang in ("de", "en"):
+        entries = [line.rsplit(" ", 1)[0] for line in read_lines(str(tmp_path / "data-bin" / f"dict.{lang}.txt"))]
+        assert entries.count(tag) == 1
+
+
+def test_a_tag_that_is_a_word_of_the_text_is_refused(back_translation, tmp_path):
+    with pytest.raises(SystemExit, match=r"--tag \.: is a word of .*parallel.de, line \d+; choose another tag"):
+        run_here(words(tmp_path, *back_translation, "back_translation_tag=."))
+
+
+def test_an_interrupted_translation_continues_and_records_say_which_model_it_was(
+    back_translation, model, tmp_path, monkeypatch
+):
+    run_logged = shell.run_logged
+
+    def interrupted(stage, command, *more):
+        peak = run_logged(stage, command, *more)
+        if command.startswith("fairseq-rope translate"):
+            raise KeyboardInterrupt
+        return peak
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shell, "run_logged", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            run_here(words(tmp_path, *back_translation))
+    assert not (tmp_path / "raw" / "translated.de").exists()
+    printed = run_here(words(tmp_path, *back_translation))
+    assert "translated.en: done before" in printed and not (tmp_path / "raw" / "translations").exists()
+    assert len(read_lines(str(tmp_path / "raw" / "translated.de"), may_be_blank=True)) == len(MONOLINGUAL)
+    record = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    sha256 = hashlib.sha256((model / SETTINGS).read_bytes()).hexdigest()
+    assert record["translator"] == {"model": str(model), f"sha256 of {SETTINGS}": sha256}
+    kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
+    assert kept["back_translation_model"] == str(model) and kept["back_translation_search"] == "beam"
+    dry = run_here([*words(tmp_path / "new", *back_translation), "--dry-run"])
+    assert f"fairseq-rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
+    assert "python -m recipes.text.mix" in dry and "--tag=<bt>" in dry and not (tmp_path / "new").exists()
 
 
 def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
@@ -112,6 +253,11 @@ def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
             "back_translation_tag=<bt>: must be empty with start_data",
         ),
         (["distillation_model=MODEL", "back_translation_tag=a b"], "back_translation_tag=a b: must have no blanks"),
+        (["back_translation_tag=</s>"], "back_translation_tag=</s>: must not be a symbol of fairseq's dictionaries"),
+        (["back_translation_search=top5"], "back_translation_search=top5: must be one of beam, sampling, top10"),
+        (["back_translation_share=1.5"], "back_translation_share=1.5: must be 0 to 1"),
+        (["back_translation_share=-0.1"], "back_translation_share=-0.1: must be 0 to 1"),
+        (["back_translation_share=nan"], "back_translation_share"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(model, settings, problem, tmp_path, capsys):

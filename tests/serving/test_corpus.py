@@ -164,6 +164,36 @@ def test_the_flags_of_the_search_are_used(model, run, tmp_path):
         assert outputs(tmp_path / "out")["in"] == translator.translate(lines, 2, 3.0) != translator.translate(lines)
 
 
+def test_a_corpus_has_the_same_draws_with_any_number_of_processes_and_after_an_interruption(
+    model, run, tmp_path, monkeypatch
+):
+    lines = [*sentences(24), "x" * 40_000, *["the dog sees a cat"] * 15]
+    for name in ("a", "b"):
+        write(tmp_path / name, lines)
+    flags = ["--sampling", "--seed", 5]
+    assert end(start(model, tmp_path / "side", [tmp_path / "a", tmp_path / "b"], *flags, "--jobs", 2))[0] == 0
+    translate_shard = corpus.translate_shard
+    with monkeypatch.context() as patch:
+
+        def interrupted(how, shard):
+            if shard.first == 21:
+                raise KeyboardInterrupt
+            translate_shard(how, shard)
+
+        patch.setattr(corpus, "translate_shard", interrupted)
+        assert run(["a", "b"], *flags) == 130
+    was = "--seed was 5 when --output-dir out was begun, and is now 6"
+    assert was in run(["a", "b"], "--sampling", "--seed", 6)
+    assert "--sampling was used when --output-dir out was begun, and is now not used" in run(["a", "b"])
+    assert "--sampling-topk was all words when" in run(["a", "b"], *flags, "--sampling-topk", 3)
+    assert run(["a", "b"], *flags) is None
+    for name in ("a", "b", "a.refused.tsv", "b.refused.tsv"):
+        assert (tmp_path / "out" / name).read_text() == (tmp_path / "side" / name).read_text()
+    first, second = ((tmp_path / "out" / name).read_text().splitlines() for name in ("a", "b"))
+    assert first != second and first[24] == "" and len(first) == len(second) == 40
+    assert first[25:30] != first[30:40:2], "the same lines in two shards have other draws"
+
+
 # -- several starts ----------------------------------------------------------------------------------
 
 
