@@ -2,13 +2,17 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
+
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
 SECONDS = 60  # to start or stop a daemon
@@ -199,6 +203,43 @@ class RealSlurm:
         assert not must or not any(process.exists() for process in processes), f"{', '.join(daemons)}: not ended"
         for file in files:
             file.unlink(missing_ok=True)
+
+
+class Launched:
+    """A command that submits jobs to *slurm*. Its output is in the file *screen*."""
+
+    def __init__(self, slurm, folder, words, **environment):
+        self.slurm, self.folder = slurm, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.screen = folder / f"screen.{time.time_ns()}"
+        everything = {**ENVIRONMENT, **environment, "SLURM_CONF": str(slurm.configuration)}
+        with self.screen.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, words)], cwd=ROOT, env=everything, stdout=file, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def lines(self):
+        return self.screen.read_text().splitlines()
+
+    def job(self, name):
+        """The number of the run's job, when it has been submitted."""
+        return self.log(name).name.partition("_")[0]
+
+    def log(self, name):
+        """The log of that job."""
+
+        def submitted():
+            return re.search(rf"^== {name}: begun.* log: (.*)$", self.screen.read_text(), re.M)
+
+        self.slurm.wait_until(submitted, f"{name} is not submitted")
+        return Path(submitted()[1])
+
+    def shows(self, text):
+        return text in self.screen.read_text()
+
+    def wait_for_end(self, status=0):
+        assert self.process.wait(LIMIT) == status, self.screen.read_text()
 
 
 def kill(pids, number=signal.SIGKILL):

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "fairseq-rope score --sys hypotheses.de --ref test.de --target-lang de --src test.en --lower-is-better MetricX": (
         "tests/tools/test_score.py#test_metricx_is_called_with_its_own_format"
     ),
+    "fairseq-rope translate --launcher slurm": "tests/serving/test_corpus_on_slurm.py",
     "bash recipes/demo/run.sh --work-dir more": "tests/recipes/test_translated_texts.py",
     "bash recipes/demo/run.sh --work-dir student": "tests/recipes/test_translated_texts.py",
     "make install": "tests/test_install.py",

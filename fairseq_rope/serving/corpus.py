@@ -8,22 +8,38 @@ import collections
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import warn
+from ..errors import InputError, warn
 from ..files import checksum, written_whole
-from ..launch import outcomes
-from ..locks import locked
+from ..launch.jobs import Launcher, Watcher, outcomes
+from ..launch.slurm import cancel_jobs_in
+from ..locks import holder_of, locked, note_holder
 from .ctranslate2_search import refuse_topk
 from .exported_folder import SETTINGS, TranslateError, exported_settings, refuse_changed_files
-from .shards import BLOCK, REFUSED, How, Shard, divide, is_compressed, refusal, state_of, translate_shard
+from .shards import (
+    BLOCK,
+    REFUSED,
+    How,
+    Shard,
+    divide,
+    is_compressed,
+    lines_translated,
+    refusal,
+    state_of,
+    translate_shard,
+)
 
 SHARDS = "shards"  # the folder in the output folder
+LATE = 60  # seconds until a network file system shows a file that another machine has written
 NAMED = 3  # failed shards that the last message names
 
 
@@ -91,21 +107,23 @@ def translate_corpus(
     inputs: Sequence[str],
     folder: str,
     how: How,
-    jobs: int,
+    launcher: Launcher,
     shard_lines: int,
     progress: Callable[[int, int], contextlib.AbstractContextManager[Any]],
 ) -> None:
-    """Translate *inputs* into files of *folder*, with *jobs* processes at a time. Finished parts are not repeated.
+    """Translate *inputs* into files of *folder*, in processes that *launcher* starts. Finished parts are not repeated.
 
     Args:
         inputs: paths of text files or .gz, which must not change meanwhile
+        folder: with SLURM, all nodes must see it, and the inputs and the model
         shard_lines: how many lines a process translates
         progress: returns the progress bar of a number of lines; the second argument says how many of them are finished
 
     Raises:
-        InputError: an input, an output or the model cannot be used; the settings are not those of an earlier start in
-            *folder*; another process is working there; or shards have failed
+        InputError: an input, an output, the model or SLURM cannot be used; the settings are not those of an earlier
+            start in *folder*; another process is working there; or shards have failed
     """
+    launcher.check()
     _refuse_names(inputs, folder)
     present = _settings(inputs, how, shard_lines)
     refuse_topk(how.model, how.sampling)
@@ -118,10 +136,15 @@ def translate_corpus(
     os.makedirs(shards, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            if not stack.enter_context(locked(lock, wait=False)):
-                warn("translate", f"--output-dir {folder}: its disk has no locks; do not start a second process there")
+            held = stack.enter_context(locked(lock, wait=False))
         except BlockingIOError:
-            raise TranslateError(f"--output-dir {folder}: another process is translating into it") from None
+            other = f"another process is translating into it: {holder_of(lock)}"
+            raise TranslateError(f"--output-dir {folder}: {other}") from None
+        if not held.works:
+            warn("translate", f"--output-dir {folder}: its disk has no locks; do not start a second process there")
+        note_holder(held.descriptor)
+        jobs = Path(os.path.realpath(shards), "jobs")
+        _cancel_earlier_jobs(jobs)
         if not os.path.exists(plan):
             _write_plan(plan, inputs, folder, shard_lines, present)
         files = _read_plan(plan, inputs, folder, present)
@@ -133,8 +156,8 @@ def translate_corpus(
                 _remove_shards(file)
             finished += file.lines if file.is_joined else sum(shard.lines for shard in file.shards if shard.is_finished)
         with progress(sum(file.lines for file in files), finished) as bar:
-            _translate(files, how, jobs, os.path.join(shards, "jobs"), bar)
-    shutil.rmtree(os.path.join(shards, "jobs"), ignore_errors=True)
+            _translate(files, how, launcher, jobs, bar)
+        shutil.rmtree(jobs, ignore_errors=True)
 
 
 # -- before work begins ------------------------------------------------------------------------------
@@ -221,6 +244,17 @@ def _refuse_state(file: CorpusFile, strict: bool) -> None:
                     raise refusal(file.input, *line.rstrip("\n").split("\t", 1))
 
 
+def _cancel_earlier_jobs(folder: Path) -> None:
+    """Cancel the jobs of SLURM that a start before this one has left, because it was killed."""
+    if any(folder.glob("*/*.sh")):  # the scripts of such jobs
+        try:
+            cancelled = cancel_jobs_in(folder)
+        except InputError as error:
+            raise TranslateError(f"{error}; or remove {folder} if none of them runs") from None
+        if cancelled:
+            print(f"jobs of an earlier start, now cancelled: {', '.join(cancelled)}", flush=True)
+
+
 # -- dividing ----------------------------------------------------------------------------------------
 
 
@@ -243,7 +277,7 @@ def _write_plan(plan: str, inputs: Sequence[str], folder: str, shard_lines: int,
 # -- all shards --------------------------------------------------------------------------------------
 
 
-def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, bar: Any) -> None:
+def _translate(files: Sequence[CorpusFile], how: How, launcher: Launcher, folder: Path, bar: Any) -> None:
     """Translate the shards that are not finished, and join those of each file when they are complete."""
 
     def join_if_complete(file: CorpusFile) -> None:
@@ -259,22 +293,77 @@ def _translate(files: Sequence[CorpusFile], how: How, jobs: int, folder: str, ba
     unjoined = [file for file in files if not file.is_joined]
     file_of = {shard: file for file in unjoined for shard in file.shards if not shard.is_finished}
     left = collections.Counter(file.number for file in file_of.values())  # shards of each file
-    with contextlib.closing(outcomes(file_of, partial(translate_shard, how), jobs, folder)) as ended:
+    function, progress = partial(translate_shard, how), _Progress(bar)
+    # On one machine, an error of a file or a package would be that of each process. A single node can lack one.
+    fatal = (InputError,) if launcher.slurm is not None else (InputError, OSError, ImportError)
+    with contextlib.closing(outcomes(file_of, function, launcher, folder, progress, fatal)) as ended:
         for outcome in ended:
-            file = file_of[outcome.task]
+            file, shard = file_of[outcome.task], outcome.task
             left[file.number] -= 1
-            if outcome.failure:
-                failures.append(outcome)
-                _say(bar, f"{outcome.task}: {outcome.failure}")
+            if outcome.failure and not outcome.log:  # sbatch would refuse the others, too
+                raise TranslateError(f"{shard}: {outcome.failure}")
+            failure = outcome.failure or _lacking(shard)
+            progress.ended(shard, is_finished=not failure)
+            if failure:
+                failures.append(f"{shard}: {failure}")
+                _say(bar, failures[-1])
                 continue
-            bar.update(outcome.task.lines)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(outcome.log)
             if not left[file.number]:
                 join_if_complete(file)
     if failures:
-        named = "; ".join(f"{outcome.task}: {outcome.failure}" for outcome in failures[:NAMED])
         more = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         failed = f"{len(failures)} of {len(file_of)} shards failed, and the same command continues"
-        raise TranslateError(f"{failed}: {named}{more}")
+        raise TranslateError(f"{failed}: {'; '.join(failures[:NAMED])}{more}")
+
+
+def _lacking(shard: Shard) -> str:
+    """Wait until this machine shows the translations of *shard*. Returns "", or why it does not."""
+    latest = time.monotonic() + LATE
+    while not (shard.is_finished and os.path.exists(shard.refused)):
+        if time.monotonic() >= latest:
+            return f"it is translated, but {shard.text} does not appear on this machine"
+        os.listdir(os.path.dirname(shard.text))  # so that a network file system looks for new files
+        time.sleep(1)
+    return ""
+
+
+class _Progress(Watcher[Shard]):
+    """Moves the progress bar, by the lines of finished shards and those that processes have translated of others."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar, self._finished = bar, bar.n
+        self._running: dict[Shard, int] = {}  # the lines that each has translated
+        self._next = 0.0  # when the processes' counts are read again
+
+    def begun(self, task: Shard, log: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # of an earlier start
+            os.unlink(task.count)
+        self._running[task] = 0
+
+    def waits(self, task: Shard | None, why: str) -> None:
+        _say(self._bar, why if task is None else f"{task}: {why}")
+
+    def looked(self) -> None:
+        begun = time.monotonic()
+        if begun >= self._next:
+            self._running = {shard: lines_translated(shard) for shard in self._running}
+            self._move()
+            # Reading takes at most a twentieth of the time.
+            self._next = max(begun + 1, time.monotonic() + 20 * (time.monotonic() - begun))
+
+    def ended(self, shard: Shard, is_finished: bool) -> None:
+        """Count all lines of a shard, or none if it has failed."""
+        self._running.pop(shard, None)
+        self._finished += shard.lines if is_finished else 0
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(shard.count)
+        self._move()
+
+    def _move(self) -> None:
+        if lines := self._finished + sum(self._running.values()) - self._bar.n:
+            self._bar.update(lines)
 
 
 def _say(bar: Any, message: str) -> None:
@@ -312,7 +401,9 @@ def _copy(path: str, output: BinaryIO) -> int:
 
 
 def _remove_shards(file: CorpusFile) -> None:
-    for shard in file.shards:
-        for path in (shard.text, shard.refused, shard.source, shard.lock):
+    """Remove all files of the shards, also those of killed processes."""
+    folder = os.path.join(file.folder, SHARDS)
+    for name in os.listdir(folder):
+        if re.match(rf"{file.number}\.\d{{6,}}\.", name):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                os.unlink(os.path.join(folder, name))

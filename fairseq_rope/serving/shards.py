@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -66,6 +67,11 @@ class Shard:
     def lock(self) -> str:
         """The path of the lock of the process that translates it."""
         return f"{self.stem}.lock"
+
+    @property
+    def count(self) -> str:
+        """The path of the number of its lines that have been translated, while a process translates it."""
+        return f"{self.stem}.count"
 
     @property
     def is_finished(self) -> bool:
@@ -145,7 +151,10 @@ def _pieces(file: BinaryIO, shard_lines: int) -> Iterator[tuple[bytes, int, bool
 
 
 def translate_shard(how: How, shard: Shard) -> None:
-    """Write the translations of a shard, and the list of its lines that cannot be translated, both or neither."""
+    """Write the translations of a shard, and the list of its lines that cannot be translated, both or neither.
+
+    Two processes, on a disk without locks, do no harm: each writes files of its own, and renames them when complete.
+    """
     with locked(shard.lock):  # a process of a killed run may just be ending
         if not shard.is_finished:
             if state_of(shard.input) != shard.state:
@@ -153,14 +162,8 @@ def translate_shard(how: How, shard: Shard) -> None:
             options = (how.model, how.threads, how.device, how.shortlist, how.replace_unk)
             translator = Translator(*options, sampling_of(how, shard))
             translator.settings.update(how.search)
-            # The file whose existence says that the shard is finished is last.
-            with translator, written_whole(shard.refused, shard.text) as (refused, text):
-                for translations, reasons in _translated(translator, shard):
-                    for number, reason in reasons:
-                        if how.strict:
-                            raise refusal(shard.input, number, reason)
-                        refused.write(f"{number}\t{reason}\n".encode())
-                    text.writelines(f"{line}\n".encode() for line in translations)
+            with translator, contextlib.suppress(_FinishedByAnother):
+                _write(translator, how, shard)
     if shard.is_copied:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(shard.source)
@@ -174,7 +177,42 @@ def sampling_of(how: How, shard: Shard) -> Sampling | None:
     return replace(how.sampling, seed=int(hashlib.sha256(place.encode()).hexdigest()[:8], 16) % UNSEEDED)
 
 
-def _translated(translator: Translator, shard: Shard) -> Iterator[tuple[list[str], list[tuple[int, str]]]]:
+class _FinishedByAnother(Exception):
+    """Another process has finished the shard meanwhile."""
+
+
+def _write(translator: Translator, how: How, shard: Shard) -> None:
+    # The file whose existence says that the shard is finished is last.
+    with written_whole(shard.refused, shard.text, suffix=f".{secrets.token_hex(4)}.tmp") as (refused, text):
+        for translations, reasons in _translated(translator, shard, _Counter(shard.count)):
+            for number, reason in reasons:
+                if how.strict:
+                    raise refusal(shard.input, number, reason)
+                refused.write(f"{number}\t{reason}\n".encode())
+            text.writelines(f"{line}\n".encode() for line in translations)
+        if shard.is_finished:
+            raise _FinishedByAnother
+
+
+class _Counter:
+    """Writes the number of translated lines into a file, at most once a second, for the progress bar."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._lines, self._next = path, 0, 0.0
+        self.add(0)
+
+    def add(self, lines: int) -> None:
+        """Count *lines* more."""
+        self._lines += lines
+        if time.monotonic() >= self._next:
+            with contextlib.suppress(OSError), open(self._path, "w", encoding="ascii") as file:
+                file.write(f"{self._lines}\n")
+            self._next = time.monotonic() + 1
+
+
+def _translated(
+    translator: Translator, shard: Shard, counter: _Counter
+) -> Iterator[tuple[list[str], list[tuple[int, str]]]]:
     """Yield translations of some lines; and for each line that has none, its number and the reason."""
     with open(shard.source if shard.is_copied else shard.input, "rb") as file:
         file.seek(shard.offset)
@@ -188,11 +226,20 @@ def _translated(translator: Translator, shard: Shard) -> Iterator[tuple[list[str
                     lines.append("")
                     reasons[number] = str(error).removeprefix(f"{shard.input}, line {number}: ")
             translations = []
-            for number, translation in enumerate(translator.chunk_with_errors(lines, first), first):
+            for number, translation in enumerate(translator.chunk_with_errors(lines, first, counter.add), first):
                 if isinstance(translation, TranslateError):
                     reasons[number] = str(translation).removeprefix(f"line {number} ")
                 translations.append("" if number in reasons else str(translation))
             yield translations, sorted(reasons.items())
+
+
+def lines_translated(shard: Shard) -> int:
+    """Return how many lines of a shard that is not finished have been translated."""
+    try:
+        with open(shard.count, encoding="ascii") as file:
+            return min(int(file.read() or 0), shard.lines)
+    except (OSError, ValueError):  # not yet, or just being written
+        return 0
 
 
 def _next_line(file: BinaryIO) -> bytes:

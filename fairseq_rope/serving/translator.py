@@ -221,8 +221,13 @@ class Translator:
         if refusal:
             raise refusal
 
-    def chunk_with_errors(self, lines: Sequence[str], first: int = 1) -> Iterator["str | TranslateError"]:
-        """Yield the best translation of each of *lines*, or the error that :meth:`chunk` would raise for the line."""
+    def chunk_with_errors(
+        self, lines: Sequence[str], first: int = 1, done: Callable[[int], object] = lambda count: None
+    ) -> Iterator["str | TranslateError"]:
+        """Yield the best translation of each of *lines*, or the error that :meth:`chunk` would raise for the line.
+
+        The arguments are those of :meth:`chunk`.
+        """
         sources: list[list[str]] = []
         errors = {}
         for number, line in enumerate(lines, start=first):
@@ -231,7 +236,7 @@ class Translator:
             except TranslateError as error:
                 sources.append([])
                 errors[number] = error
-        for number, [(words, _)] in enumerate(self.search(sources), start=first):
+        for number, [(words, _)] in enumerate(self.search(sources, done=done), start=first):
             yield errors[number] if number in errors else self._text.plain(words)
 
     def translate_documents(

@@ -12,15 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import written_whole
+from ..launch import flags
 from ..lines import naming_damage
 from ..serving.ctranslate2_search import Sampling, available_cores
 from ..serving.exported_folder import CHARACTERS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
+
+if TYPE_CHECKING:
+    from ..launch.jobs import Launcher
 
 JOBS, SHARD_LINES = 1, 20_000  # the defaults of these flags
 SEARCH = ("beam", "lenpen", "max_len_b")  # settings of the search that flags change
@@ -119,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         "blank lines separate documents: translate consecutive sentences of a document together, in segments as long "
         "as those of the training; the output has the same lines; no context crosses segments"
     )
+    threads = "CPU threads, of each process; default: all cores, divided by --jobs; with slurm, cpus_per_task or 1"
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
         ("--input", {**FILE, "nargs": "+"}, "plain text or .gz; default: -, standard input"),
@@ -133,22 +138,24 @@ def build_parser() -> argparse.ArgumentParser:
         ),
         ("--sampling-topk", INTEGER, "draw from the N most probable words; default: from all words"),
         ("--seed", INTEGER, f"of the random numbers of --sampling; default: {Sampling.seed}"),
-        ("--threads", INTEGER, "CPU threads, of each process; default: all cores, divided by --jobs"),
+        ("--threads", INTEGER, threads),
         ("--device", devices, "default: %(default)s"),
         ("--replace-unk", SWITCH, "in place of an unknown word, copy the source word that it attends to most"),
         ("--no-shortlist", SWITCH, "score every target subword, even if the folder has a shortlist"),
     ]
     add_flags(parser, rows)
+    seen = "with slurm, all nodes must see this folder, the inputs and the model"
     group = parser.add_argument_group(
         "a whole corpus", "files of any size, in shards; the same command continues after the run was killed"
     )
     rows = [
-        ("--output-dir", {"metavar": "DIR"}, "gets a file for each --input, with its name without .gz"),
-        ("--jobs", INTEGER, f"how many processes translate at once; default: {JOBS}"),
+        ("--output-dir", {"metavar": "DIR"}, f"gets a file for each --input, with its name without .gz; {seen}"),
+        ("--jobs", INTEGER, f"how many processes translate at once; default: {JOBS}, with slurm all"),
         ("--shard-lines", INTEGER, f"how many lines each process translates; default: {SHARD_LINES}"),
         ("--strict", SWITCH, "stop at a line that cannot be translated; default: write an empty line and list it"),
     ]
     add_flags(group, rows)
+    flags.add_flags(group, "shard")
     rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
     add_flags(parser.add_mutually_exclusive_group(), rows)
     return parser
@@ -191,10 +198,13 @@ def _refuse_sampling(args: argparse.Namespace) -> None:
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
-    """Raise a TranslateError if flags contradict each other."""
+    """Raise an InputError if flags contradict each other."""
+    flags.refuse_contradictions(args)
     _refuse_sampling(args)
     if args.output_dir is None:
-        for flag, value in (("--jobs", args.jobs), ("--shard-lines", args.shard_lines), ("--strict", args.strict)):
+        slurm = ("--launcher slurm", args.launcher == "slurm")
+        of_shards = ("--shard-lines", args.shard_lines), ("--strict", args.strict)
+        for flag, value in (("--jobs", args.jobs), *of_shards, slurm):
             if value:
                 raise TranslateError(f"{flag}: needs --output-dir, which divides the input among processes")
         if args.input and len(args.input) > 1:
@@ -207,27 +217,44 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             raise TranslateError(f"{flag}: is not supported with --output-dir, which writes a line for each line")
 
 
+def _launcher(args: argparse.Namespace) -> tuple["Launcher", int]:
+    """Return where processes translate, and the threads of each."""
+    from ..launch.jobs import Launcher, visible_gpus  # needs submitit
+
+    slurm = flags.slurm_parameters(args, gpus=1 if args.device == "cuda" else None)
+    if slurm is not None:
+        cores = slurm.get("cpus_per_task", 1)
+        return Launcher(args.jobs, slurm=slurm), args.threads or (cores if isinstance(cores, int) else 1)
+    jobs, gpus = args.jobs or JOBS, []
+    if args.device != "cpu":
+        import ctranslate2
+
+        gpus = visible_gpus(ctranslate2.get_cuda_device_count())
+    return Launcher(jobs, gpus), args.threads or max(1, available_cores() // jobs)
+
+
 def _translate_corpus(args: argparse.Namespace) -> None:
     from ..serving.corpus import translate_corpus  # needs submitit
     from ..serving.shards import How
 
-    settings, jobs = exported_settings(args.model) | _search_flags(args), args.jobs or JOBS
+    settings = exported_settings(args.model) | _search_flags(args)
+    launcher, threads = _launcher(args)
     how = How(
         model=args.model,
         search={name: settings[name] for name in SEARCH},
         shortlist=not args.no_shortlist,
         replace_unk=args.replace_unk,
-        threads=1 if args.sampling else args.threads or max(1, available_cores() // jobs),
+        threads=1 if args.sampling else threads,
         device=args.device,
         strict=args.strict,
         sampling=_sampling(args),
     )
 
     def progress(total: int, finished: int) -> Any:
-        # The mean speed of this start: shards end at irregular intervals.
-        return _progress(total=total, initial=finished, smoothing=0)
+        # The mean speed of this start, and each change, because processes count at irregular intervals.
+        return _progress(total=total, initial=finished, smoothing=0, miniters=1)
 
-    translate_corpus(args.input, args.output_dir, how, jobs, args.shard_lines or SHARD_LINES, progress)
+    translate_corpus(args.input, args.output_dir, how, launcher, args.shard_lines or SHARD_LINES, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -83,7 +83,7 @@ class Comparison:
             checked += [of_value[checked[0].system] for of_value in self.tuning.experiments.values()]
         devices = None
         if self.args.launcher == "slurm":
-            launch.slurm_executor(self.args, self.baseline)  # refuses what submitit does not know
+            launch.launcher_of(self.args, self.baseline)  # refuses what submitit does not know
             devices = (1, "fp32")  # SLURM's machines can have other ones than this machine
         check_flags(checked, systems.flag(self.args), devices)
 

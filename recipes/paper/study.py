@@ -150,7 +150,7 @@ def main(
         study = Study(name, args, flags, settings, encodings, seeds)
         refuse_work(study.work)
         if args.launcher == "slurm":  # refuses wrong parameters before the data are prepared
-            launch.slurm_executor(args, PaperRun("", 1, study.work, (), args.gpus))
+            launch.launcher_of(args, PaperRun("", 1, study.work, (), args.gpus))
         work(study)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.run.lock import note_holder
+from fairseq_rope.locks import note_holder
 from recipes.run.run import ROOT, StageError
 from recipes.run.stage_files import StageFiles
 from recipes.run.stamps import Partial

@@ -274,7 +274,7 @@ def test_emulated_bf16_is_warned_of_once(tmp_path, monkeypatch, capsys):
 
     (line,) = warnings()
     assert line.startswith("recipes.paper.masked_lm: warning: --bf16: this CPU has no instructions for bf16 ")
-    monkeypatch.setattr(launch, "slurm_executor", lambda *_: None)
+    monkeypatch.setattr(launch, "launcher_of", lambda *_: None)
     assert not warnings("--launcher", "slurm", "--slurm", "time=9"), "other machines train"
     monkeypatch.setattr(machine, "cpu_info", lambda: AVX512_BF16)
     assert not warnings()

@@ -1,58 +1,18 @@
-"""recipes/run/launch.py with SLURM itself: two nodes on this machine, no accounting. Processes are real, models not."""
+"""The recipes' launcher with SLURM itself: two nodes on this machine, no accounting. Processes are real, models not."""
 
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.commands import ENVIRONMENT, LIMIT, ROOT
-from tests.real_slurm import RealSlurm, lacking
+from tests.commands import LIMIT
+from tests.real_slurm import Launched, RealSlurm, lacking
 from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
 
 pytestmark = pytest.mark.slow
 QUICK = ["-c", "from tests.recipes.quick_runs import main; main()"]
-
-
-class Launched:
-    """A command that submits jobs to *slurm*. Its output is in the file *screen*."""
-
-    def __init__(self, slurm, folder, words, **environment):
-        self.slurm, self.folder = slurm, folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.screen = folder / f"screen.{time.time_ns()}"
-        everything = {**ENVIRONMENT, **environment, "SLURM_CONF": str(slurm.configuration)}
-        with self.screen.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, *map(str, words)], cwd=ROOT, env=everything, stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-
-    def lines(self):
-        return self.screen.read_text().splitlines()
-
-    def job(self, name):
-        """The number of the run's job, when it has been submitted."""
-        return self.log(name).name.partition("_")[0]
-
-    def log(self, name):
-        """The log of that job."""
-
-        def submitted():
-            return re.search(rf"^== {name}: begun.* log: (.*)$", self.screen.read_text(), re.M)
-
-        self.slurm.wait_until(submitted, f"{name} is not submitted")
-        return Path(submitted()[1])
-
-    def shows(self, text):
-        return text in self.screen.read_text()
-
-    def wait_for_end(self):
-        assert self.process.wait(LIMIT) == 0, self.screen.read_text()
 
 
 class QuickLaunched(Launched):
@@ -93,15 +53,22 @@ def slurm(tmp_path_factory):
 
 
 SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]
+NAMES = ("transformer", "transformer_rope")  # the systems of a comparison
 
 
 @pytest.fixture(scope="module")
 def compared(slurm, tmp_path_factory):
-    """A comparison of two tiny models. It lasts a minute or two, so other tests run meanwhile."""
+    """A comparison of two tiny models. Its jobs of the second seed are cancelled before they begin.
+
+    It lasts a minute or two, so other tests run meanwhile.
+    """
     folder = tmp_path_factory.mktemp("compared")
     where = ["--data-dir", small_corpus(200, 17), "--work-dir", folder / "work"]
-    flags = ["--seeds", "1", "--gpus", "0", "--launcher", "slurm", "--slurm", "time=60", "--slurm", "gres=second:1"]
-    return Launched(slurm, folder, ["-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), *flags])
+    flags = ["--seeds", "2", "--gpus", "0", "--launcher", "slurm", "--slurm", "time=60", "--slurm", "gres=second:1"]
+    launched = Launched(slurm, folder, ["-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), *flags])
+    slurm.wait_until(lambda: launched.shows("== transformer_rope, seed 2: begun"), "not submitted", LIMIT)
+    slurm.do("scancel", *(launched.job(f"{name}, seed 2") for name in NAMES))
+    return launched
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +144,20 @@ def test_the_time_limit_of_a_job_is_named(slurm, limited):
     assert again.outcomes() == {"ended": ""} and again.events("ended") == ["begun", "begun", "ended"]
 
 
-def test_a_comparison_runs_on_two_nodes_to_its_report(slurm, compared):
-    names = ("transformer", "transformer_rope")
-    jobs = [compared.job(f"{name}, seed 1") for name in names]
-    compared.wait_for_end()
+def test_a_comparison_runs_on_two_nodes_to_its_report_which_names_the_cancelled_runs(slurm, compared):
+    jobs = [compared.job(f"{name}, seed 1") for name in NAMES]
+    compared.wait_for_end(1)
     assert {slurm.node(job) for job in jobs} == {*slurm.nodes}
     page = (compared.folder / "work" / f"compare.{label('demo', SETTINGS)}" / "report.html").read_text()
-    assert all(name in page for name in names)
+    assert all(name in page for name in NAMES)
+    for name in NAMES:
+        ended = f"SLURM ended its job {compared.job(f'{name}, seed 2')}: CANCELLED, and it has no log"
+        assert re.search(rf"{name}, seed 2\W.*{ended}", re.sub("<[^>]*>", " ", page)), page[:3000]
+        assert compared.shows(f"== {name}, seed 2: failed: {ended}")
+    assert compared.lines()[-1].endswith(f"2 of 4 runs failed: {NAMES[0]}, seed 2; {NAMES[1]}, seed 2")
     of_jobs = [re.match(r"== (\w+), seed 1: (begun|done),", line) for line in compared.lines()]
     assert sorted(line.groups() for line in of_jobs if line) == [
-        (name, what) for name in names for what in ("begun", "done")
+        (name, what) for name in NAMES for what in ("begun", "done")
     ]
     assert not compared.shows("sacct") and not compared.shows("accounting")
 

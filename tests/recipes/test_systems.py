@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fairseq_rope.errors import InputError
+from fairseq_rope.launch import jobs, local, slurm
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from recipes.compare import systems
 from recipes.compare.__main__ import Comparison, build_parser
@@ -199,7 +201,7 @@ def test_wrong_choices_of_systems_are_refused_by_name(tmp_path, text, flags, mes
     ],
 )
 def test_wrong_flags_of_the_launcher_are_refused_by_name(flags, message):
-    with pytest.raises(SettingsError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         launch.refuse_contradictions(build_parser().parse_args(["demo", *flags]))
 
 
@@ -295,8 +297,9 @@ def test_the_screen_shows_how_many_runs_have_ended_side_by_side(tmp_path, monkey
 
     seconds = iter((60, 90, 60))
     executor = Submitted()
-    executor.submit = lambda *_, **__: Job(next(seconds))
-    monkeypatch.setattr(launch, "QuietExecutor", executor)
+    executor.submit = lambda *_: Job(next(seconds))
+    monkeypatch.setattr(local, "executor", executor)
+    monkeypatch.setattr(jobs, "POLL", 1)
     for name in ("PYTHONPATH", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
     handler = signal.getsignal(signal.SIGINT)
@@ -334,7 +337,7 @@ def training_stub(folder):
     submitit pickles it by value.
     """
 
-    def train(experiment, stages_of, program, on_signal=False, gpu=None):
+    def train(experiment, stages_of, program):
         import os
         import time
 
@@ -378,7 +381,8 @@ class Ended:
 
     def __init__(self, failure):
         self.failure = failure
-        self.paths = argparse.Namespace(stdout="a.log")
+        none = Path("/none")
+        self.paths = argparse.Namespace(stdout=Path("a.log"), submitted_pickle=none, result_pickle=none)
 
     def done(self):
         return True
@@ -399,11 +403,8 @@ class Submitted:
     def __call__(self, folder):
         return self
 
-    def update_parameters(self, **parameters):
-        pass
-
-    def submit(self, function, run, stages_of, program, on_signal, gpu):
-        self.submissions.append((run.system, run.gpus, gpu))
+    def submit(self, in_job, function, run, fatal, starter):
+        self.submissions.append((run.system, run.gpus, starter.gpus))
         return Ended("")
 
 
@@ -414,12 +415,12 @@ class Submitted:
         ("2,GPU-ab,5", None, 8, ["2", "GPU-ab", "5"]),
         ("", 2, 8, ["0", "1", "0"]),
         ("", 1, 8, ["0", "0", "0"]),
-        ("", 0, 2, [None, None, None]),
+        ("", 0, 2, ["", "", ""]),
     ],
 )
 def test_each_job_has_one_of_the_visible_and_requested_gpus(tmp_path, monkeypatch, visible, asked, jobs, expected):
     executor = Submitted()
-    monkeypatch.setattr(launch, "QuietExecutor", executor)
+    monkeypatch.setattr(local, "executor", executor)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     for name, value in (("PYTHONPATH", ""), ("OMP_NUM_THREADS", "7"), ("CUDA_VISIBLE_DEVICES", visible)):
@@ -430,29 +431,25 @@ def test_each_job_has_one_of_the_visible_and_requested_gpus(tmp_path, monkeypatc
     assert executor.submissions == [(name, gpus, gpu) for name, gpu in zip("abc", expected, strict=True)]
 
 
-def test_a_job_uses_the_gpu_of_its_place(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (run,) = runs(tmp_path, "one")
-    assert launch.run_stages(run, lambda _: (), "x", gpu="GPU-ab") == ""
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-ab"
-
-
 @pytest.fixture
 def with_slurm(tmp_path, monkeypatch):
-    """Programs in place of SLURM's, which note their calls. Each prints the next line of its file; "error" fails."""
-    monkeypatch.setattr(launch.submitit.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
+    """Programs in place of SLURM's, which note their calls. Each prints the next line of its file; "error" fails.
+
+    squeue knows no other jobs.
+    """
+    monkeypatch.setattr(slurm.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
     monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: "/usr/bin/srun")
     monkeypatch.setenv("PYTHONPATH", "")
     programs = tmp_path / "slurm"
     programs.mkdir()
-    for name in ("sbatch", "scontrol", "sacct", "scancel"):
+    for name in ("sbatch", "squeue", "sacct", "scancel"):
         text = f"#!/bin/bash\ncd {programs}; echo {name} >> calls; line=$(head -n 1 {name}.txt 2> /dev/null)\n"
-        text += f"sed -i 1d {name}.txt 2> /dev/null; [[ $line == error* ]] && echo $line >&2 && exit 1; echo $line\n"
+        text += f"sed -i 1d {name}.txt 2> /dev/null; [[ $line == error* ]] && echo $line >&2 && exit 1; echo -e $line\n"
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     for name in ("ASKING", "LATE", "UNKNOWN"):
-        monkeypatch.setattr(launch, name, 0)
+        monkeypatch.setattr(slurm, name, 0)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return programs
 
@@ -477,7 +474,7 @@ def answer(programs, program, *lines):
 @pytest.mark.parametrize("printed, why", [NOT_UNDERSTOOD, ("error: too many jobs", "error: too many jobs")])
 def test_a_failed_submission_waits_for_a_job_or_fails_alone(tmp_path, with_slurm, capfd, printed, why):
     answer(with_slurm, "sbatch", printed, "Submitted batch job 7", printed, "Submitted batch job 9")
-    answer(with_slurm, "scontrol", *4 * [INVALID])
+    answer(with_slurm, "squeue", *4 * [INVALID])
     (a, refused), (b, unknown), (c, again) = slurm_outcomes(runs(tmp_path, "a", "b", "c"))
     assert [run.system for run in (a, b, c)] == [*"abc"]
     assert refused == f"it could not be submitted: {why}"
@@ -487,16 +484,30 @@ def test_a_failed_submission_waits_for_a_job_or_fails_alone(tmp_path, with_slurm
     assert "job 9 " in again and "scancel" not in (with_slurm / "calls").read_text()
 
 
+def test_after_each_end_of_a_job_one_more_is_tried_and_the_refusal_is_shown_once(tmp_path, with_slurm, capsys):
+    refused = "error: too many jobs"
+    of_sbatch = [refused if number is None else f"Submitted batch job {number}" for number in (5, None, 6, None, 7, 8)]
+    answer(with_slurm, "sbatch", *of_sbatch)
+    answer(with_slurm, "squeue", "5|FAILED|", "6|RUNNING|", "6|FAILED|", r"7|FAILED|\n8|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, *"abcd"))]) == 4
+    screen = capsys.readouterr().out
+    assert re.findall("== (.), seed 1: (begun|it could|failed)", screen) == [
+        *(("a", "begun"), ("b", "it could"), ("a", "failed")),
+        *(("b", "begun"), ("b", "failed")),
+        *(("c", "begun"), ("d", "begun"), ("c", "failed"), ("d", "failed")),
+    ]
+
+
 @pytest.mark.parametrize(
     "shown, recorded, state",
     [
-        (["JobState=RUNNING Reason=None", SILENT, "JobState=TIMEOUT Reason=TimeLimit"], [], "TIMEOUT"),
-        (["JobState=PENDING Reason=Resources", "JobState=CANCELLED Reason=Resources"], [], "CANCELLED"),
-        (["JobState=RUNNING", "JobState=REQUEUED", "JobState=PENDING", "JobState=NODE_FAIL"], [], "NODE_FAIL"),
-        (["JobState=SUSPENDED", "JobState=COMPLETING", "JobState=OUT_OF_MEMORY"], [], "OUT_OF_MEMORY"),
-        ([INVALID, INVALID], ["RUNNING", "CANCELLED by 1000"], "CANCELLED"),
-        ([INVALID, INVALID], ["PENDING", "FAILED"], "FAILED"),
-        (["JobState=PREEMPTED"], [], "PREEMPTED"),
+        (["8|RUNNING|None", SILENT, "8|TIMEOUT|TimeLimit"], [], "TIMEOUT"),
+        (["8|PENDING|Resources", "8|CANCELLED|Resources"], [], "CANCELLED"),
+        (["8|RUNNING|", "8|REQUEUED|", "8|PENDING|", "8|NODE_FAIL|"], [], "NODE_FAIL"),
+        (["8|SUSPENDED|", "8|COMPLETING|", "8|OUT_OF_MEMORY|"], [], "OUT_OF_MEMORY"),
+        ([INVALID, INVALID], ["8|RUNNING", "8|CANCELLED by 1000"], "CANCELLED"),
+        ([INVALID, ""], ["8|PENDING", "8|FAILED"], "FAILED"),
+        (["8|PREEMPTED|"], [], "PREEMPTED"),
     ],
 )
 def test_a_job_is_waited_for_until_slurm_names_the_state_that_ended_it(
@@ -504,19 +515,19 @@ def test_a_job_is_waited_for_until_slurm_names_the_state_that_ended_it(
 ):
     """slurmctld knows ended jobs for some minutes. Then the accounting does, if there is one."""
     answer(with_slurm, "sbatch", "Submitted batch job 8")
-    answer(with_slurm, "scontrol", *shown)
+    answer(with_slurm, "squeue", *shown)
     answer(with_slurm, "sacct", *recorded)
     ((_, why),) = slurm_outcomes(runs(tmp_path, "a"))
     assert why == f"SLURM ended its job 8: {state}, and it has no log"
     calls = (with_slurm / "calls").read_text().split()
-    assert (calls.count("scontrol"), calls.count("sacct")) == (len(shown), len(recorded))
+    assert (calls.count("squeue"), calls.count("sacct")) == (len(shown), len(recorded))
     screen = capfd.readouterr()
     assert screen.err == "" and len(screen.out.splitlines()) == 2, "one line a change, not one a question"
 
 
 def test_a_run_is_submitted_again_until_slurmctld_answers(tmp_path, with_slurm, capfd):
     answer(with_slurm, "sbatch", SILENT, SILENT, "Submitted batch job 7")
-    answer(with_slurm, "scontrol", "JobState=FAILED")
+    answer(with_slurm, "squeue", "7|FAILED|")
     ((_, why),) = slurm_outcomes(runs(tmp_path, "a"))
     assert why.startswith("SLURM ended its job 7: FAILED")
     screen = capfd.readouterr()
@@ -525,12 +536,47 @@ def test_a_run_is_submitted_again_until_slurmctld_answers(tmp_path, with_slurm, 
     assert len(others) == 2 and screen.err == ""
 
 
-def test_without_an_answer_for_one_job_slurm_is_not_asked_for_the_others(tmp_path, with_slurm):
+def test_one_question_is_for_all_jobs(tmp_path, with_slurm):
     """Each question lasts some 20 seconds while slurmctld does not answer."""
     answer(with_slurm, "sbatch", "Submitted batch job 7", "Submitted batch job 8")
-    answer(with_slurm, "scontrol", SILENT, SILENT, SILENT, "JobState=CANCELLED", "JobState=TIMEOUT")
+    answer(with_slurm, "squeue", SILENT, SILENT, r"7|CANCELLED|\n8|RUNNING|", "8|TIMEOUT|")
     outcomes = {run.system: why for run, why in slurm_outcomes(runs(tmp_path, "a", "b"))}
     assert "7: CANCELLED" in outcomes["a"] and "8: TIMEOUT" in outcomes["b"]
+    assert (with_slurm / "calls").read_text().split().count("squeue") == 4
+
+
+def test_the_reason_of_a_pending_job_is_shown_once_for_each_change(tmp_path, with_slurm, monkeypatch, capsys):
+    """Resources and Priority alternate while a job waits for its turn."""
+    monkeypatch.setattr(slurm, "PENDING", 0)
+    answer(with_slurm, "sbatch", "Submitted batch job 7")
+    reasons = ("None", "Priority", "Resources", "JobHeldUser", "JobHeldUser", "PartitionDown")
+    states = [f"7|PENDING|{reason}" for reason in reasons]
+    answer(with_slurm, "squeue", *states, "7|RUNNING|None", "7|PENDING|JobHeldUser", "7|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, "a"))]) == 1
+    of_reasons = re.findall(
+        r"== a, seed 1: SLURM has not begun its job 7 for a minute: (\w+)\n", capsys.readouterr().out
+    )
+    assert of_reasons == ["Priority", "JobHeldUser", "PartitionDown", "JobHeldUser"]
+
+
+def test_one_line_names_the_jobs_that_wait_for_the_same_reason(tmp_path, with_slurm, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "PENDING", 0)
+    monkeypatch.setattr(jobs, "NAMED", 1)
+    answer(with_slurm, "sbatch", *(f"Submitted batch job {number}" for number in (7, 8, 9)))
+    pending = r"7|PENDING|Priority\n8|PENDING|Priority\n9|PENDING|PartitionDown"
+    answer(with_slurm, "squeue", pending, r"7|FAILED|\n8|FAILED|\n9|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, *"abc"))]) == 3
+    assert [line for line in capsys.readouterr().out.splitlines() if "has not begun" in line] == [
+        "== a, seed 1: SLURM has not begun its jobs 7 and 1 more for a minute: Priority",
+        "== c, seed 1: SLURM has not begun its job 9 for a minute: PartitionDown",
+    ]
+
+
+def test_a_job_that_has_just_been_submitted_needs_no_reason(tmp_path, with_slurm, capsys):
+    answer(with_slurm, "sbatch", "Submitted batch job 7")
+    answer(with_slurm, "squeue", "7|PENDING|Priority", "7|FAILED|")
+    assert len([*slurm_outcomes(runs(tmp_path, "a"))]) == 1
+    assert "Priority" not in capsys.readouterr().out
 
 
 def test_a_finished_run_is_not_submitted_and_does_not_count_as_failed(tmp_path, with_slurm, monkeypatch, capsys):
@@ -554,14 +600,14 @@ def test_a_finished_run_is_not_submitted_and_does_not_count_as_failed(tmp_path, 
 def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
     (run,) = runs(tmp_path, "one")
     given = ["time=600", "mem=16GB", "exclusive=true", "setup=module load a", "setup=b", "srun_args=--x 1"]
-    executor = launch.slurm_executor(arguments(launcher="slurm", slurm=given, slurm_partition="gpu"), run)
-    text = executor._make_submission_file_text("python", "1")
+    launcher = launch.launcher_of(arguments(launcher="slurm", slurm=given, slurm_partition="gpu"), run)
+    text = launcher.executor(tmp_path)._make_submission_file_text("python", "1")
     for line in ("--partition=gpu", "--time=600", "--mem=16GB", "--exclusive"):
         assert f"#SBATCH {line}\n" in text
     assert "module load a\nb\n" in text and re.search("^srun .* --x 1 ", text, re.M)
     assert "#SBATCH --error" not in text, "the log that messages name has all output"
-    with pytest.raises(StageError, match="--slurm tme=600: "):
-        launch.slurm_executor(arguments(launcher="slurm", slurm=["tme=600"]), run)
+    with pytest.raises(InputError, match="--slurm tme=600: "):
+        launch.launcher_of(arguments(launcher="slurm", slurm=["tme=600"]), run)
 
 
 def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_them(tmp_path, with_slurm):
@@ -580,8 +626,8 @@ def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_the
 
 def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: None)
-    with pytest.raises(StageError, match="^--launcher slurm --slurm time=60: .*srun"):
-        launch.slurm_executor(arguments(launcher="slurm", slurm=["time=60"]), runs(tmp_path, "one")[0])
+    with pytest.raises(InputError, match="^--launcher slurm --slurm time=60: .*srun"):
+        launch.launcher_of(arguments(launcher="slurm", slurm=["time=60"]), runs(tmp_path, "one")[0])
 
 
 HOLD = """

@@ -1,6 +1,7 @@
 """fairseq-rope translate --output-dir: shards, refused lines, several starts, and processes that are killed."""
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -11,12 +12,13 @@ import sys
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fairseq_rope.launch import Outcome
-from fairseq_rope.locks import locked
+from fairseq_rope.launch.jobs import Launcher, Outcome
+from fairseq_rope.locks import locked, note_holder
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import Translator
@@ -69,7 +71,7 @@ def translated_shards(monkeypatch):
     """Translate the shards in this process. The value is a list of those that have been begun."""
     begun = []
 
-    def outcomes(tasks, function, jobs, folder):
+    def outcomes(tasks, function, *_):
         for task in tasks:
             begun.append(str(task))
             yield Outcome(task, function(task), "")
@@ -281,6 +283,8 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
     assert run(["in.gz"]) is None and len(translated_shards) == 3
 
 
+OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slurm", "time=9"]
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 
@@ -291,6 +295,10 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
         (["--input", "a", "--jobs", "2"], "--jobs: needs --output-dir"),
         (["--input", "a", "--shard-lines", "2"], "--shard-lines: needs --output-dir"),
         (["--strict"], "--strict: needs --output-dir"),
+        (["--launcher", "slurm", "--slurm", "time=9"], "--launcher slurm: needs --output-dir"),
+        (OF_SLURM[:-2], "--launcher slurm: needs --slurm time=MINUTES"),
+        (["--output-dir", "out", "--input", "a", "--slurm", "time=9"], "--slurm time=9: needs --launcher slurm"),
+        ([*OF_SLURM, "--slurm", "tme=9"], "--launcher slurm --slurm time=9 tme=9: "),
         (["--output-dir", "out"], "--output-dir: needs --input with files, and cannot read standard input"),
         (["--output-dir", "out", "--input", "a", "-"], "--output-dir: needs --input with files, and cannot read"),
         (["--output-dir", "out", "--input", "a", "--output", "b"], "--output: is not supported with --output-dir"),
@@ -310,6 +318,7 @@ def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, transl
 )  # fmt: skip
 def test_contradictions_are_refused_in_one_sentence_and_leave_nothing(model, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: "/usr/bin/srun")
     for name in ("folder", "other", "foreign/shards"):
         Path(name).mkdir(parents=True)
     for name in "a b a.tmp a.refused.tsv folder/a.gz folder/shards other/b foreign/shards/mine".split():
@@ -331,8 +340,9 @@ def test_numbers_out_of_their_range_are_refused(capsys, flag, value):
 def test_two_processes_do_not_translate_into_the_same_folder(run, tmp_path):
     write(tmp_path / "a", sentences(2))
     (tmp_path / "out" / "shards").mkdir(parents=True)
-    with locked(str(tmp_path / "out" / "shards" / "lock")):
-        assert run(["a"]) == "--output-dir out: another process is translating into it"
+    with locked(tmp_path / "out" / "shards" / "lock") as lock:
+        note_holder(lock.descriptor)
+        assert f"out: another process is translating into it: process {os.getpid()}, since 2" in run(["a"])
     assert run(["a"]) is None
 
 
@@ -351,10 +361,9 @@ def test_an_output_that_is_foreign_or_was_removed_is_not_written_again(run, tmp_
 
 def test_submitit_is_named_if_it_is_missing(model, tmp_path, monkeypatch):
     for name in list(sys.modules):
-        if name.split(".")[0] == "submitit" or name in ("fairseq_rope.launch", "fairseq_rope.serving.corpus"):
+        if name.startswith(("submitit", "fairseq_rope.launch", "fairseq_rope.serving.corpus")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    monkeypatch.setitem(sys.modules, "submitit.local.local", None)
     path = write(tmp_path / "a", ["a"])
     with pytest.raises(SystemExit, match="^fairseq-rope translate: submitit is not installed: pip install 'submitit>"):
         translate.main(words_of(model, tmp_path / "out", [path]))
@@ -476,10 +485,118 @@ def test_a_shard_that_another_process_is_just_finishing_is_not_translated_again(
     assert Path(shard.text).read_text() == "HUND\n"
 
 
+class InCapitals:
+    """A translator in place of the exported model's. It calls *meanwhile* at the beginning and before the last line."""
+
+    def __init__(self, meanwhile):
+        self.meanwhile = meanwhile
+
+    def chunk_with_errors(self, lines, first, done):
+        self.meanwhile()
+        done(len(lines) - 1)
+        self.meanwhile()
+        done(1)
+        return (line.upper() for line in lines)
+
+
+def a_shard(tmp_path, lines):
+    path = write(tmp_path / "in", lines)
+    return shards.Shard(str(path), shards.state_of(str(path)), 1, len(lines), 0, str(tmp_path / "shard"), False)
+
+
+def test_two_processes_on_a_disk_without_locks_write_files_of_their_own(tmp_path):
+    """The second one begins while the first one translates, and ends before it."""
+    shard, how = a_shard(tmp_path, ["dog", "cat"]), shards.How("none", {}, False, False, 1, "cpu", False)
+    written = []
+
+    def finish():
+        if not shard.is_finished:
+            shards._write(InCapitals(lambda: None), how, shard)
+            written.append(os.stat(shard.text))
+
+    with pytest.raises(shards._FinishedByAnother):
+        shards._write(InCapitals(finish), how, shard)
+    assert Path(shard.text).read_text() == "DOG\nCAT\n" and written == [os.stat(shard.text)]
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "shard.txt", "shard.refused.tsv", "shard.count"}
+
+
+# -- the progress bar --------------------------------------------------------------------------------
+
+
+class Bar:
+    """Has the lines that the progress bar shows."""
+
+    n = 100
+
+    def update(self, lines):
+        self.n += lines
+
+
+def test_the_bar_moves_while_shards_are_translated_and_goes_back_if_one_fails(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    bar, shard = Bar(), a_shard(tmp_path, ["dog", "cat", "house"])
+    other = replace(shard, stem=str(tmp_path / "other"), lines=20)
+    Path(shard.count).write_text("3\n")  # of an earlier start
+    progress = corpus._Progress(bar)
+    shown = []
+
+    def look():
+        clock[0] += 1
+        progress.looked()
+        shown.append(bar.n)
+
+    for each in (shard, other):
+        progress.begun(each, "")
+    look()
+    shards._write(InCapitals(look), shards.How("none", {}, False, False, 1, "cpu", False), shard)
+    Path(other.count).write_text("15")
+    look()
+    progress.looked()  # in the same second
+    assert shown == [100, 100, 102, 118]
+    progress.ended(shard, is_finished=True)
+    assert bar.n == 100 + 3 + 15
+    progress.ended(other, is_finished=False)
+    assert bar.n == 100 + 3
+    progress.begun(other, "")
+    look()
+    assert bar.n == 100 + 3, "the lines are not counted twice"
+    assert not Path(shard.count).exists() and not Path(other.count).exists()
+
+
+def test_counts_are_read_at_most_once_a_second_and_for_a_twentieth_of_the_time(tmp_path, monkeypatch):
+    clock, reads = [1000.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def read(shard):
+        reads.append(clock[0])
+        clock[0] += 0.5
+        return 0
+
+    progress = corpus._Progress(Bar())
+    progress.begun(a_shard(tmp_path, ["dog"]), "")
+    monkeypatch.setattr(corpus, "lines_translated", read)
+    while clock[0] < 1030:
+        progress.looked()
+        clock[0] += 0.1
+    assert all(10.5 < later - earlier < 10.7 for earlier, later in itertools.pairwise(reads)) and len(reads) == 3
+
+
+def test_a_result_that_a_network_file_system_shows_late_is_waited_for(tmp_path, monkeypatch):
+    shard = a_shard(tmp_path, ["dog"])
+    Path(shard.refused).touch()
+    waits = iter([None, Path(shard.text).touch])
+    monkeypatch.setattr(time, "sleep", lambda _: (next(waits) or bool)())
+    assert corpus._lacking(shard) == ""
+    Path(shard.text).unlink()
+    monkeypatch.setattr(corpus, "LATE", 0)
+    assert corpus._lacking(shard) == f"it is translated, but {shard.text} does not appear on this machine"
+
+
 AT_EVERY_STEP = """
 import json, os, signal, sys
 from pathlib import Path
-from fairseq_rope.launch import Outcome
+from fairseq_rope.launch.jobs import Outcome
 from fairseq_rope.serving import corpus, shards
 from fairseq_rope.tools import translate
 
@@ -490,10 +607,10 @@ class InCapitals:
         return self
     def __exit__(self, *_):
         pass
-    def chunk_with_errors(self, lines, first):
+    def chunk_with_errors(self, lines, first, done):
         return (line.upper() for line in lines)
 
-def outcomes(tasks, function, jobs, folder):
+def outcomes(tasks, function, *_):
     return (Outcome(task, function(task), "") for task in tasks)
 
 corpus.outcomes, shards.Translator = outcomes, InCapitals
@@ -551,6 +668,43 @@ def test_a_kill_before_any_change_of_a_file_loses_and_doubles_nothing(model, tmp
     assert [number for number, result in enumerate(results, 1) if result != [0, expected]] == []
 
 
+@pytest.mark.parametrize(
+    "flags, jobs, gpus, threads",
+    [
+        ([], 1, [], 8),
+        (["--jobs", 4], 4, [], 2),
+        (["--jobs", 4, "--device", "cuda"], 4, ["5", "7"], 2),
+        (["--jobs", 4, "--device", "auto", "--threads", 3], 4, ["5", "7"], 3),
+    ],
+)
+def test_processes_of_this_machine_divide_its_cores_and_gpus(monkeypatch, flags, jobs, gpus, threads):
+    monkeypatch.setattr(translate, "available_cores", lambda: 8)
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert launcher_of(*flags) == (Launcher(jobs, gpus), threads)
+
+
+@pytest.mark.parametrize(
+    "flags, jobs, more, threads",
+    [
+        ([], None, {}, 1),
+        (["--jobs", 4, "--slurm", "cpus_per_task=6"], 4, {"cpus_per_task": 6}, 6),
+        (["--slurm", "cpus_per_task=6", "--threads", 3], None, {"cpus_per_task": 6}, 3),
+        (["--device", "cuda"], None, {"gpus_per_node": 1}, 1),
+        (["--device", "cuda", "--slurm", "gpus_per_node=2"], None, {"gpus_per_node": 2}, 1),
+        (["--slurm-partition", "p"], None, {"partition": "p"}, 1),
+    ],
+)
+def test_jobs_of_slurm_have_what_the_flags_request(flags, jobs, more, threads):
+    given = launcher_of("--launcher", "slurm", "--slurm", "time=9", *flags)
+    assert given == (Launcher(jobs, slurm={"time": 9, **more}), threads)
+
+
+def launcher_of(*flags):
+    words = ["--model", "model", "--input", "a", "--output-dir", "out", *map(str, flags)]
+    return translate._launcher(translate.build_parser().parse_args(words))
+
+
 # -- the processes -----------------------------------------------------------------------------------
 
 
@@ -565,11 +719,11 @@ def test_an_error_that_all_processes_would_have_ends_the_run_in_one_sentence(mod
 
 MEMORY = """
 import os, resource, sys
-from fairseq_rope.launch import Outcome
+from fairseq_rope.launch.jobs import Outcome
 from fairseq_rope.serving import corpus
 from fairseq_rope.tools import translate
 
-def outcomes(tasks, function, jobs, folder):
+def outcomes(tasks, function, *_):
     for task in tasks:
         with open(task.refused, "w"), open(task.text, "w") as text:
             text.writelines("x\\n" for _ in range(task.lines))
