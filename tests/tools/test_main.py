@@ -165,6 +165,17 @@ def test_an_import_error_that_names_no_package_is_printed(error, sentence):
         raise error
 
 
+def test_a_tool_whose_output_nobody_reads_ends_without_a_message(tmp_path):
+    text = tmp_path / "test.de"
+    text.write_text("ein Haus\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fairseq_rope", "score", "--sys", text, "--ref", text, "--target-lang", "de"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_tool_that_nohup_starts_goes_on_after_the_terminal_is_closed(ignored):
     code = (
