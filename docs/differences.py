@@ -8,6 +8,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "differences.md"
 HEAD = """# Differences from fairseq
 
+After this page you know what the plugin replaces in fairseq, why, and when each replacement can go.
+
 With the plugin loaded, a command or call that works with fairseq alone does the same, except where it would
 lose data, give wrong results or run code from a file. Some replacements only make an error readable. Each entry
 below is one row of the table in `fairseq_rope/patches/table.py`: what is replaced, what the replacement

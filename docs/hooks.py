@@ -7,6 +7,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+LINK_TO_PAGE = re.compile(r'href="(\w+)\.md(#[\w-]+)?"')
 LINK_OUT_OF_DOCS = re.compile(r"\]\(\.\./([^)#]+)(?:#(\w+))?\)")
 
 
@@ -40,6 +41,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return LINK_OUT_OF_DOCS.sub(_copy, _home() if page.is_homepage else markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """The HTML of a page, whose flags are not divided between two lines."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """The HTML of a page, whose flags are not divided between two lines.
+
+    mkdocs-jupyter leaves the links of a notebook to pages as they are.
+    """
+    if page.file.src_uri.endswith(".ipynb"):
+        html = LINK_TO_PAGE.sub(r'href="../\1/\2"', html)
     return re.sub(r"<code>([^<\n]+)</code>", _whole, html)

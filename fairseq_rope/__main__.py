@@ -41,11 +41,19 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the tool that *argv* names; exit with status 2 if it names none."""
+    """Run the tool that *argv* names.
+
+    Exit with status 2 if it names none, and with 141, without a message, if nobody reads the output any more.
+    """
     escape_unencodable_output()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in TOOLS:
-        importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
+        try:
+            importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
+            sys.stdout.flush()
+        except BrokenPipeError:  # the program that reads the output, such as head, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+            sys.exit(128 + 13)  # as SIGPIPE ends a program
         return
     parser = build_parser()
     args = parser.parse_args(words)

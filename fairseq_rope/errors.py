@@ -52,8 +52,9 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
         if missing.name is None:  # torch is too old, or a system library is missing
             sys.exit(f"{program}: {missing}")
         package = missing.name.split(".")[0]
+        page = "docs/install.md in the repository"
         known = package in REQUIREMENTS
-        how = f": pip install '{REQUIREMENTS[package]}'" if known else " (docs/install.md says how to install it)"
+        how = f": pip install '{REQUIREMENTS[package]}'" if known else f" ({page} says how to install it)"
         sys.exit(f"{program}: {package} is not installed{how}")
     except InputError as error:
         sys.exit(f"{program}: {error}")

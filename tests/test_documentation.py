@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from unittest import mock
 
@@ -17,11 +18,13 @@ import pytest
 import torch
 import yaml
 from fairseq.models.transformer import TransformerModel
+from fairseq.options import get_training_parser, parse_args_and_arch
 
 from fairseq_rope.__main__ import TOOLS
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer import TransformerRopeModel
 from fairseq_rope.transformer.architectures import ARCHITECTURES, BLOCKS, ENCODINGS_OF, twin_of
+from fairseq_rope.transformer.options import read
 from fairseq_rope.transformer.sides import ONE_SIDED
 from tests.commands import LIMIT, ROOT
 
@@ -134,6 +137,32 @@ def test_the_tables_have_every_architecture_every_flag_and_every_tool():
     assert re.findall(r"^\| `(\w[\w-]*)` \| .*\(docs/", (ROOT / "README.md").read_text(), re.M) == list(TOOLS)
 
 
+def documented_defaults():
+    """The flags in the pages' tables whose default is a value, that value, and an encoding that uses the flag."""
+    pages = [(ROOT / "docs" / page).read_text() for page in ("training.md", "block.md", "encodings.md")]
+    for table in re.findall(r"^\| flag \| default \|.*\n((?:\|.*\n)+)", "\n".join(pages), re.M):
+        for flags, default, used_by, *_ in (row.split("|")[1:] for row in table.splitlines()[1:]):
+            encoding = re.match(" `([a-z0-9-]+)`", used_by)  # the column "used by", which one page has
+            values = [re.fullmatch(r"`?(\w+)`?(?:: .*| \(off\))?", part) for part in default.strip().split(", ")]
+            for flag, value in zip(re.findall("`(--[a-z-]+)", flags), cycle(values)):
+                if value is not None and value[1] not in ("off", "none"):
+                    yield pytest.param(flag, value[1], encoding[1] if encoding else "rope", id=flag)
+
+
+def options_of(*words):
+    """The options of the model that fairseq-train builds with the flags *words*."""
+    return read(parse_args_and_arch(get_training_parser(), ["data", *words]))
+
+
+@pytest.mark.parametrize("flag, value, encoding", list(documented_defaults()))
+def test_a_documented_default_is_that_of_the_flag(flag, value, encoding):
+    """docs/stability.md promises these defaults: a model with the flag is the one without it."""
+    arch = ("--arch", f"transformer_{encoding.replace('-', '_')}")
+    without = options_of(*arch)
+    assert flag == "--position-encoding" or flag.removeprefix("--").replace("-", "_") in without.values
+    assert options_of(*arch, flag, value) == without
+
+
 def test_the_notebook_names_pages_by_their_titles():
     texts = [
         "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] != "code"
@@ -208,6 +237,14 @@ def test_a_page_has_one_name_in_navigation_index_and_title():
     assert all(name == title(ROOT / "docs" / page) for links in rows.values() for name, page in links)
     pages = {page.name for page in (ROOT / "docs").iterdir() if page.suffix in (".md", ".ipynb")}
     assert pages == {"index.md", *(page for pages in navigation.values() for page in pages)}
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "index.md"}), ids=lambda p: p.stem
+)
+def test_a_page_opens_with_what_the_reader_can_do_after_it(page):
+    first = page.read_text().split("\n\n")[1]
+    assert first.startswith("Here you can look up " if page.stem.startswith("api") else "After this page")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

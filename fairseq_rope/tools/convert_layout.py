@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Entries in the state of an optimiser that have the shape of the parameter: those of Adam with AMSGrad, Adamax,
 # SGD, NAG, Adagrad and Adadelta.
 MOMENTS = "exp_avg exp_avg_sq max_exp_avg_sq exp_inf momentum_buffer sum square_avg acc_delta".split()
+# The LAYOUTS of the rotation, whose package imports torch: --help and errors in flags need none.
+CHOICES = ("interleaved", "half")
 
 
 class LayoutError(InputError):
@@ -257,13 +259,11 @@ def _parameter_shapes(weights: dict[str, "Tensor"], options: Namespace) -> dict[
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    from ..positions.rotary import LAYOUTS
-
     example = "--path checkpoint_best.pt --rope-layout half --output half.pt"
     parser = command_parser("convert-layout", "Convert a rotary checkpoint to the other --rope-layout.", example)
     rows = [
         ("--path", {**REQUIRED, **FILE}, "the checkpoint"),
-        ("--rope-layout", {**REQUIRED, "choices": LAYOUTS}, "the layout of the output"),
+        ("--rope-layout", {**REQUIRED, "choices": CHOICES}, "the layout of the output"),
         ("--output", {**REQUIRED, **FILE}, "where to write the output"),
         USER_DIR,
         ("--force", SWITCH, "allow --output to replace the file of --path"),

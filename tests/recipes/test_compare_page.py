@@ -488,14 +488,15 @@ def test_the_plot_of_scores_has_a_row_for_each_difference_in_the_order_of_the_ta
     assert points == [against[name]["difference"] for name in best_first]
     top, bottom = axes.transData.transform([(0, 0), (0, len(names) - 1)])[:, 1]
     assert top > bottom, "the best system is at the top"
-    assert axes.get_xlabel() == f"sacreBLEU minus that of {ten['baseline']} (95%)"
+    assert axes.get_xlabel() == f"sacreBLEU minus that of {ten['baseline']} (95% intervals)"
 
 
-def test_the_plot_of_scores_has_one_order_in_all_panels():
+def test_the_plot_of_scores_has_one_order_and_one_scale_in_all_panels():
     rows = {"A": [Difference("a", 2, 1, 3), Difference("b", 1, 0, 2)], "B": [Difference("b", 4, 3, 5)]}
     left, right = forest(rows, "base").axes
     assert [(one.lines[0].get_xdata()[0], one.lines[0].get_ydata()[0]) for one in right.containers] == [(4, 1)]
     assert left.get_ylim() == right.get_ylim() == (1.5, -0.5)
+    assert left.get_xlim() == right.get_xlim(), "the same difference is as long in each"
     assert (left.get_title(), right.get_title()) == ("A", "B")
     assert forest({"": []}, "base").axes[0].get_yticklabels() == [], "a comparison of one system"
 

@@ -8,6 +8,7 @@ from fairseq import checkpoint_utils
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.patches import precision
+from fairseq_rope.positions.rotary import LAYOUTS
 from fairseq_rope.tools import convert_layout as layout
 from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
 
@@ -296,6 +297,10 @@ def test_a_model_that_is_not_rotary_is_refused(sinusoidal, tmp_path):
     with pytest.raises(SystemExit, match=f"--path {sinusoidal}: its model is transformer, which is not rotary"):
         convert(sinusoidal, "half", tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
+
+
+def test_the_command_line_has_the_layouts_of_the_rotation():
+    assert layout.CHOICES == LAYOUTS
 
 
 def test_row_order_of_one_head_in_both_layouts():

@@ -38,6 +38,26 @@ def test_help_shows_an_example_on_one_line_and_the_version_is_printed(capsys, to
     assert example.startswith(f"  {name} ") and len(example) > len(name) + 20
 
 
+HELP = """
+import contextlib, os, sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split()))  # an entry of None: the package is not installed
+from fairseq_rope.__main__ import TOOLS, main
+for tool in TOOLS:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        try:
+            main([tool, "--help"])
+        except SystemExit as ended:
+            assert not ended.code, ended.code
+"""
+
+
+def test_the_help_of_each_tool_needs_no_other_package():
+    missing = " ".join(["torch", "fairseq", "numpy", *REQUIREMENTS])
+    command = [sys.executable, "-c", HELP, missing]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_tool_is_listed_and_the_path_for_user_dir_is_printed(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -126,7 +146,7 @@ def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool,
     how = (
         f": pip install '{REQUIREMENTS[missing]}'"
         if missing in REQUIREMENTS
-        else " (docs/install.md says how to install it)"
+        else " (docs/install.md in the repository says how to install it)"
     )
     with pytest.raises(SystemExit) as stopped:
         main([tool, *NEEDED[tool].split()])
@@ -143,6 +163,17 @@ def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool,
 def test_an_import_error_that_names_no_package_is_printed(error, sentence):
     with pytest.raises(SystemExit, match=f"^program: {sentence}"), ending_in_one_sentence("program"):
         raise error
+
+
+def test_a_tool_whose_output_nobody_reads_ends_without_a_message(tmp_path):
+    text = tmp_path / "test.de"
+    text.write_text("ein Haus\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fairseq_rope", "score", "--sys", text, "--ref", text, "--target-lang", "de"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("ignored", [True, False])
