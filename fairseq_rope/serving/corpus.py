@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import InputError, warn
-from ..files import checksum, written_whole
+from ..files import written_whole
 from ..launch.jobs import Launcher, Watcher, outcomes
 from ..launch.slurm import cancel_jobs_in
 from ..locks import holder_of, locked, note_holder
@@ -198,7 +198,7 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
     """Return what must be the same at each start, with names for messages."""
     sums = exported_settings(how.model)["sha256"]
     refuse_changed_files(how.model, sums)
-    sums = {**sums, SETTINGS: checksum(os.path.join(how.model, SETTINGS))}
+    sums = {**sums, SETTINGS: how.described}
     drawn = how.sampling and {"--sampling-topk": how.sampling.topk or "all words", "--seed": how.sampling.seed}
     return {
         "--input": " ".join(map(os.path.abspath, inputs)),

@@ -15,11 +15,11 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
-from ..files import written_whole
+from ..files import checksum, written_whole
 from ..launch import flags
 from ..lines import naming_damage
 from ..serving.ctranslate2_search import Sampling, available_cores
-from ..serving.exported_folder import CHARACTERS, TranslateError, exported_settings, refuse_numbers
+from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 
@@ -248,6 +248,7 @@ def _translate_corpus(args: argparse.Namespace) -> None:
         device=args.device,
         strict=args.strict,
         sampling=_sampling(args),
+        described=checksum(os.path.join(args.model, SETTINGS)),
     )
 
     def progress(total: int, finished: int) -> Any:

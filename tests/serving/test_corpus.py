@@ -275,6 +275,21 @@ def test_an_input_that_changes_while_it_is_translated_is_refused(run, tmp_path, 
     assert run(["a"]) == "--input a: has changed since its first lines were translated"
 
 
+def test_a_model_that_is_replaced_while_it_translates_is_refused(model, run, tmp_path, monkeypatch):
+    shutil.copytree(model, tmp_path / "model")
+    write(tmp_path / "a", sentences(30))
+    translate_shard = corpus.translate_shard
+
+    def replacing(how, shard):
+        translate_shard(how, shard)
+        change_setting(tmp_path / "model", "checkpoint", "another.pt")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "translate_shard", replacing)
+        assert run(["a"], "--model", "model") == "--model model: has changed since the first lines were translated"
+    assert len(list((tmp_path / "out" / "shards").glob("*.txt"))) == 1, "only the shard of the first model"
+
+
 def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, translated_shards):
     whole = gzip.compress("\n".join(sentences(30)).encode())
     (tmp_path / "in.gz").write_bytes(whole[:-9])
