@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -124,7 +125,9 @@ def test_a_killed_command_continues_with_its_jobs_that_still_run(slurm, tmp_path
 
 
 def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
-    launched = QuickLaunched(slurm, tmp_path, "ab")
+    """Also if variables give squeue and scancel other options."""
+    others = {"SQUEUE_PARTITION": "none", "SCANCEL_STATE": "PENDING"}
+    launched = QuickLaunched(slurm, tmp_path, "ab", **others)
     for name in "ab":
         launched.wait_for(name, "begun")
     launched.process.send_signal(signal.SIGINT)
@@ -132,6 +135,18 @@ def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
     launched.process.wait(LIMIT)
     assert time.monotonic() - begun < 30
     assert [slurm.state(launched.job(name)) for name in "ab"] == ["CANCELLED"] * 2
+
+
+def test_jobs_of_a_hidden_partition_are_cancelled(slurm, tmp_path):
+    """root sees all partitions, and so another user cancels the job, who can read the files of this test."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n")
+    tmp_path.chmod(0o777)
+    user = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    slurm.do(*user, "sbatch", "--hold", "--partition=hidden", "--chdir=/", "--output=/dev/null", script)
+    cancel = f"from fairseq_rope.launch import slurm; print(*slurm.cancel_jobs_in(slurm.Path({str(tmp_path)!r})))"
+    (number,) = slurm.do(*user, sys.executable, "-c", cancel).split()
+    assert slurm.state(number) == "CANCELLED"
 
 
 def test_the_time_limit_of_a_job_is_named(slurm, limited):
