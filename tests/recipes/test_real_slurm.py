@@ -8,9 +8,12 @@ import time
 
 import pytest
 
+from fairseq_rope.lines import read_lines
+from fairseq_rope.serving.translator import Translator
 from tests.commands import LIMIT
 from tests.real_slurm import Launched, RealSlurm, lacking
 from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
+from tests.serving.exports import exported
 
 pytestmark = pytest.mark.slow
 QUICK = ["-c", "from tests.recipes.quick_runs import main; main()"]
@@ -175,6 +178,18 @@ def test_a_comparison_runs_on_two_nodes_to_its_report_which_names_the_cancelled_
         (name, what) for name in NAMES for what in ("begun", "done")
     ]
     assert not compared.shows("sacct") and not compared.shows("accounting")
+
+
+def test_texts_for_the_training_set_are_translated_by_jobs(slurm, trained, data_bin, tmp_path):
+    model, work = exported(trained, data_bin, tmp_path / "model"), tmp_path / "work"
+    where = ["--data-dir", small_corpus(100, 17), "--work-dir", work, "--gpus", "0", "--stop-stage", "2"]
+    flags = [f"distillation_model={model}", "translate_flags=--launcher slurm --slurm time=60"]
+    Launched(slurm, tmp_path, ["-m", "recipes.pipeline", "demo", *where, *setting_flags(*SMALL, *flags)]).wait_for_end()
+    with Translator(str(model)) as translator:
+        expected = list(translator.translate_lines(read_lines(str(work / "raw" / "train.en"))))
+    assert read_lines(str(work / "raw" / "translated.de"), may_be_blank=True) == expected
+    jobs = slurm.do("squeue", "--noheader", "--states=all", "--format=%T %o").splitlines()
+    assert [job.split()[0] for job in jobs if str(work) in job] == ["COMPLETED"]
 
 
 def test_no_run_is_lost_while_slurmctld_does_not_answer(slurm, tmp_path):
