@@ -140,6 +140,18 @@ def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
     assert [slurm.state(launched.job(name)) for name in "ab"] == ["CANCELLED"] * 2
 
 
+def test_a_second_interrupt_names_the_jobs_that_may_still_run(slurm, tmp_path):
+    launched = QuickLaunched(slurm, tmp_path, "ab")
+    for name in "ab":
+        launched.wait_for(name, "begun")
+    for _ in range(2):
+        launched.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    launched.process.wait(LIMIT)
+    numbers = " ".join(launched.job(name) for name in "ab")
+    assert launched.shows(f"== SLURM's jobs {numbers} may still run; cancel them with scancel\n")
+
+
 def test_jobs_of_a_hidden_partition_are_cancelled(slurm, tmp_path):
     """root sees all partitions, and so another user cancels the job, who can read the files of this test."""
     script = tmp_path / "job.sh"
