@@ -206,6 +206,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         of_shards = ("--shard-lines", args.shard_lines), ("--strict", args.strict)
         for flag, value in (("--jobs", args.jobs), *of_shards, slurm):
             if value:
+                flag += "" if value is True else f" {value}"
                 raise TranslateError(f"{flag}: needs --output-dir, which divides the input among processes")
         if args.input and len(args.input) > 1:
             raise TranslateError(f"--input {' '.join(args.input)}: must be one file without --output-dir")
@@ -214,6 +215,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise TranslateError("--output-dir: needs --input with files, and cannot read standard input")
     for flag, value in (("--output", args.output), ("--nbest", args.nbest), ("--documents", args.documents)):
         if value:
+            flag += "" if value is True else f" {value}"
             raise TranslateError(f"{flag}: is not supported with --output-dir, which writes a line for each line")
 
 
