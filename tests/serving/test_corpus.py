@@ -352,6 +352,14 @@ def test_numbers_out_of_their_range_are_refused(capsys, flag, value):
     assert f"{flag} {value}: must be an integer from 1 to 1000000" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": {}}'])
+def test_a_damaged_plan_is_refused_by_name(run, tmp_path, content):
+    write(tmp_path / "a", sentences(2))
+    assert run(["a"]) is None
+    (tmp_path / "out" / "shards" / "plan.json").write_text(content)
+    assert run(["a"]) == "--output-dir out: out/shards/plan.json is damaged; give another folder"
+
+
 def test_two_processes_do_not_translate_into_the_same_folder(run, tmp_path):
     write(tmp_path / "a", sentences(2))
     (tmp_path / "out" / "shards").mkdir(parents=True)
@@ -595,6 +603,14 @@ def test_counts_are_read_at_most_once_a_second_and_for_a_twentieth_of_the_time(t
         progress.looked()
         clock[0] += 0.1
     assert all(10.5 < later - earlier < 10.7 for earlier, later in itertools.pairwise(reads)) and len(reads) == 3
+
+
+def test_waiting_is_a_warning_which_recipes_show(tmp_path, capsys):
+    progress, shard = corpus._Progress(Bar()), a_shard(tmp_path, ["dog"])
+    progress.waits(shard, "SLURM is full")
+    progress.waits(None, "SLURM is off")
+    begin = "fairseq-rope translate: warning: "
+    assert capsys.readouterr().err == f"{begin}lines 1 to 1 of {shard.input}: SLURM is full\n{begin}SLURM is off\n"
 
 
 def test_a_result_that_a_network_file_system_shows_late_is_waited_for(tmp_path, monkeypatch):
