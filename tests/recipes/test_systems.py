@@ -24,7 +24,7 @@ from recipes.compare.__main__ import Comparison, build_parser
 from recipes.compare.stages import stages_of
 from recipes.compare.systems import System
 from recipes.pipeline.stage08_average import Average
-from recipes.run import launch
+from recipes.run import launch, shell
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.stamps import Stamps
@@ -624,6 +624,12 @@ def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_the
     given.launcher = "local"
     with pytest.raises(StageError, match="--gpus 99: this machine has "):
         Comparison(given, "", compared, [*compared.values()]).check()
+
+
+def test_the_signal_before_slurms_time_limit_does_not_end_a_command_before_its_job(tmp_path):
+    command = "kill -USR2 $$; bash -c 'kill -USR2 $$'; echo goes on"
+    shell.run_logged(Average(), command, None, tmp_path / "logs" / "log", ())
+    assert (tmp_path / "logs" / "log").read_text() == "goes on\n"
 
 
 @pytest.mark.parametrize(
