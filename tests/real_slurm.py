@@ -86,6 +86,7 @@ class RealSlurm:
             address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={own_port}"
             lines.append(f"NodeName={name} {address} CPUs={cpus} Gres=first:1,second:1 RealMemory=4000 State=UNKNOWN\n")
         lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES LLN=YES MaxTime=INFINITE State=UP\n")
+        lines.append(f"PartitionName=hidden Nodes={self.nodes[0]} Hidden=YES State=UP\n")
         self.configuration = self.folder / "slurm.conf"
         self.configuration.write_text("".join(lines))
         self.environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
@@ -103,7 +104,8 @@ class RealSlurm:
         return self
 
     def __exit__(self, *_):
-        self.ask("scancel", "--partition=all")
+        for partition in ("all", "hidden"):
+            self.ask("scancel", f"--partition={partition}")
         # A slurmd can wait for a long time for the last processes of jobs.
         self._end("slurmctld", *(f"slurmd.{name}" for name in self.nodes), seconds=3, must=False)
         kill([pid for pid, _, _ in self._processes()])
@@ -148,7 +150,8 @@ class RealSlurm:
 
     def wait_for_nodes(self):
         def idle():
-            return self.ask("sinfo", "--noheader", "--Node", "--format=%t").stdout.split() == ["idle"] * len(self.nodes)
+            states = self.ask("sinfo", "--noheader", "--Node", "--partition=all", "--format=%t").stdout.split()
+            return states == ["idle"] * len(self.nodes)
 
         self.wait_until(idle, "the nodes are not idle")
 

@@ -30,6 +30,8 @@ def refuse_contradictions(args: argparse.Namespace) -> None:
         if parameter.startswith("additional_parameters="):
             dictionary = "submitit's additional_parameters is a dictionary, and not a flag here"
             raise InputError(f"--slurm {parameter}: {dictionary}")
+        if re.fullmatch("(nodes|ntasks_per_node)=(?!1$).*", parameter, re.S):
+            raise InputError(f"--slurm {parameter}: must be 1, because each job is one process")
     if args.launcher == "slurm":
         minutes = [parameter.partition("=")[2] for parameter in args.slurm if parameter.startswith("time=")]
         if not minutes:

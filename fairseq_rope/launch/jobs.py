@@ -171,6 +171,10 @@ class _Launch(Generic[Task, Result]):
                     slurm.cancel_jobs_in(self._folder)
                 except InputError as error:
                     self._watcher.waits(None, str(error))
+                except BaseException:  # a second Ctrl-C
+                    numbers = " ".join(job.job_id for _, job in self._running.values())
+                    self._watcher.waits(None, f"SLURM's jobs {numbers} may still run; cancel them with scancel")
+                    raise
             return
         jobs = [job for _, job in self._running.values()]
         for job in jobs:

@@ -5,7 +5,9 @@ submitit asks for states only the accounting, which many clusters lack, and prin
 
 import contextlib
 import io
+import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +38,9 @@ ENDED = (
     "PREEMPTED",
     "TIMEOUT",
 )
+# Variables with options: for example, SQUEUE_PARTITION hides the jobs of other partitions.
+OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+NEEDED = ("sbatch", "squeue", "scancel")
 QUEUED = ("Priority", "Resources")  # the reasons that alternate while a job waits for its turn
 
 
@@ -117,8 +122,11 @@ def executor(parameters: Mapping[str, Any], folder: Path) -> SlurmExecutor:
     """Return submitit's executor with *parameters*, whose files will be in *folder*.
 
     Raises:
-        InputError: this machine has no SLURM, or submitit does not know a parameter
+        InputError: this machine lacks a program of SLURM, or submitit does not know a parameter
     """
+    if missing := [program for program in NEEDED if shutil.which(program) is None]:
+        why = f"must be programs of the machine that submits jobs, which has no {', '.join(missing)}"
+        raise InputError(f"--launcher slurm: {', '.join(NEEDED)} {why}")
     try:
         created = _Executor(folder=folder)
         created.update_parameters(**{"stderr_to_stdout": True, **parameters})
@@ -178,7 +186,7 @@ def cancel_jobs_in(folder: Path) -> list[str]:
 
 def _jobs_in(folder: Path) -> list[str] | None:
     """The numbers of those jobs that have not ended; None: slurmctld does not answer."""
-    shown = _ask("squeue", "--me", "--noheader", "--format=%i|%o")
+    shown = _ask("squeue", "--me", "--all", "--noheader", "--format=%i|%o")  # all: also those of hidden partitions
     if shown.returncode:
         return None
     rows = (line.strip().partition("|") for line in shown.stdout.splitlines())
@@ -186,8 +194,10 @@ def _jobs_in(folder: Path) -> list[str] | None:
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM and keep what it prints."""
+    """Run a program of SLURM and keep what it prints. Variables that are options of these programs have no effect."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
+    pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True}
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, **pipes, env=variables, text=True, check=False)
     except OSError as error:  # not all clusters have sacct
         return subprocess.CompletedProcess(command, 1, "", str(error))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import InputError, warn
-from ..files import checksum, written_whole
+from ..files import written_whole
 from ..launch.jobs import Launcher, Watcher, outcomes
 from ..launch.slurm import cancel_jobs_in
 from ..locks import holder_of, locked, note_holder
@@ -198,7 +198,7 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
     """Return what must be the same at each start, with names for messages."""
     sums = exported_settings(how.model)["sha256"]
     refuse_changed_files(how.model, sums)
-    sums = {**sums, SETTINGS: checksum(os.path.join(how.model, SETTINGS))}
+    sums = {**sums, SETTINGS: how.described}
     drawn = how.sampling and {"--sampling-topk": how.sampling.topk or "all words", "--seed": how.sampling.seed}
     return {
         "--input": " ".join(map(os.path.abspath, inputs)),
@@ -217,16 +217,16 @@ def _read_plan(plan: str, inputs: Sequence[str], folder: str, present: dict[str,
     with open(plan, encoding="utf-8") as file:
         try:
             content = json.load(file)
-        except ValueError:
+            before, rows = content["settings"], content["files"]
+        except (ValueError, TypeError, LookupError):
             raise TranslateError(f"--output-dir {folder}: {plan} is damaged; give another folder") from None
-    before = content["settings"]
     for name in dict.fromkeys([*present, *before]):
         if present.get(name) != before.get(name):
             was = f"{name} was {before.get(name, 'not used')} when --output-dir {folder} was begun"
             ways = "give the same value, or another --output-dir"
             raise TranslateError(f"{was}, and is now {present.get(name, 'not used')}: {ways}")
     same = {"folder": folder, "shard_lines": present["--shard-lines"]}
-    return [CorpusFile(path, n, **row, **same) for n, (path, row) in enumerate(zip(inputs, content["files"]))]
+    return [CorpusFile(path, n, **row, **same) for n, (path, row) in enumerate(zip(inputs, rows))]
 
 
 def _refuse_state(file: CorpusFile, strict: bool) -> None:
@@ -343,7 +343,7 @@ class _Progress(Watcher[Shard]):
         self._running[task] = 0
 
     def waits(self, task: Shard | None, why: str) -> None:
-        _say(self._bar, why if task is None else f"{task}: {why}")
+        _say(self._bar, f"warning: {why}" if task is None else f"warning: {task}: {why}")  # recipes show warnings
 
     def looked(self) -> None:
         begun = time.monotonic()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 from ..errors import InputError
-from ..files import written_whole
+from ..files import checksum, written_whole
 from ..lines import naming_damage
 from ..locks import locked
 from .ctranslate2_search import UNSEEDED, Sampling
-from .exported_folder import CHARACTERS, TranslateError
+from .exported_folder import CHARACTERS, SETTINGS, TranslateError
 from .translator import LINES, Translator, decoded
 
 REFUSED = ".refused.tsv"  # the ending of the list of lines that were not translated
@@ -34,6 +34,7 @@ class How:
     device: str
     strict: bool  # whether a line that cannot be translated ends the run
     sampling: Sampling | None = None  # None: beam search
+    described: str | None = None  # the SHA-256 of the model's settings, which must not change; None: not compared
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,19 @@ def translate_shard(how: How, shard: Shard) -> None:
                 raise TranslateError(f"--input {shard.input}: has changed since its first lines were translated")
             options = (how.model, how.threads, how.device, how.shortlist, how.replace_unk)
             translator = Translator(*options, sampling_of(how, shard))
+            _refuse_another_model(how)  # after it is loaded, because it can be replaced at any moment
             translator.settings.update(how.search)
             with translator, contextlib.suppress(_FinishedByAnother):
                 _write(translator, how, shard)
     if shard.is_copied:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(shard.source)
+
+
+def _refuse_another_model(how: How) -> None:
+    """Raise a TranslateError if the model is not the one with which the run began. Its settings have its checksums."""
+    if how.described not in (None, checksum(os.path.join(how.model, SETTINGS))):
+        raise TranslateError(f"--model {how.model}: has changed since the first lines were translated")
 
 
 def sampling_of(how: How, shard: Shard) -> Sampling | None:

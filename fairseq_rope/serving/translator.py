@@ -124,8 +124,12 @@ class Translator:
     def __enter__(self) -> "Translator":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except TranslateError:  # this thread translates: if an exception, for example of a signal, ends it, that counts
+            if kind is None:
+                raise
 
     @overload
     def translate(self, text: str, beam: int | None = ..., lenpen: float | None = ...) -> str: ...  # type: ignore[overload-overlap]

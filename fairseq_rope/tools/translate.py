@@ -15,11 +15,11 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
-from ..files import written_whole
+from ..files import checksum, written_whole
 from ..launch import flags
 from ..lines import naming_damage
 from ..serving.ctranslate2_search import Sampling, available_cores
-from ..serving.exported_folder import CHARACTERS, TranslateError, exported_settings, refuse_numbers
+from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 
@@ -206,6 +206,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         of_shards = ("--shard-lines", args.shard_lines), ("--strict", args.strict)
         for flag, value in (("--jobs", args.jobs), *of_shards, slurm):
             if value:
+                flag += "" if value is True else f" {value}"
                 raise TranslateError(f"{flag}: needs --output-dir, which divides the input among processes")
         if args.input and len(args.input) > 1:
             raise TranslateError(f"--input {' '.join(args.input)}: must be one file without --output-dir")
@@ -214,6 +215,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         raise TranslateError("--output-dir: needs --input with files, and cannot read standard input")
     for flag, value in (("--output", args.output), ("--nbest", args.nbest), ("--documents", args.documents)):
         if value:
+            flag += "" if value is True else f" {value}"
             raise TranslateError(f"{flag}: is not supported with --output-dir, which writes a line for each line")
 
 
@@ -248,6 +250,7 @@ def _translate_corpus(args: argparse.Namespace) -> None:
         device=args.device,
         strict=args.strict,
         sampling=_sampling(args),
+        described=checksum(os.path.join(args.model, SETTINGS)),
     )
 
     def progress(total: int, finished: int) -> Any:

@@ -3,6 +3,7 @@
 :class:`Settings` has the type, the range or choices, and the description of every setting.
 """
 
+import argparse
 import contextlib
 import difflib
 import math
@@ -11,8 +12,10 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from fairseq_rope.errors import InputError
+from fairseq_rope.launch import flags as launcher_flags
 from fairseq_rope.serving.exported_folder import QUANTIZATIONS
 from recipes.run.yaml_file import SettingsError, read_yaml, read_yaml_file
 
@@ -81,6 +84,7 @@ class Settings:
     distillation_model: str = _setting(
         "", "exported model that makes the targets of the training set", names_model=True
     )
+    translate_flags: str = _setting("", "flags of fairseq-rope translate for these two: where its processes run")
 
     layers: int = _learnt(6, "number of encoder layers, and of decoder layers", 1)
     width: int = _learnt(512, "size of embeddings and layers", 1)
@@ -231,6 +235,7 @@ def check_values(settings: Settings) -> None:
         "valid_files",
         "test_files",
         "back_translation_files",
+        "translate_flags",
         "fairseq_train_flags",
         "fairseq_generate_flags",
     ):
@@ -248,6 +253,7 @@ def check_values(settings: Settings) -> None:
         must = "must name as many references for each file, separated by commas"
         raise SettingsError(f"--set test_files={settings.test_files}: {must}")
     _refuse_own_flags(settings)
+    _check_translate_flags(settings.translate_flags)
     _check_training(settings)
 
 
@@ -258,6 +264,34 @@ def _refuse_own_flags(settings: Settings) -> None:
             if word.partition("=")[0] in own or re.match(r"-[ast](?!-)", word) and word[:2] in own:
                 instead = "use the recipe's own flags and settings instead"
                 raise SettingsError(f"{word} among the flags for fairseq-{program}: {instead}")
+
+
+class _TranslateFlags(argparse.ArgumentParser):
+    """Reads the flags of ``fairseq-rope translate`` that do not change the translations."""
+
+    NAMES = ("--jobs", "--threads", "--device", "--launcher", "--slurm-partition", "--slurm")
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        for name in self.NAMES[:2]:
+            self.add_argument(name, type=int, default=1)
+        self.add_argument(self.NAMES[2], choices=("cpu", "cuda", "auto"))
+        launcher_flags.add_flags(self, "shard")
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def _check_translate_flags(text: str) -> None:
+    """Raise a SettingsError if a flag for the translations is unknown, or does not only say where they run."""
+    try:
+        args = _TranslateFlags().parse_args(shlex.split(text))
+        launcher_flags.refuse_contradictions(args)
+        if min(args.jobs, args.threads) < 1:
+            raise InputError("--jobs and --threads must be 1 or more")
+    except InputError as error:
+        may_be = f"it may contain {', '.join(_TranslateFlags.NAMES)}"
+        raise SettingsError(f"--set {shlex.quote(f'translate_flags={text}')}: {error}; {may_be}") from None
 
 
 def _check_translated(settings: Settings) -> None:

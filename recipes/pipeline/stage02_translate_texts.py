@@ -4,10 +4,12 @@ Back-translation makes sources for monolingual texts of the target language (Sen
 distillation makes targets for the sources of the training set (Kim and Rush 2016, arXiv:1606.07947).
 """
 
-import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope.serving.ctranslate2_search import available_cores
 from fairseq_rope.serving.exported_folder import SETTINGS
 from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
 from recipes.pipeline.settings import SEARCHES
@@ -44,7 +46,10 @@ class TranslateTexts(TranslationStage):
         copy = f"rm -rf {quoted(shards)} && cp {quoted(text, part)} && mv {quoted(part, given)}"
         shell.command(copy, makes=[given])
         search = SEARCHES[settings.back_translation_search] if settings.back_translation_model else ""
-        model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)} --jobs {os.cpu_count()}"
-        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out}{search}")
+        model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)}"
+        flags = shlex.split(settings.translate_flags)
+        if not re.search("--(jobs|launcher)", settings.translate_flags):
+            flags += ["--jobs", str(available_cores())]
+        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}")
         shell.write(f"cat {quoted(shards / given.name)}", made, makes=[made])
         shell.command(f"rm -rf {quoted(shards)}")

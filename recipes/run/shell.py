@@ -22,6 +22,10 @@ from recipes.run.stamps import Partial
 PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
 DEFAULTS = {"TQDM_MININTERVAL": "0.5"}  # of variables that the user has not set
 
+# SLURM sends this signal to all processes of a job before its time limit. Only the job itself, submitit, handles it: it
+# ends the commands, and says that the time was over. A command that ended first would hide this reason.
+IGNORED = "trap '' USR2; "
+
 # The texts are UTF-8 on every machine, also those that fairseq-generate prints.
 UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": ""}  # the second one, if not empty, would precede
 
@@ -126,7 +130,7 @@ def run_logged(
     bar = _Bar()
     with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen(
-            ["bash", "-c", f"set -euo pipefail; {command}"], cwd=ROOT, env=environment, pass_fds=locks,
+            ["bash", "-c", f"{IGNORED}set -euo pipefail; {command}"], cwd=ROOT, env=environment, pass_fds=locks,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             encoding="utf-8", errors="replace",
             start_new_session=True,  # so that one signal ends all processes of a pipeline

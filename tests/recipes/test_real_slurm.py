@@ -3,13 +3,17 @@
 import json
 import re
 import signal
+import sys
 import time
 
 import pytest
 
+from fairseq_rope.lines import read_lines
+from fairseq_rope.serving.translator import Translator
 from tests.commands import LIMIT
 from tests.real_slurm import Launched, RealSlurm, lacking
 from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
+from tests.serving.exports import exported
 
 pytestmark = pytest.mark.slow
 QUICK = ["-c", "from tests.recipes.quick_runs import main; main()"]
@@ -124,7 +128,9 @@ def test_a_killed_command_continues_with_its_jobs_that_still_run(slurm, tmp_path
 
 
 def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
-    launched = QuickLaunched(slurm, tmp_path, "ab")
+    """Also if variables give squeue and scancel other options."""
+    others = {"SQUEUE_PARTITION": "none", "SCANCEL_STATE": "PENDING"}
+    launched = QuickLaunched(slurm, tmp_path, "ab", **others)
     for name in "ab":
         launched.wait_for(name, "begun")
     launched.process.send_signal(signal.SIGINT)
@@ -132,6 +138,30 @@ def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
     launched.process.wait(LIMIT)
     assert time.monotonic() - begun < 30
     assert [slurm.state(launched.job(name)) for name in "ab"] == ["CANCELLED"] * 2
+
+
+def test_a_second_interrupt_names_the_jobs_that_may_still_run(slurm, tmp_path):
+    launched = QuickLaunched(slurm, tmp_path, "ab")
+    for name in "ab":
+        launched.wait_for(name, "begun")
+    for _ in range(2):
+        launched.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    launched.process.wait(LIMIT)
+    numbers = " ".join(launched.job(name) for name in "ab")
+    assert launched.shows(f"== SLURM's jobs {numbers} may still run; cancel them with scancel\n")
+
+
+def test_jobs_of_a_hidden_partition_are_cancelled(slurm, tmp_path):
+    """root sees all partitions, and so another user cancels the job, who can read the files of this test."""
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n")
+    tmp_path.chmod(0o777)
+    user = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    slurm.do(*user, "sbatch", "--hold", "--partition=hidden", "--chdir=/", "--output=/dev/null", script)
+    cancel = f"from fairseq_rope.launch import slurm; print(*slurm.cancel_jobs_in(slurm.Path({str(tmp_path)!r})))"
+    (number,) = slurm.do(*user, sys.executable, "-c", cancel).split()
+    assert slurm.state(number) == "CANCELLED"
 
 
 def test_the_time_limit_of_a_job_is_named(slurm, limited):
@@ -160,6 +190,18 @@ def test_a_comparison_runs_on_two_nodes_to_its_report_which_names_the_cancelled_
         (name, what) for name in NAMES for what in ("begun", "done")
     ]
     assert not compared.shows("sacct") and not compared.shows("accounting")
+
+
+def test_texts_for_the_training_set_are_translated_by_jobs(slurm, trained, data_bin, tmp_path):
+    model, work = exported(trained, data_bin, tmp_path / "model"), tmp_path / "work"
+    where = ["--data-dir", small_corpus(100, 17), "--work-dir", work, "--gpus", "0", "--stop-stage", "2"]
+    flags = [f"distillation_model={model}", "translate_flags=--launcher slurm --slurm time=60"]
+    Launched(slurm, tmp_path, ["-m", "recipes.pipeline", "demo", *where, *setting_flags(*SMALL, *flags)]).wait_for_end()
+    with Translator(str(model)) as translator:
+        expected = list(translator.translate_lines(read_lines(str(work / "raw" / "train.en"))))
+    assert read_lines(str(work / "raw" / "translated.de"), may_be_blank=True) == expected
+    jobs = slurm.do("squeue", "--noheader", "--states=all", "--format=%T %o").splitlines()
+    assert [job.split()[0] for job in jobs if str(work) in job] == ["COMPLETED"]
 
 
 def test_no_run_is_lost_while_slurmctld_does_not_answer(slurm, tmp_path):

@@ -5,6 +5,7 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from recipes.compare.__main__ import Comparison, build_parser
 from recipes.compare.stages import stages_of
 from recipes.compare.systems import System
 from recipes.pipeline.stage08_average import Average
-from recipes.run import launch
+from recipes.run import launch, shell
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.stamps import Stamps
@@ -197,6 +198,7 @@ def test_wrong_choices_of_systems_are_refused_by_name(tmp_path, text, flags, mes
             ["--launcher", "slurm", "--slurm", "additional_parameters=x"],
             "--slurm additional_parameters=x: submitit's additional_parameters is a dictionary, and not a flag here",
         ),
+        (["--launcher", "slurm", "--slurm", "nodes=2"], "--slurm nodes=2: must be 1, because each job is one process"),
         (["--launcher", "slurm"], "--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes"),
     ],
 )
@@ -624,9 +626,23 @@ def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_the
         Comparison(given, "", compared, [*compared.values()]).check()
 
 
-def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("submitit.slurm.slurm.shutil.which", lambda name: None)
-    with pytest.raises(InputError, match="^--launcher slurm --slurm time=60: .*srun"):
+def test_the_signal_before_slurms_time_limit_does_not_end_a_command_before_its_job(tmp_path):
+    command = "kill -USR2 $$; bash -c 'kill -USR2 $$'; echo goes on"
+    shell.run_logged(Average(), command, None, tmp_path / "logs" / "log", ())
+    assert (tmp_path / "logs" / "log").read_text() == "goes on\n"
+
+
+@pytest.mark.parametrize(
+    "missing, message",
+    [
+        (["srun"], "^--launcher slurm --slurm time=60: .*srun"),
+        (["scancel"], "^--launcher slurm: sbatch, squeue, scancel must be .*, which has no scancel$"),
+        (["sbatch", "squeue", "scancel", "srun"], "which has no sbatch, squeue, scancel$"),
+    ],
+)
+def test_a_machine_without_slurm_is_refused_in_one_sentence(tmp_path, monkeypatch, missing, message):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in missing else f"/usr/bin/{name}")
+    with pytest.raises(InputError, match=message):
         launch.launcher_of(arguments(launcher="slurm", slurm=["time=60"]), runs(tmp_path, "one")[0])
 
 

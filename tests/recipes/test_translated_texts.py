@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
@@ -213,9 +214,23 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
     assert record["translator"] == {"model": str(model), f"sha256 of {SETTINGS}": sha256}
     kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert kept["back_translation_model"] == str(model) and kept["back_translation_search"] == "beam"
+    again = run_here(words(tmp_path, *back_translation, "translate_flags=--jobs 3"))
+    assert "translate texts for the training set: done before, skipped" in again, "the flags change no translation"
     dry = run_here([*words(tmp_path / "new", *back_translation), "--dry-run"])
     assert f"fairseq-rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
     assert "python -m recipes.text.mix" in dry and "--tag=<bt>" in dry and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, shown", [("", "--jobs 2"), ("--threads 1", "--threads 1 --jobs 2"), ("--jobs 5", "--jobs 5")]
+)
+def test_the_translation_has_the_cores_that_the_recipe_may_use_or_those_of_the_flags(
+    back_translation, tmp_path, monkeypatch, flags, shown
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 4}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    printed = run_here([*words(tmp_path, *back_translation, f"translate_flags={flags}"), "--dry-run"])
+    assert f"--output-dir {tmp_path}/raw/translations {shown}\n" in printed
 
 
 def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
@@ -255,6 +270,13 @@ def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
         (["distillation_model=MODEL", "back_translation_tag=a b"], "back_translation_tag=a b: must have no blanks"),
         (["back_translation_tag=</s>"], "back_translation_tag=</s>: must not be a symbol of fairseq's dictionaries"),
         (["back_translation_search=top5"], "back_translation_search=top5: must be one of beam, sampling, top10"),
+        (
+            ["translate_flags=--beam 2"],
+            "'translate_flags=--beam 2': unrecognized arguments: --beam 2; it may contain --jobs",
+        ),
+        (["translate_flags=--launcher slurm"], "needs --slurm time=MINUTES; submitit would ask for 5 minutes; it may"),
+        (["translate_flags=--jobs 0"], "'translate_flags=--jobs 0': --jobs and --threads must be 1 or more; it may"),
+        (["translate_flags='"], "translate_flags=': no closing quotation"),
         (["back_translation_share=1.5"], "back_translation_share=1.5: must be 0 to 1"),
         (["back_translation_share=-0.1"], "back_translation_share=-0.1: must be 0 to 1"),
         (["back_translation_share=nan"], "back_translation_share"),

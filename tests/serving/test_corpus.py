@@ -275,6 +275,21 @@ def test_an_input_that_changes_while_it_is_translated_is_refused(run, tmp_path, 
     assert run(["a"]) == "--input a: has changed since its first lines were translated"
 
 
+def test_a_model_that_is_replaced_while_it_translates_is_refused(model, run, tmp_path, monkeypatch):
+    shutil.copytree(model, tmp_path / "model")
+    write(tmp_path / "a", sentences(30))
+    translate_shard = corpus.translate_shard
+
+    def replacing(how, shard):
+        translate_shard(how, shard)
+        change_setting(tmp_path / "model", "checkpoint", "another.pt")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "translate_shard", replacing)
+        assert run(["a"], "--model", "model") == "--model model: has changed since the first lines were translated"
+    assert len(list((tmp_path / "out" / "shards").glob("*.txt"))) == 1, "only the shard of the first model"
+
+
 def test_a_damaged_gzip_file_is_refused_before_work_begins(run, tmp_path, translated_shards):
     whole = gzip.compress("\n".join(sentences(30)).encode())
     (tmp_path / "in.gz").write_bytes(whole[:-9])
@@ -292,8 +307,8 @@ OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slu
     "words, message",
     [
         (["--input", "a", "b"], "--input a b: must be one file without --output-dir"),
-        (["--input", "a", "--jobs", "2"], "--jobs: needs --output-dir"),
-        (["--input", "a", "--shard-lines", "2"], "--shard-lines: needs --output-dir"),
+        (["--input", "a", "--jobs", "2"], "--jobs 2: needs --output-dir"),
+        (["--input", "a", "--shard-lines", "2"], "--shard-lines 2: needs --output-dir"),
         (["--strict"], "--strict: needs --output-dir"),
         (["--launcher", "slurm", "--slurm", "time=9"], "--launcher slurm: needs --output-dir"),
         (OF_SLURM[:-2], "--launcher slurm: needs --slurm time=MINUTES"),
@@ -301,8 +316,8 @@ OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slu
         ([*OF_SLURM, "--slurm", "tme=9"], "--launcher slurm --slurm time=9 tme=9: "),
         (["--output-dir", "out"], "--output-dir: needs --input with files, and cannot read standard input"),
         (["--output-dir", "out", "--input", "a", "-"], "--output-dir: needs --input with files, and cannot read"),
-        (["--output-dir", "out", "--input", "a", "--output", "b"], "--output: is not supported with --output-dir"),
-        (["--output-dir", "out", "--input", "a", "--nbest", "2"], "--nbest: is not supported with --output-dir"),
+        (["--output-dir", "out", "--input", "a", "--output", "b"], "--output b: is not supported with --output-dir"),
+        (["--output-dir", "out", "--input", "a", "--nbest", "2"], "--nbest 2: is not supported with --output-dir"),
         (["--output-dir", "out", "--input", "a", "--documents"], "--documents: is not supported with --output-dir"),
         (["--output-dir", "out", "--input", "none"], "--input none: does not exist"),
         (["--output-dir", "out", "--input", "folder"], "--input folder: must be a file"),
@@ -335,6 +350,14 @@ def test_numbers_out_of_their_range_are_refused(capsys, flag, value):
     with pytest.raises(SystemExit, match="^2$"):
         translate.main(["--model", "model", "--output-dir", "out", flag, value])
     assert f"{flag} {value}: must be an integer from 1 to 1000000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": {}}'])
+def test_a_damaged_plan_is_refused_by_name(run, tmp_path, content):
+    write(tmp_path / "a", sentences(2))
+    assert run(["a"]) is None
+    (tmp_path / "out" / "shards" / "plan.json").write_text(content)
+    assert run(["a"]) == "--output-dir out: out/shards/plan.json is damaged; give another folder"
 
 
 def test_two_processes_do_not_translate_into_the_same_folder(run, tmp_path):
@@ -580,6 +603,14 @@ def test_counts_are_read_at_most_once_a_second_and_for_a_twentieth_of_the_time(t
         progress.looked()
         clock[0] += 0.1
     assert all(10.5 < later - earlier < 10.7 for earlier, later in itertools.pairwise(reads)) and len(reads) == 3
+
+
+def test_waiting_is_a_warning_which_recipes_show(tmp_path, capsys):
+    progress, shard = corpus._Progress(Bar()), a_shard(tmp_path, ["dog"])
+    progress.waits(shard, "SLURM is full")
+    progress.waits(None, "SLURM is off")
+    begin = "fairseq-rope translate: warning: "
+    assert capsys.readouterr().err == f"{begin}lines 1 to 1 of {shard.input}: SLURM is full\n{begin}SLURM is off\n"
 
 
 def test_a_result_that_a_network_file_system_shows_late_is_waited_for(tmp_path, monkeypatch):

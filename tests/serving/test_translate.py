@@ -959,6 +959,14 @@ def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
     raise AssertionError("something still refers to it")
 
 
+def test_a_signal_while_a_thread_translates_ends_the_program_with_the_signals_status(model):
+    """The signal comes when the thread has not yet noted that it translates no longer."""
+    ended = pytest.raises(SystemExit, match="^143$")
+    with ended, Translator(str(model), threads=1) as translator, translator._in_use():
+        translator._users.append(threading.get_ident())
+        raise SystemExit(143)
+
+
 def test_a_thread_that_translates_cannot_close_the_translator(model):
     def line():
         with pytest.raises(TranslateError, match="cannot be closed by a thread that is translating"):
