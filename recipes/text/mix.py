@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import islice
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
@@ -24,7 +25,8 @@ def mix(parallel: Sequence[str], translated: Sequence[str], outputs: Sequence[st
         if lines[0] != lines[1]:
             raise InputError(f"{paths[0]} has {lines[0]} lines and {paths[1]} has {lines[1]}: must be as many")
         counts.append(lines[0])
-    wanted = counts[1] if share == 1 else min(counts[1], int(counts[0] * share / (1 - share)))
+    exact = Fraction(str(share))  # 0.6 of 10 pairs are 15; the nearest float would give 14
+    wanted = counts[1] if exact == 1 else min(counts[1], int(counts[0] * exact / (1 - exact)))
     before = [f"{tag} " if tag else "", ""]
     with written_whole(*outputs) as (*files, origins):
         for file, own, more, begin in zip(files, parallel, translated, before, strict=True):

@@ -288,9 +288,9 @@ def test_settings_that_do_not_fit_are_refused(model, settings, problem, tmp_path
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share, expected", [(0.0, 0), (0.25, 2), (0.5, 6), (0.75, 7), (1.0, 7)])
+@pytest.mark.parametrize("share, expected", [(0.0, 0), (0.25, 2), (0.5, 6), (0.6, 9), (0.75, 11), (1.0, 11)])
 def test_the_share_of_translated_pairs_is_at_most_the_stated_one(share, expected, tmp_path):
-    for name, count in (("parallel", 6), ("translated", 7)):
+    for name, count in (("parallel", 6), ("translated", 11)):
         for lang in "ab":
             (tmp_path / f"{name}.{lang}").write_text("".join(f"{name} {lang}{n}\n" for n in range(count)))
     langs = ["--source-lang", "a", "--target-lang", "b", "--share", str(share), "--tag", "<t>"]
