@@ -623,7 +623,7 @@ def words_of(page_path):
 def test_the_page_loads_no_other_files_and_the_table_names_no_folder(written):
     _, folder, results = written
     source = (folder / "report.html").read_text()
-    assert source.count("<img ") == 3 and "<script" not in source and "<link" not in source
+    assert source.count("<img ") == 4 and "<script" not in source and "<link" not in source
     assert all(load.startswith("data:image/svg+xml;base64,") for load in re.findall('(?:src|href)="([^"]*)', source))
     facts = [*ARCHS, results["signatures"]["sacreBLEU"], "0123abc", "fairseq-train data-bin", *page.verdict(results)]
     assert all(fact in words_of(folder / "report.html") for fact in facts)
