@@ -142,7 +142,7 @@ class _Screen(jobs.Watcher[LaunchedRun]):
     """Prints one line for each change, and lets a run begin after the training of its model."""
 
     def __init__(self, runs: int, waiting: Sequence[LaunchedRun], untrained: Collection[Any]) -> None:
-        """*runs* is the number of all runs, of which those *waiting* are not done."""
+        """*runs* is the number of all runs; those *waiting* are not done."""
         self._runs, self._waiting, self._untrained = runs, [*waiting], untrained
         self._running = dict[str, tuple[LaunchedRun, float]]()  # by title, each with the time when it began
         self._took: list[float] = []
