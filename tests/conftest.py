@@ -16,6 +16,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
 from tests.commands import LIMIT, call, train
+from tests.real_slurm import RealSlurm, lacking
 
 # Their assertions print the values that they compare, like those of test modules.
 pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transformer.language_models")
@@ -191,3 +192,13 @@ def build(task):
         return ARCH_MODEL_REGISTRY[arch].build_model(args, task).eval()
 
     return build
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """SLURM itself, with two nodes on this machine. Without programs or root, tests are skipped, with the reason."""
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+    with RealSlurm(tmp_path_factory.mktemp("slurm") / "slurm") as started:
+        yield started

@@ -11,7 +11,7 @@ import pytest
 from fairseq_rope.lines import read_lines
 from fairseq_rope.serving.translator import Translator
 from tests.commands import LIMIT
-from tests.real_slurm import Launched, RealSlurm, lacking
+from tests.real_slurm import Launched
 from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
 from tests.serving.exports import exported
 
@@ -45,15 +45,6 @@ class QuickLaunched(Launched):
         """Let the trainings of these runs end."""
         for name in names:
             (self.folder / name / "end").touch()
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    reason = lacking()
-    if reason:
-        pytest.skip(reason)
-    with RealSlurm(tmp_path_factory.mktemp("slurm") / "slurm") as started:
-        yield started
 
 
 SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]

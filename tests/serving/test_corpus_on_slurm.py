@@ -9,19 +9,10 @@ import pytest
 
 from fairseq_rope.tools import translate
 from tests.commands import LIMIT
-from tests.real_slurm import Launched, RealSlurm, lacking
+from tests.real_slurm import Launched
 
 pytestmark = pytest.mark.slow
 WORDS = "the a dog cat sees takes red blue big old house book under over".split()
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    reason = lacking()
-    if reason:
-        pytest.skip(reason)
-    with RealSlurm(tmp_path_factory.mktemp("slurm") / "slurm") as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
