@@ -190,20 +190,24 @@ def test_wrong_flags_of_serve_end_in_one_sentence(monkeypatch, capsys, flags, me
 
 
 @pytest.mark.slow
-def test_a_corpus_is_translated_with_each_number_of_processes(monkeypatch, capsys):
-    monkeypatch.setattr(corpus, "SIZES", {"small": TINY})
+def test_a_corpus_is_translated_with_each_number_of_processes(monkeypatch, capsys, tmp_path):
+    vocabulary = dictionary(TINY["vocab"])
+    model = serve.Exported(TINY, vocabulary, [([vocabulary.nspecial], 2)], "int8", tmp_path / "model").folder
+    (tmp_path / "lines").write_text("w1 w2\nw3\nw4 w5 w6\n")
     calls, translate = [], corpus.translate
 
     def observed(*args):
         translate(*args)
-        model, text, _, lines, *numbers = args
+        _, text, _, lines, *numbers = args
         outputs = {path.read_text().count("\n") for path in text.parent.glob("output*/text")}
-        calls.append((numbers, lines, outputs))
+        calls.append((numbers, lines, outputs, text.read_text().splitlines()[2:5]))
 
     monkeypatch.setattr(corpus, "translate", observed)
-    monkeypatch.setattr(sys, "argv", "corpus --lines 40 --shard-lines 20 --rounds 1 --json".split())
+    flags = f"corpus --model {model} --input {tmp_path / 'lines'} --lines 40 --shard-lines 20 --rounds 1 --json"
+    monkeypatch.setattr(sys, "argv", flags.split())
     corpus.main()
-    assert calls == [([1, 2], 20, {40}), ([2, 1], 20, {40})] * 2
+    again = ["w4 w5 w6", "w1 w2", "w3"]
+    assert calls == [([1, 2], 20, {40}, again), ([2, 1], 20, {40}, again)] * 2
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["processes"] for row in rows] == list(corpus.CANDIDATES) and rows[0]["times as fast"] == 1
 
