@@ -103,6 +103,16 @@ def translated(model, tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize("flags", [["--output"], ["--shard-lines", "1", "--output-dir"]])
+def test_it_translates_with_a_closed_standard_error(model, translated, tmp_path, flags):
+    text = tmp_path / "text"
+    text.write_text("the dog\nthe cat\n")
+    running = command(model, "--input", text, *flags, tmp_path / "out", stderr=None, preexec_fn=lambda: os.close(2))
+    assert running.communicate(timeout=LIMIT)[0] == "" and running.returncode == 0
+    output = tmp_path / "out" if flags == ["--output"] else tmp_path / "out" / "text"
+    assert output.read_text().splitlines() == translated(text.read_text())[0]
+
+
 def test_unknown_words_are_replaced_as_by_fairseq_interactive(trained, data_bin, tmp_path):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     words = (data_bin / "dict.de.txt").read_text().split()[::2]
