@@ -104,11 +104,14 @@ def translated(model, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--output"], ["--shard-lines", "1", "--output-dir"]])
-def test_it_translates_with_a_closed_standard_error(model, translated, tmp_path, flags):
+@pytest.mark.parametrize("closed", [[2], [0, 1, 2]])
+def test_it_translates_files_with_closed_standard_streams(model, translated, tmp_path, closed, flags):
     text = tmp_path / "text"
     text.write_text("the dog\nthe cat\n")
-    running = command(model, "--input", text, *flags, tmp_path / "out", stderr=None, preexec_fn=lambda: os.close(2))
-    assert running.communicate(timeout=LIMIT)[0] == "" and running.returncode == 0
+    words = ["--input", text, *flags, tmp_path / "out"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"))
+    running = command(model, *words, **streams, preexec_fn=lambda: [os.close(number) for number in closed])
+    assert running.wait(timeout=LIMIT) == 0
     output = tmp_path / "out" if flags == ["--output"] else tmp_path / "out" / "text"
     assert output.read_text().splitlines() == translated(text.read_text())[0]
 
