@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from fairseq_rope.errors import InputError
@@ -113,9 +114,11 @@ class Comparison:
         if self.tuning is not None:
             runs += self._tune(self.tuning)
         systems_of_a_seed = len({run.system for run in self.runs})
-        for ended, _ in enumerate(self._launch(self.runs), start=1):
-            if ended % systems_of_a_seed == 0:
-                others = self.report(report_runner, must_be=ended == len(self.runs))
+        ended: Counter[int] = Counter()
+        for run in self._launch(self.runs):
+            ended[run.seed] += 1
+            if ended[run.seed] == systems_of_a_seed:
+                others = self.report(report_runner, must_be=ended.total() == len(self.runs))
         problems = [f"{run} is not in the report: {why}" for run, why in others.items()]
         if self.failed:
             problems.insert(0, f"{len(self.failed)} of {runs} runs failed: {'; '.join(self.failed)}")

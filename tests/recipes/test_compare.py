@@ -34,6 +34,7 @@ from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.pipeline.stages import TRAIN
+from recipes.run import launch
 from recipes.run.moves import Moves
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
@@ -678,6 +679,22 @@ def test_a_run_that_another_process_has_finished_is_not_missing(report, monkeypa
     comparison.report(SimpleNamespace(ensure=written.append, run=None), must_be=True)
     assert written[1].failed == {f"A score of {ARCHS[1]}, seed 2": "stage 12 failed"}
     assert [run.title for run in written[1].experiments] == [run.title for run in written[0].experiments]
+
+
+def test_the_report_follows_the_last_run_of_each_seed(monkeypatch):
+    first, second = ([Namespace(system=name, seed=seed) for name in ("sinusoidal", "rope")] for seed in (1, 2))
+    comparison = Comparison(Namespace(), "", {}, [*first, *second])
+    ended, reports = [], []
+
+    def run_side_by_side(runs, *_):
+        for run in (second[1], first[0], second[0], first[1]):  # the third one ends seed 2
+            ended.append(run)
+            yield run, ""
+
+    monkeypatch.setattr(launch, "outcomes", run_side_by_side)
+    monkeypatch.setattr(comparison, "report", lambda runner, must_be: reports.append((len(ended), must_be)) or {})
+    comparison.train(None)
+    assert reports == [(3, False), (4, True)]
 
 
 def test_runs_of_another_length_are_not_compared(report):
