@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import math
+import os
 import re
 import shutil
 import threading
@@ -379,7 +380,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name, flags, sentence", REFUSED)
-def test_bad_input_ends_in_one_sentence_before_work(tmp_path, name, flags, sentence):
+def test_bad_input_ends_in_one_sentence_before_work(tmp_path, monkeypatch, name, flags, sentence):
+    (tmp_path / "bin").mkdir()
+    for program in ("sbatch", "squeue", "scancel", "srun"):  # the machine may have no SLURM
+        (tmp_path / "bin" / program).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     (tmp_path / "short").write_text("abc")
     (tmp_path / "latin").write_bytes("ä: 1\n".encode("latin-1"))
     (tmp_path / "zero").write_text("fine_tuning: {training: '', passage: 0}")
