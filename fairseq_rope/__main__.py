@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words and words[0] in TOOLS:
         try:
             importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
-            if sys.stdout is not None:  # closed
+            if sys.stdout is not None:  # it is None if it was closed
                 sys.stdout.flush()
         except BrokenPipeError:  # the program that reads the output, such as head, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
