@@ -21,7 +21,7 @@ from recipes.compare.stage13_join import Join
 try:
     from recipes.compare import same_precision, tuning
     from recipes.compare.stage15_report import SEEDS, Report, of_equal_length
-    from recipes.compare.stages import finished, stages_of
+    from recipes.compare.stages import finished, runs_in_folders, stages_of
     from recipes.compare.tuning import Tuning
     from recipes.run import launch
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
@@ -135,6 +135,8 @@ class Comparison:
 
     def _tune(self, tuned: Tuning) -> int:
         """Train the runs of *tuned*, and give each system its best value. Returns the number of these runs."""
+        if self.baseline.system not in self._trained():  # --only: no report is possible without an earlier choice
+            tuned.require(tuned.chosen(finished), self.baseline.system, self.failed)
         tuning_runs = tuned.runs(self._trained())
         for _ in self._launch(tuning_runs):
             pass
@@ -181,15 +183,8 @@ class Comparison:
         return others
 
     def finished_runs(self, experiment: Experiment) -> list[Experiment]:
-        """The finished runs of the system of *experiment* with the seeds of the flags, and with those that follow."""
-        runs = []
-        for seed in itertools.count(1):
-            run = dataclasses.replace(experiment, seed=seed)
-            if finished(dataclasses.replace(run, scorers=())):
-                runs.append(run)
-            elif seed >= self.runs[-1].seed:
-                break
-        return runs
+        """The finished runs of the system of *experiment*, from any seed."""
+        return [run for run in runs_in_folders(experiment) if finished(dataclasses.replace(run, scorers=()))]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,11 +1,10 @@
 """Train the new runs of a comparison in the precision of the earlier ones, or say that they differ."""
 
-import dataclasses
-import re
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from recipes.compare.stages import finished
+from recipes.compare.stages import finished, runs_in_folders
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.fairseq_train import asked, devices_and_precision, refuse_another, warning
 from recipes.pipeline.stages import TRAIN
@@ -20,7 +19,8 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
     """
     for run in runs:
         refuse_another(run, TRAIN.resumed(run))
-    earlier = list(dict.fromkeys(filter(None, map(TRAIN.resumed, _in_folders(filter(_is_automatic, compared))))))
+    in_folders = itertools.chain.from_iterable(map(runs_in_folders, filter(_is_automatic, compared)))
+    earlier = list(dict.fromkeys(filter(None, map(TRAIN.resumed, in_folders))))
     for run in (*compared, *runs) if earlier else ():
         run.precision_of_others = earlier[0]
     new_runs = [run for run in runs if _is_automatic(run) and not run.training_of and not TRAIN.resumed(run)]
@@ -39,13 +39,3 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
 
 def _is_automatic(run: Experiment) -> bool:
     return asked(run)[0] == "auto"
-
-
-def _in_folders(experiments: Iterator[Experiment]) -> Iterator[Experiment]:
-    """The runs of *experiments* that have a model folder, from any seed."""
-    for experiment in experiments:
-        for folder in sorted(experiment.work.glob(f"{experiment.system}.seed*")):
-            seed = re.match(r"\d+", folder.name.removeprefix(f"{experiment.system}.seed"))
-            run = dataclasses.replace(experiment, seed=int(seed[0]) if seed else 0)
-            if run.model == folder:
-                yield run

@@ -1,10 +1,11 @@
 """Stage 15: compare the systems' scores and write the report: a page, tables, and the numbers."""
 
 import hashlib
+import itertools
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,8 @@ class Report(TranslationStage):
         words = without(one_line, {"--seeds": 1, "--only": len(last)})
         numbers = {system: [run.seed for run in runs] for system, runs in self.runs.items() if runs}
         commands = []
-        for first, last in sorted({(min(seeds), max(seeds)) for seeds in numbers.values()}):
-            systems = [name for name, seeds in numbers.items() if min(seeds) <= first and last <= max(seeds)]
+        for first, last in sorted({run for seeds in numbers.values() for run in _without_gaps(seeds)}):
+            systems = [name for name, seeds in numbers.items() if {*range(first, last + 1)} <= {*seeds}]
             only = ["--only", *systems] if len(systems) < len(numbers) else []
             seeds_flag = (
                 ["--seeds", str(last) if first == 1 else f"{first}-{last}"] if (first, last) != (1, SEEDS) else []
@@ -189,6 +190,13 @@ class Report(TranslationStage):
             end = words.index("--") if "--" in words else len(words)
             commands.append(shlex.join([*words[:end], *seeds_flag, *only, *words[end:]]))
         return "\n".join(commands)
+
+
+def _without_gaps(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last number of each part of *numbers* that has no gap: 1-3 and 5-5 of 1, 2, 3, 5."""
+    for _, pairs in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        part = [number for _, number in pairs]
+        yield part[0], part[-1]
 
 
 def _missing(earlier: dict[str, Any], runs: dict[str, Any]) -> list[str]:

@@ -1,5 +1,8 @@
 """The stages of a run of a comparison."""
 
+import dataclasses
+import re
+
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage14_translate_joined import TranslateJoined
 from recipes.pipeline.experiment import Experiment
@@ -19,3 +22,12 @@ def stages_of(run: Experiment) -> tuple[TranslationStage, ...]:
 def finished(run: Experiment) -> bool:
     """Whether the stages of *run* are done with the present settings and inputs."""
     return launch.is_done(run, stages_of)
+
+
+def runs_in_folders(experiment: Experiment) -> list[Experiment]:
+    """The runs of the system of *experiment* that have a model folder, from any seed, in the order of the seeds."""
+    start = f"{experiment.system}.seed"
+    names = (folder.name.removeprefix(start) for folder in experiment.work.glob(f"{start}*"))
+    seeds = sorted({int(number[0]) for number in map(re.compile(r"\d+").match, names) if number})
+    runs = (dataclasses.replace(experiment, seed=seed) for seed in seeds)
+    return [run for run in runs if run.model.exists()]

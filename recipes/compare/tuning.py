@@ -115,7 +115,8 @@ class Tuning:
     def require(self, chosen: Mapping[str, Experiment], baseline: str, failed: Mapping[str, str]) -> None:
         """Raise a StageError if the *baseline* is not among the *chosen*."""
         if baseline not in chosen:
-            reasons = "; ".join(f"{run}: {reason}" for run, reason in failed.items()) or "no loss is finite"
+            reasons = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
+            reasons = reasons or "none has ended; name it in --only, too"
             raise StageError(f"--tune {self.setting}: no training of the baseline {baseline} can be chosen: {reasons}")
 
 

@@ -1,5 +1,6 @@
 """Find sentences that are too long for fairseq to train on or to translate, before training starts."""
 
+import shlex
 from collections.abc import Sequence
 
 from recipes.pipeline.experiment import SETS, Experiment
@@ -9,10 +10,14 @@ LONGEST = 1024  # fairseq's default limit in tokens, including the end of the se
 MORE_ROOM = "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
 
 
+def _set_limits(flags: str) -> bool:
+    return any(word.startswith(("--max-source-positions", "--max-target-positions")) for word in shlex.split(flags))
+
+
 def has_room(experiment: Experiment) -> bool:
     """Whether the flags of both the model and the search allow more than LONGEST tokens."""
     settings = experiment.settings
-    return all("-positions" in flags for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags))
+    return all(map(_set_limits, (settings.fairseq_train_flags, settings.fairseq_generate_flags)))
 
 
 def check_lengths(
@@ -22,7 +27,7 @@ def check_lengths(
 
     Training lines over LONGEST are allowed: fairseq skips and reports them.
     """
-    room_to_train = "-positions" in experiment.settings.fairseq_train_flags
+    room_to_train = _set_limits(experiment.settings.fairseq_train_flags)
     existing = [name for name in sets if name != "test" or experiment.settings.test_files]
     for path in experiment.texts(experiment.in_subwords, existing):
         if not path.exists():  # the user removed it after stage 6 to save space

@@ -138,6 +138,13 @@ OWN_FLAGS = {
     "train": ("--arch", "-a", "--seed", "--save-dir", *_LANGUAGES),
     "generate": ("--path", "--gen-subset", "--results-path", *_LANGUAGES),
 }
+# Flags of fairseq-train that leave out checkpoints that are averaged, and the settings to use instead.
+CHECKPOINT_FLAGS = {
+    **dict.fromkeys(
+        ("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints", "--no-save"), "save_every_updates"
+    ),
+    **dict.fromkeys(("--keep-last-epochs", "--keep-interval-updates"), "average_checkpoints"),
+}
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
 # Settings that change the model. With other values than the recipe's own, its folder has another name.
@@ -253,6 +260,7 @@ def check_values(settings: Settings) -> None:
         must = "must name as many references for each file, separated by commas"
         raise SettingsError(f"--set test_files={settings.test_files}: {must}")
     _refuse_own_flags(settings)
+    _refuse_lost_checkpoints(settings)
     _check_translate_flags(settings.translate_flags)
     _check_training(settings)
 
@@ -264,6 +272,22 @@ def _refuse_own_flags(settings: Settings) -> None:
             if word.partition("=")[0] in own or re.match(r"-[ast](?!-)", word) and word[:2] in own:
                 instead = "use the recipe's own flags and settings instead"
                 raise SettingsError(f"{word} among the flags for fairseq-{program}: {instead}")
+
+
+def _refuse_lost_checkpoints(settings: Settings) -> None:
+    """Raise a SettingsError if a flag for fairseq-train leaves out some of the checkpoints that are averaged."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in CHECKPOINT_FLAGS:
+        parser.add_argument(flag, nargs="?", const="")
+    given = vars(parser.parse_known_args(shlex.split(settings.fairseq_train_flags))[0])
+    for flag, setting in CHECKPOINT_FLAGS.items():
+        value = given[flag[2:].replace("-", "_")]
+        most = re.fullmatch(r"\d+", value or "")
+        is_enough = flag.startswith("--keep") and not (most and int(value) < settings.average_checkpoints)
+        if value is not None and not is_enough:
+            lost = f"stage 8 would lack some of the last {settings.average_checkpoints} checkpoints to average"
+            given_as = f"{flag} {value}".rstrip()
+            raise SettingsError(f"{given_as} among the flags for fairseq-train: {lost}; set {setting}")
 
 
 class _TranslateFlags(argparse.ArgumentParser):

@@ -91,6 +91,8 @@ def outcomes(
     *stages_of* gives the stages of a run, in order. It must be a function of a module, so that jobs can import it.
     *program* is the command that repeats the runs.
     """
+    if not runs:
+        return
     # The time left is that of these runs. The others, which may still have to translate, take much less.
     untrained = {run.model for run in runs if not is_trained(run, stages_of)}
     if args.launcher == "local" and (args.jobs or 1) == 1:

@@ -33,6 +33,7 @@ from recipes.compare.comparison import compared_sets
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage15_report import Report, of_equal_length
+from recipes.compare.tuning import Tuning
 from recipes.pipeline.stages import TRAIN
 from recipes.run import launch
 from recipes.run.moves import Moves
@@ -564,6 +565,10 @@ def test_systems_with_different_seeds_are_compared_by_the_seeds_that_both_have(r
     assert re.findall("beam=4 (.*)", fewer) == ["--seeds 1", f"--seeds 2 --only {ARCHS[0]}"]
     assert re.findall("beam=4 (.*)", results["command"]) == [f"--seeds 2 --only {ARCHS[0]}", "--seeds 2-2"]
 
+    with_gap = [replace(run, seed=seed) for run, seed in zip(base, (1, 3), strict=True)]
+    gap = Report({ARCHS[0]: with_gap, ARCHS[1]: other[:1]}, "demo")._command(experiment)
+    assert re.findall("beam=4 (.*)", gap) == ["--seeds 1", f"--seeds 3-3 --only {ARCHS[0]}"]
+
     failed = {f"{ARCHS[1]}, seed 2": "stage 7 (train)\nfailed"}
     apart = Report({ARCHS[0]: base[:1], ARCHS[1]: other[1:], "broken": []}, "demo", failed).results(experiment)
     assert apart["systems"] == ARCHS and apart["joined"][0]["against_baseline"] == {} == apart["joined"][0]["by_seed"]
@@ -681,6 +686,15 @@ def test_a_run_that_another_process_has_finished_is_not_missing(report, monkeypa
     assert [run.title for run in written[1].experiments] == [run.title for run in written[0].experiments]
 
 
+def test_finished_runs_are_found_beyond_seeds_that_are_not_trained(report, monkeypatch):
+    base = report.runs[ARCHS[0]][0]
+    comparison = Comparison(Namespace(), "", {}, [base])
+    shutil.copytree(base.model, replace(base, seed=12).model)
+    shutil.copytree(base.model, replace(base, seed=5).model)
+    monkeypatch.setattr("recipes.compare.__main__.finished", lambda run: run.seed != 5)
+    assert [run.seed for run in comparison.finished_runs(base)] == [1, 2, 12]
+
+
 def test_the_report_follows_the_last_run_of_each_seed(monkeypatch):
     first, second = ([Namespace(system=name, seed=seed) for name in ("sinusoidal", "rope")] for seed in (1, 2))
     comparison = Comparison(Namespace(), "", {}, [*first, *second])
@@ -695,6 +709,17 @@ def test_the_report_follows_the_last_run_of_each_seed(monkeypatch):
     monkeypatch.setattr(comparison, "report", lambda runner, must_be: reports.append((len(ended), must_be)) or {})
     comparison.train(None)
     assert reports == [(3, False), (4, True)]
+
+
+def test_a_tuning_without_the_baseline_is_refused_before_it_trains(monkeypatch):
+    baseline, other = (Namespace(system=name, seed=1) for name in ("sinusoidal", "rope"))
+    tuning = Tuning("learning_rate", {})
+    monkeypatch.setattr(Tuning, "chosen", lambda *_: {})
+    monkeypatch.setattr(launch, "outcomes", lambda *_: pytest.fail("a run was trained"))
+    comparison = Comparison(Namespace(), "", {"sinusoidal": baseline, "rope": other}, [other], tuning=tuning)
+    message = "--tune learning_rate: no training of the baseline sinusoidal can be chosen: none has ended; .*--only"
+    with pytest.raises(StageError, match=message):
+        comparison.train(None)
 
 
 def test_runs_of_another_length_are_not_compared(report):
@@ -797,6 +822,10 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
         (["--", "--arch", "transformer"], "--arch among the flags for fairseq-train"),
         (["--", "-a", "transformer"], "-a among the flags for fairseq-train"),
         (["--", "--save-dir", "x"], "--save-dir among the flags for fairseq-train"),
+        (["--", "--save-interval", "2"], "--save-interval 2 among the flags for fairseq-train: stage 8 would lack"),
+        (["--", "--no-epoch-checkpoints"], "--no-epoch-checkpoints among the flags for fairseq-train: stage 8 would"),
+        (["--", "--keep-last-epochs=1"], "--keep-last-epochs 1 among the flags for fairseq-train"),
+        (["--system", "a=--arch x --no-save", "--system", "b=--arch t"], "2 checkpoints to average; set save_every"),
         (["--archs", "transformer", "transformer"], "names transformer twice"),
         (["--tune", "learning_rate"], "--tune learning_rate: each value must be a number, of type float"),
         (["--tune", "vocab_size=3,4"], "--tune vocab_size=3,4: must be KEY=VALUE,VALUE…, and KEY one of layers, width"),

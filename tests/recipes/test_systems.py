@@ -229,6 +229,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, jobs):
     all_runs[1].training_of = "first"
     outcomes = {run.system: why for run, why in launch.outcomes(all_runs, stages_of, "x", arguments(jobs=jobs))}
     assert list(outcomes) == names or jobs > 1
+    assert [*launch.outcomes([], stages_of, "x", arguments(jobs=jobs))] == []
     assert outcomes["first"] == outcomes["last"] == "" and "no memory" in outcomes["fails"]
     if jobs > 1:
         assert "its process ended without a result" in outcomes["dies"]

@@ -119,6 +119,9 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     for overrides in ([], [train], [generate]):  # both the model and the search must allow it
         with pytest.raises(StageError, match=r"bpe/test.en, line 2, has 1025 tokens, more than the 1024"):
             check_lengths(experiment(tmp=tmp_path, overrides=overrides), 4096)
+    positions = ["fairseq_train_flags=--cross-attention-positions rope", generate]  # not a limit
+    with pytest.raises(StageError, match=r"bpe/test.en, line 2"):
+        check_lengths(experiment(tmp=tmp_path, overrides=positions), 4096)
     check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
     with pytest.raises(StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"):
         check_lengths(experiment(tmp=tmp_path), 900)
