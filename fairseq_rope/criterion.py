@@ -31,6 +31,7 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
+from .modules.linear import with_few_sizes
 from .modules.overrides import hooked, is_exactly, is_plain_linear
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
@@ -65,13 +66,20 @@ def _loss_and_gradients(
     on_target = 1.0 - epsilon - smoothing
 
     # Padding has neither loss nor gradient. To leave it out, the host must know how many tokens remain, and would
-    # wait for a GPU. There, padding is computed like other tokens, with features of zero.
+    # wait for a GPU. There, padding is computed like other tokens, with features of zero. So is some of it in 16 bits
+    # on a CPU, so that products have few different sizes.
     on_host = target.device.type == "cpu"
     is_token = target.ne(pad)
     if on_host:
         tokens = is_token.nonzero().squeeze(1)
+        is_narrow = features.dtype in (torch.bfloat16, torch.float16)
+        if is_narrow:  # see modules/linear.py
+            others = is_token.logical_not().nonzero().squeeze(1)
+            tokens = torch.cat((tokens, others[: with_few_sizes(tokens.numel()) - tokens.numel()]))
         inputs, target = features.index_select(0, tokens), target.index_select(0, tokens)
         is_token = is_token.index_select(0, tokens)
+        if is_narrow:
+            inputs.masked_fill_(~is_token.unsqueeze(1), 0)
     else:
         inputs = features.masked_fill(~is_token.unsqueeze(1), 0)
     weight_sum = weight.sum(0, dtype=torch.float32)  # sum_j x_j is its product with a token's features

@@ -9,6 +9,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
+from .linear import Linear
+
 
 def hooked(module: nn.Module) -> bool:
     """Return whether a hook runs when *module* is called, or when a gradient passes through it."""
@@ -26,4 +28,4 @@ def is_exactly(module: object, *classes: type[nn.Module]) -> bool:
 
 def is_plain_linear(module: Any) -> bool:
     """Return whether *module* only multiplies by a plain tensor and adds a bias, without quantisation or noise."""
-    return is_exactly(module, nn.Linear) and type(module.weight) in (Tensor, nn.Parameter)
+    return is_exactly(module, nn.Linear, Linear) and type(module.weight) in (Tensor, nn.Parameter)

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import option_value
 from ..errors import InputError
+from ..modules.linear import replace_linear_layers
 from .ending import refuse_flags
 from .ignored import heed_flags, logs_without_a_package
 from .options import refuse_numbers
@@ -115,6 +116,8 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     for name in logs_without_a_package(common):
         _set(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
+    if not self.cuda and (option_value(common, "bf16") or option_value(common, "fp16")):
+        replace_linear_layers(self._model)
 
 
 def _set(options: Any, name: str, value: Any) -> None:

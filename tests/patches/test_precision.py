@@ -4,10 +4,14 @@ import re
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.trainer import Trainer
+from torch import nn
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
+from fairseq_rope.modules.linear import Linear
 from fairseq_rope.tools.convert_layout import convert_layout
 from tests import forked_programs
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
@@ -68,6 +72,17 @@ def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, messag
 def test_hydra_refuses_them_too(data_bin, tmp_path, name, message):
     done = by_hydra(data_bin, tmp_path, f"common.{name}=true", check=False)
     assert done.returncode != 0 and message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag, cls", [("--bf16", Linear), ("--memory-efficient-fp16", Linear), (None, nn.Linear)])
+def test_in_16_bits_on_a_cpu_linear_layers_have_products_of_few_sizes(data_bin, flag, cls):
+    words = [data_bin, "--user-dir", PLUGIN, "--arch", "transformer_rope_tiny", "--cpu", "--max-tokens", 250, flag]
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words if word])
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    layer = trainer.model.decoder.layers[0]
+    assert {type(layer.fc1), type(layer.self_attn.q_proj), type(trainer.model.decoder.output_projection)} == {cls}
 
 
 def by_hydra(data, folder, *overrides, check=True):
