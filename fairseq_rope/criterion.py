@@ -31,8 +31,8 @@ from fairseq.models.transformer import (
 )
 from torch import Tensor, nn
 
-from .modules.linear import with_few_sizes
 from .modules.overrides import hooked, is_exactly, is_plain_linear
+from .patches.linear import with_few_sizes
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
 UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
@@ -73,7 +73,7 @@ def _loss_and_gradients(
     if on_host:
         tokens = is_token.nonzero().squeeze(1)
         is_narrow = features.dtype in (torch.bfloat16, torch.float16)
-        if is_narrow:  # see modules/linear.py
+        if is_narrow:  # see patches/linear.py
             others = is_token.logical_not().nonzero().squeeze(1)
             tokens = torch.cat((tokens, others[: with_few_sizes(tokens.numel()) - tokens.numel()]))
         inputs, target = features.index_select(0, tokens), target.index_select(0, tokens)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
-from .linear import Linear
+from ..patches.linear import Linear
 
 
 def hooked(module: nn.Module) -> bool:

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import option_value
 from ..errors import InputError
-from ..modules.linear import replace_linear_layers
 from .ending import refuse_flags
 from .ignored import heed_flags, logs_without_a_package
+from .linear import replace_linear_layers
 from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main

@@ -291,8 +291,8 @@ PATCHES: list[Patch] = [
         "fairseq-hydra-train ignores common.memory_efficient_bf16 and common.memory_efficient_fp16 without common.bf16 "
         "and common.fp16, and trains in float32. The checks of call_main are made here too, since fairseq-hydra-train "
         "loads the plugin after it has called call_main. If tensorboard or wandb is missing, fairseq warns at every "
-        "validation; here it warns once, with the flag. In 16 bits on a CPU, linear layers have products of few "
-        "different sizes, for each of which oneDNN generates code (fairseq_rope/modules/linear.py).",
+        "validation; here it warns once, with the flag. In 16 bits on a CPU, oneDNN generates code for each size of a "
+        "matrix product; linear layers get products of few different sizes here.",
         "fairseq-hydra-train sets bf16 for memory_efficient_bf16, and the row of call_main goes",
     ),
     Patch(

@@ -11,7 +11,7 @@ from torch import nn
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
-from fairseq_rope.modules.linear import Linear
+from fairseq_rope.patches.linear import Linear
 from fairseq_rope.tools.convert_layout import convert_layout
 from tests import forked_programs
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses

@@ -1,4 +1,4 @@
-"""fairseq_rope/modules/linear.py: the results of torch's layer, with products of few different sizes."""
+"""fairseq_rope/patches/linear.py: the results of torch's layer, with products of few different sizes."""
 
 import copy
 
@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_rope.modules.linear import Linear, replace_linear_layers, with_few_sizes
 from fairseq_rope.modules.overrides import is_plain_linear
+from fairseq_rope.patches.linear import Linear, replace_linear_layers, with_few_sizes
 
 SHAPES = [(1, 24), (16, 24), (17, 24), (3, 5, 24), (61, 9, 24), (0, 3, 24)]
 
