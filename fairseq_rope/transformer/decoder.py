@@ -1,6 +1,7 @@
 """The decoder. Source: ``fairseq/models/transformer/transformer_decoder.py``."""
 
 import copy
+from typing import cast
 
 import torch
 from fairseq.data import Dictionary
@@ -58,8 +59,13 @@ class Decoder(TransformerDecoderBase):
         is_custom = self._future_mask.numel() > 0 and self._future_mask is not self._own_mask
         is_causal = not is_custom and TransformerDecoderBase.buffered_future_mask is BUFFERED_FUTURE_MASK
         fairseqs = super().buffered_future_mask
+
+        def compute() -> Tensor:
+            with torch.inference_mode(False):  # else a later training step could not use it
+                return cast(Tensor, fairseqs(tensor))
+
         name = FUTURE_MASK if is_causal else "mask of another kind"
-        mask: Tensor = current_pass().shared(name, (tensor.size(0),), lambda: fairseqs(tensor))
+        mask: Tensor = current_pass().shared(name, (tensor.size(0),), compute)
         if not is_custom:
             self._own_mask = self._future_mask
         return mask

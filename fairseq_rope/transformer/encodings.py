@@ -1,7 +1,6 @@
 """The position encodings of a model's layers: built from its options, and fitted to checkpoints of other encodings."""
 
 import contextlib
-import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -43,12 +42,17 @@ class SidePositions:
     def __init__(self, options: SideOptions, cfg: TransformerConfig) -> None:
         self.options, self.cfg = options, cfg
         self.encoding = options.encoding_class
-        # of the layers that are still to be built; a subclass can build more than its configuration has
-        self._numbers = itertools.chain(options.kept_layers, itertools.count(max([-1, *options.kept_layers]) + 1))
+        self._layers_built = 0
         self._none = NoPositions()
         self._cross: RotaryEmbedding | None = None
         self._first: PositionEncoding | None = None  # that of the first layer with positions
         self._new: PositionEncoding | None = None  # the encoding whose parameters have no initial values yet
+
+    def _next_number(self) -> int:
+        """Return the number of the next layer to build. A subclass can build more than its configuration has."""
+        kept, built = [*self.options.kept_layers], self._layers_built
+        self._layers_built += 1
+        return kept[built] if built < len(kept) else max([-1, *kept]) + 1 + built - len(kept)
 
     def of_layer(self) -> PositionEncoding:
         """Return the encoding for the next layer; the same object each time if layers share it.
@@ -57,7 +61,7 @@ class SidePositions:
             ValueError: an option of the encoding has a value that is not allowed
         """
         side = self.options
-        if next(self._numbers) in side.without_positions:
+        if self._next_number() in side.without_positions:
             return self._none
         if self._first is not None and self.encoding.shared:
             return self._first

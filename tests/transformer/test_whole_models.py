@@ -102,6 +102,21 @@ def test_activation_checkpointing_gives_the_same_gradients(build, name):
             torch.testing.assert_close(other[key], gradient, msg=key, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["the default", *ENCODING_OPTIONS])
+def test_a_model_can_be_trained_after_an_evaluation_in_inference_mode(build, name):
+    model, again = (build(**MODELS[name]).double().eval() for _ in range(2))
+    again.load_state_dict(model.state_dict())
+    with torch.inference_mode():
+        teacher_forcing_of(model)
+    gradients = []
+    for one in (model, again):
+        teacher_forcing_of(one).square().sum().backward()
+        gradients.append({key: value.grad for key, value in one.named_parameters()})
+    assert any(bool(gradient.any()) for gradient in gradients[0].values())
+    for key, gradient in gradients[0].items():
+        assert gradient is gradients[1][key] is None or torch.equal(gradient, gradients[1][key]), key
+
+
 @pytest.mark.parametrize(
     "name, dtype, tolerance",
     [
