@@ -26,6 +26,7 @@ from benchmarks.alternating import build_parser, in_turns, ratio, report
 from benchmarks.processes import in_a_process
 from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, batches, build, dictionary
 from fairseq_rope.patches import optimizers
+from fairseq_rope.patches.linear import replace_linear_layers
 
 
 class Candidate(NamedTuple):
@@ -82,6 +83,8 @@ class Training:
         is_bf16 = DEVICE == "cuda" or candidate.bf16
         if is_bf16:
             self.model.bfloat16()
+            if DEVICE == "cpu":
+                replace_linear_layers(self.model)  # as the trainer does
         weights = list(self.model.parameters())
         fairseqs = mock.patch.object(adam, "Adam", optimizers.FairseqAdam)
         with fairseqs if candidate.arch == "transformer" else contextlib.nullcontext():

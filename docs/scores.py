@@ -10,16 +10,28 @@ GREY = "#777777"  # readable on white and on black, with which GitHub shows a pa
 DIFFERENCE = re.compile(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)")
 
 
-def panels(text: str) -> dict[str, list[tuple[str, float, float, float]]]:
-    """Return the differences to the baseline in the first table of *text*, with their intervals, by the data set."""
+def cells(text: str) -> list[list[str]]:
+    """Return the cells of the first table of *text*, by the row; the heads are the first row."""
     table = re.search(r"(?:^\|.*\n)+", text, re.M)
     assert table is not None, f"{PAGE} has no table"
     head, _, *rows = ([cell.strip(" `") for cell in row.strip("|").split("|")] for row in table[0].splitlines())
+    return [head, *rows]
+
+
+def panels(text: str) -> dict[str, list[tuple[str, float, float, float]]]:
+    """Return the differences to the baseline in the first table of *text*, with their intervals, by the data set."""
+    head, *rows = cells(text)
     titles = {place: head[place - 1] for place, name in enumerate(head) if name == "difference (95%)"}
     return {
         title: [(row[0], *map(float, found.groups())) for row in rows if (found := DIFFERENCE.search(row[place]))]
         for place, title in titles.items()
     }
+
+
+def baseline(text: str) -> str:
+    """Return the system in the first table of *text* that has no differences."""
+    (name,) = (row[0] for row in cells(text)[1:] if not any(map(DIFFERENCE.search, row)))
+    return name
 
 
 def picture() -> bytes:
@@ -32,9 +44,9 @@ def picture() -> bytes:
     of_text = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style = {**dict.fromkeys(of_text, GREY), "figure.facecolor": "none", "axes.facecolor": "none"}
     with rc_context(style):
-        rows = panels(PAGE.read_text(encoding="utf-8"))
-        by_title = {title: [Difference(*row) for row in of_title] for title, of_title in rows.items()}
-        return rendered(forest(by_title, "sinusoidal"), "svg")
+        text = PAGE.read_text(encoding="utf-8")
+        by_title = {title: [Difference(*row) for row in rows] for title, rows in panels(text).items()}
+        return rendered(forest(by_title, baseline(text)), "svg")
 
 
 if __name__ == "__main__":

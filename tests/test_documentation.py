@@ -201,8 +201,8 @@ def test_the_picture_of_the_scores_has_the_points_of_the_table():
         import scores
     finally:
         sys.path.remove(str(ROOT / "docs"))
-    rows = scores.panels("| | A | difference (95%) |\n|---|---|---|\n| `x` | 1 | +2.5 (-1.0 to +4) |\n| `y` | 2 | |\n")
-    assert rows == {"A": [("x", 2.5, -1.0, 4.0)]}
+    table = "| | A | difference (95%) |\n|---|---|---|\n| `x` | 1 | +2.5 (-1.0 to +4) |\n| `y` | 2 | |\n"
+    assert scores.panels(table) == {"A": [("x", 2.5, -1.0, 4.0)]} and scores.baseline(table) == "y"
     places = [
         [float(number) for point in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg) for number in point]
         for svg in (scores.PICTURE.read_text(), scores.picture().decode())

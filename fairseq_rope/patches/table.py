@@ -292,7 +292,7 @@ PATCHES: list[Patch] = [
         "and common.fp16, and trains in float32. The checks of call_main are made here too, since fairseq-hydra-train "
         "loads the plugin after it has called call_main. If tensorboard or wandb is missing, fairseq warns at every "
         "validation; here it warns once, with the flag. In 16 bits on a CPU, oneDNN generates code for each size of a "
-        "matrix product; linear layers get products of few different sizes here.",
+        "matrix product; here layers of the class torch.nn.Linear compute products of few different sizes.",
         "fairseq-hydra-train sets bf16 for memory_efficient_bf16, and the row of call_main goes",
     ),
     Patch(

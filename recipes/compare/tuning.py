@@ -116,7 +116,7 @@ class Tuning:
         """Raise a StageError if the *baseline* is not among the *chosen*."""
         if baseline not in chosen:
             reasons = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
-            reasons = reasons or "none has ended; name it in --only, too"
+            reasons = reasons or "none has ended with a finite loss; name it in --only, too"
             raise StageError(f"--tune {self.setting}: no training of the baseline {baseline} can be chosen: {reasons}")
 
 

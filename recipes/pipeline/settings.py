@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -137,13 +137,6 @@ _LANGUAGES = ("--source-lang", "--target-lang", "-s", "-t")
 OWN_FLAGS = {
     "train": ("--arch", "-a", "--seed", "--save-dir", *_LANGUAGES),
     "generate": ("--path", "--gen-subset", "--results-path", *_LANGUAGES),
-}
-# Flags of fairseq-train that leave out checkpoints that are averaged, and the settings to use instead.
-CHECKPOINT_FLAGS = {
-    **dict.fromkeys(
-        ("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints", "--no-save"), "save_every_updates"
-    ),
-    **dict.fromkeys(("--keep-last-epochs", "--keep-interval-updates"), "average_checkpoints"),
 }
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
@@ -276,18 +269,30 @@ def _refuse_own_flags(settings: Settings) -> None:
 
 def _refuse_lost_checkpoints(settings: Settings) -> None:
     """Raise a SettingsError if a flag for fairseq-train leaves out some of the checkpoints that are averaged."""
+    count, every = settings.average_checkpoints, settings.save_every_updates
+
+    def keeps_fewer(value: str) -> bool:
+        return value in map(str, range(1, count))  # fairseq keeps all with 0 and less
+
+    def is_not(harmless: str | None) -> Callable[[str], bool]:
+        return lambda value: value != harmless
+
+    loses = dict.fromkeys(("--no-save", "--no-last-checkpoints"), is_not(None)) | {"--checkpoint-suffix": is_not("")}
+    if every:
+        loses |= {"--save-interval-updates": is_not(str(every)), "--keep-interval-updates": keeps_fewer}
+    else:
+        loses |= {"--save-interval": is_not("1"), "--keep-last-epochs": keeps_fewer}
+        loses |= {"--no-epoch-checkpoints": is_not(None)}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in CHECKPOINT_FLAGS:
-        parser.add_argument(flag, nargs="?", const="")
+    for flag in loses:
+        parser.add_argument(flag, nargs="?", const="", dest=flag)
     given = vars(parser.parse_known_args(shlex.split(settings.fairseq_train_flags))[0])
-    for flag, setting in CHECKPOINT_FLAGS.items():
-        value = given[flag[2:].replace("-", "_")]
-        most = re.fullmatch(r"\d+", value or "")
-        is_enough = flag.startswith("--keep") and not (most and int(value) < settings.average_checkpoints)
-        if value is not None and not is_enough:
-            lost = f"stage 8 would lack some of the last {settings.average_checkpoints} checkpoints to average"
-            given_as = f"{flag} {value}".rstrip()
-            raise SettingsError(f"{given_as} among the flags for fairseq-train: {lost}; set {setting}")
+    for flag, is_lost in loses.items():
+        value = given[flag]
+        if value is not None and is_lost(value):
+            given_as, needed = f"{flag} {value}".rstrip(), f"stage 8 averages the last {count} checkpoints"
+            instead = "use average_checkpoints and save_every_updates"
+            raise SettingsError(f"{given_as} among the flags for fairseq-train: {needed}; {instead}")
 
 
 class _TranslateFlags(argparse.ArgumentParser):

@@ -34,6 +34,7 @@ from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.compare.tuning import Tuning
+from recipes.pipeline.settings import check_values, read_settings
 from recipes.pipeline.stages import TRAIN
 from recipes.run import launch
 from recipes.run.moves import Moves
@@ -717,7 +718,7 @@ def test_a_tuning_without_the_baseline_is_refused_before_it_trains(monkeypatch):
     monkeypatch.setattr(Tuning, "chosen", lambda *_: {})
     monkeypatch.setattr(launch, "outcomes", lambda *_: pytest.fail("a run was trained"))
     comparison = Comparison(Namespace(), "", {"sinusoidal": baseline, "rope": other}, [other], tuning=tuning)
-    message = "--tune learning_rate: no training of the baseline sinusoidal can be chosen: none has ended; .*--only"
+    message = "--tune learning_rate: no training of the baseline sinusoidal can be chosen: none has ended .*--only"
     with pytest.raises(StageError, match=message):
         comparison.train(None)
 
@@ -804,6 +805,9 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
     assert (report / "tuning.svg").exists()
 
 
+BY_UPDATES = ["--set", "save_every_updates=8", "--set", "max_updates=32"]
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -822,10 +826,16 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
         (["--", "--arch", "transformer"], "--arch among the flags for fairseq-train"),
         (["--", "-a", "transformer"], "-a among the flags for fairseq-train"),
         (["--", "--save-dir", "x"], "--save-dir among the flags for fairseq-train"),
-        (["--", "--save-interval", "2"], "--save-interval 2 among the flags for fairseq-train: stage 8 would lack"),
-        (["--", "--no-epoch-checkpoints"], "--no-epoch-checkpoints among the flags for fairseq-train: stage 8 would"),
+        (["--", "--save-interval", "2"], "--save-interval 2 among the flags for fairseq-train: stage 8 averages the"),
+        (["--", "--no-epoch-checkpoints"], "--no-epoch-checkpoints among the flags for fairseq-train: stage 8"),
         (["--", "--keep-last-epochs=1"], "--keep-last-epochs 1 among the flags for fairseq-train"),
-        (["--system", "a=--arch x --no-save", "--system", "b=--arch t"], "2 checkpoints to average; set save_every"),
+        (["--", "--checkpoint-suffix", "x"], "--checkpoint-suffix x among the flags for fairseq-train"),
+        (
+            ["--system", "a=--arch x --no-save", "--system", "b=--arch t"],
+            "stage 8 averages the last 2 checkpoints; use",
+        ),
+        ([*BY_UPDATES, "--", "--save-interval-updates", "9"], "--save-interval-updates 9 among the flags for fairseq"),
+        ([*BY_UPDATES, "--", "--keep-interval-updates", "1"], "--keep-interval-updates 1 among the flags for fairse"),
         (["--archs", "transformer", "transformer"], "names transformer twice"),
         (["--tune", "learning_rate"], "--tune learning_rate: each value must be a number, of type float"),
         (["--tune", "vocab_size=3,4"], "--tune vocab_size=3,4: must be KEY=VALUE,VALUE…, and KEY one of layers, width"),
@@ -849,6 +859,22 @@ def test_each_system_is_trained_further_with_the_value_that_has_the_lowest_valid
 )
 def test_wrong_flags_are_refused_by_name(capsys, flags, message):
     assert message in usage_error(capsys, main, ["demo", *flags])
+
+
+@pytest.mark.parametrize(
+    "by_updates, flags",
+    [
+        (False, "--keep-last-epochs 12 --save-interval 1 --save-interval-updates 9 --keep-interval-updates 1"),
+        (False, "--keep-last-epochs=2 --no-progress-bar"),
+        (False, "--keep-last-epochs -1"),
+        (True, "--keep-last-epochs 1 --no-epoch-checkpoints --save-interval 5 --keep-interval-updates 3"),
+        (True, "--save-interval-updates 8"),
+    ],
+)
+def test_flags_that_keep_the_averaged_checkpoints_are_taken(by_updates, flags):
+    overrides = BY_UPDATES[1::2] if by_updates else []
+    settings = read_settings(ROOT / "recipes/demo/settings.yaml", [*overrides, f"fairseq_train_flags={flags}"])
+    check_values(settings)
 
 
 def test_a_search_with_a_flag_that_the_recipe_sets_itself_is_refused(tmp_path, capsys):
