@@ -106,7 +106,8 @@ class DeBERTa(PositionEncoding):
         if self.key_projection is not None and self.query_projection is not None:
             return self.key_projection, self.query_projection
         (attention,) = self._attention  # its projections can be replaced, for example by quantised ones
-        return attention.k_proj.weight, attention.q_proj.weight
+        key, query = attention.k_proj.weight, attention.q_proj.weight
+        return (key().dequantize(), query().dequantize()) if callable(key) else (key, query)
 
 
 def repeated(x: Tensor, heads: int) -> Tensor:

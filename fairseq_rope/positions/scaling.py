@@ -222,6 +222,8 @@ class RopeScaling:
         low, high = pair_that_rotates(self.values["beta_fast"]), pair_that_rotates(self.values["beta_slow"])
         if self.values["truncate"]:
             low, high = math.floor(low), math.ceil(high)
+        if high < 0:  # all pairs rotate less often than beta_slow
+            return [1.0] * (dim // 2)
         low, high = max(low, 0), min(high, dim - 1)
         if low == high:
             high += 0.001

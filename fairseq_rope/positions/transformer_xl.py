@@ -65,7 +65,7 @@ class TransformerXL(PositionEncoding):
         """Return the sinusoid of each i - j, from S - 1 down to 1 - T: (S + T - 1, C). Layers share them."""
         dim, distance = self.heads * self.head_dim, -distances(queries, keys, device)
         numbers = current_pass().shared("sinusoids", (queries, keys, dim, device), lambda: sinusoids(distance, dim))
-        return numbers.to(self.linear_pos.weight.dtype)
+        return numbers.to(self.pos_bias_u.dtype)  # linear_pos can be quantised
 
     def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         queries, keys = q.size(2), k.size(2)

@@ -1,5 +1,6 @@
 """Self-attention with each position encoding, against the formula of its paper in plain float64 numbers."""
 
+import copy
 import math
 from functools import partial
 from itertools import product
@@ -194,6 +195,19 @@ def test_deberta_shares_the_projections_that_the_layer_has_now():
     expected, _ = by_the_paper(attention, "deberta", "encoder", options, x, PADS["none"])
     out, _ = attention(x, x, x, need_weights=False)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", sorted(ENCODINGS))
+def test_torch_quantises_projections_to_int8(name):
+    """Weights of quantised layers are methods. int8 changes outputs by a few hundredths of their size."""
+    side = "decoder" if name == "xpos" else "encoder"
+    options = {"deberta": {"deberta_share_projections": True}, "tupe": {"positions": T}}
+    attention, x = make(name, side, options.get(name, {})), torch.randn(T, B, C)
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(attention), {torch.nn.Linear}, torch.qint8)
+    outputs = [module(x, x, x, need_weights=False)[0] for module in (attention, quantised)]
+    error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
+    assert 0 < error < 0.05
 
 
 def test_tupe_counts_words_and_refuses_more_than_it_has_positions_for():

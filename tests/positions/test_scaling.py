@@ -112,6 +112,14 @@ def cases(dim):
     ]
 
 
+def test_yarn_interpolates_all_pairs_if_all_rotate_less_often_than_beta_slow():
+    """Equation 18 of arXiv:2309.00071 for r below alpha; there, the limits of the paper's code are negative."""
+    case = scaling("yarn", factor=4.0, beta_fast=32, beta_slow=16, **{L: 64})
+    theta = frequencies(64, 10000.0)
+    assert 64 * theta.max() / (2 * math.pi) < 16
+    torch.testing.assert_close(RopeScaling(case).frequencies(theta, 10000.0, 64), theta / 4, rtol=1e-12, atol=0)
+
+
 SIZES = [(16, 10000.0), (32, 10000.0), (64, 10000.0), (64, 500000.0), (128, 1000.0)]
 LENGTHS = (20, 128, 500)
 
