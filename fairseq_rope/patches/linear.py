@@ -31,11 +31,11 @@ def _padded(x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """Returns *x* (rows, C) times the transposed *weight* (D, C), plus *bias* (D) if it is not None."""
+    """Returns *x* (rows, C) times *weight* (C, D), plus *bias* (D) if it is not None."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        product = F.linear(_padded(x), weight, bias)
+        product = F.linear(_padded(x), weight.t(), bias)
         return product.resize_(x.size(0), product.size(1))  # not a view, which others could not change in place
 
     @staticmethod
@@ -50,8 +50,8 @@ class _Product(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         padded = _padded(grad)
         return (
-            (padded @ weight)[: grad.size(0)] if of_x else None,
-            padded.t() @ _padded(x) if of_weight else None,
+            (padded @ weight.t())[: grad.size(0)] if of_x else None,
+            (padded.t() @ _padded(x)).t() if of_weight else None,
             grad.sum(0) if of_bias else None,
         )
 
@@ -62,10 +62,12 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the projection (…, D) of *input* (…, C)."""
         is_narrow = input.device.type == "cpu" and input.dtype in (torch.bfloat16, torch.float16)
-        if not is_narrow or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if not is_narrow or self.weight.dtype != input.dtype or torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(input)
         rows = input.reshape(-1, input.size(-1))
-        return cast(Tensor, _Product.apply(rows, self.weight, self.bias)).view(*input.shape[:-1], self.weight.size(0))
+        # A view keeps the values that quant noise replaces in weight.data before the next product.
+        product = cast(Tensor, _Product.apply(rows, self.weight.t(), self.bias))
+        return product.view(*input.shape[:-1], self.weight.size(0))
 
 
 def replace_linear_layers(model: nn.Module) -> None:

@@ -58,6 +58,27 @@ def test_the_gradient_can_be_differentiated():
     torch.testing.assert_close(x.grad.double(), expected.expand(17, 24), rtol=0.05, atol=0.05)
 
 
+def test_each_product_has_the_gradients_of_its_own_weight():
+    """fairseq's quant noise replaces weight.data before each product."""
+    layer, x = as_replaced(linear(bias=False)), torch.randn(17, 24).bfloat16().requires_grad_()
+    first = layer(x)
+    expected = layer.weight.detach().double().sum(0).expand(17, 24)
+    layer.weight.data = layer.weight * 2
+    layer(x)
+    first.sum().backward()
+    torch.testing.assert_close(x.grad.double(), expected, rtol=0.05, atol=0.05)
+
+
+def test_autocast_to_bfloat16_trains_weights_in_float32():
+    layer = as_replaced(linear(dtype=torch.float32))
+    x = torch.randn(17, 24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x.bfloat16())
+    out.sum().backward()
+    expected = x.bfloat16().double().sum(0).expand(40, 24)
+    torch.testing.assert_close(layer.weight.grad.double(), expected, rtol=0.05, atol=0.05)
+
+
 def test_numbers_of_rows_grow_by_at_most_an_eighth_and_are_few():
     sizes = [with_few_sizes(rows) for rows in range(1, 4097)]
     for rows, size in enumerate(sizes, start=1):
