@@ -140,22 +140,32 @@ def best_checkpoints(inputs: Sequence[str], count: int) -> list[str]:
     """Return the *count* best of ``checkpoint.best_METRIC_VALUE.pt`` in *inputs*, files or one folder, best first.
 
     The options in the checkpoints say whether high values are best (``--maximize-best-checkpoint-metric``).
-    fairseq's script always takes the lowest values, which are the worst for BLEU.
+    fairseq's script always takes the lowest values, which are the worst for BLEU. Values that are not finite are never
+    the best.
+
+    Raises:
+        AverageError: there are fewer than *count*, a file has another name, or the values are of different metrics
     """
     from ..checkpoints import load_checkpoint, option_value, part_of
 
-    pattern = r"checkpoint[._]best_.*?(-?\d+\.?\d*)\.pt"
+    # fairseq appends a random digit to the value, also to inf and nan.
+    pattern = r"checkpoint[._]best_(?:(.+)_)?(-?\d+\.?\d*|(?:-?inf|nan)\d*)\.pt"
     if len(inputs) == 1 and os.path.isdir(inputs[0]):
         names = [name for name in os.listdir(inputs[0]) if re.fullmatch(pattern, name)]
         inputs = [os.path.join(inputs[0], name) for name in names]
-    if len(inputs) < count:
-        raise AverageError(f"{BEST} {count}: there are only {len(inputs)} such checkpoints")
-    valued = []
+    valued, path_of = [], {}
     for path in inputs:
         match = re.fullmatch(pattern, os.path.basename(path))
         if match is None:
             raise AverageError(f"{BEST}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
-        valued.append((float(match.group(1)), path))
+        metric, value = match.groups()
+        if not value.lstrip("-").startswith(("inf", "nan")):
+            valued.append((float(value), path))
+            path_of[metric] = path
+    if len(valued) < count:
+        raise AverageError(f"{BEST} {count}: there are only {len(valued)} such checkpoints with a finite value")
+    if len(path_of) > 1:
+        raise AverageError(f"{BEST}: {' and '.join(path_of.values())} have values of different metrics")
     options = part_of(load_checkpoint(valued[0][1]), "checkpoint")
     maximize = bool(option_value(options, "maximize_best_checkpoint_metric"))
     return [path for _, path in sorted(valued, reverse=maximize)][:count]
@@ -205,7 +215,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         paths = _choose(args)
         for path in paths:  # before the first one is read
             os.stat(path)
+            if os.path.exists(args.output) and os.path.samefile(path, args.output):
+                raise AverageError(f"--output {args.output}: is one of the averaged checkpoints; give another name")
         load_user_dir(args.user_dir)
         print("averaging", *paths, sep="\n  ", flush=True)
         save_checkpoint(average_checkpoints(paths), args.output)
-    print(f"wrote {args.output}")
+        print(f"wrote {args.output}")

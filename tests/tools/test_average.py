@@ -84,6 +84,42 @@ def test_best_checkpoints_follow_the_direction_of_the_metric(tmp_path, maximize,
     assert average(tmp_path, "--num-best-checkpoints", "2")["model"]["w"] == expected
 
 
+def test_values_that_are_not_finite_are_never_the_best(tmp_path, capsys):
+    """fairseq appends a random digit to each value, so infinity is inf0."""
+    for number, value in enumerate(("inf0", "nan1", "4.0001", "3.0000", "5.0001")):
+        save(tmp_path, f"checkpoint.best_loss_{value}.pt", {"w": torch.tensor([float(number)])})
+    assert average(tmp_path, "--num-best-checkpoints", "2")["model"]["w"] == 2.5  # those with 4.0001 and 3.0000
+    message = refuse(capsys, tmp_path, "--num-best-checkpoints", "4")
+    assert "there are only 3 such checkpoints with a finite value" in message
+
+
+def test_best_checkpoints_of_different_metrics_are_refused(tmp_path, capsys):
+    for number, name in enumerate(("loss_4.5000", "bleu_1.2000")):
+        save(tmp_path, f"checkpoint.best_{name}.pt", {"w": torch.tensor([float(number)])})
+    assert "have values of different metrics" in refuse(capsys, tmp_path, "--num-best-checkpoints", "2")
+
+
+def test_an_average_that_would_replace_one_of_its_checkpoints_is_refused(tmp_path):
+    for name in ("a.pt", "b.pt"):
+        save(tmp_path, name, {"w": torch.ones(1) * len(name)})
+    os.symlink("a.pt", tmp_path / "link.pt")
+    before = (tmp_path / "a.pt").read_bytes()
+    for output in ("a.pt", "link.pt"):
+        with pytest.raises(SystemExit, match=f"--output .*{output}: is one of the averaged checkpoints"):
+            main(["--inputs", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), "--output", str(tmp_path / output)])
+    assert (tmp_path / "a.pt").read_bytes() == before
+
+
+def test_a_linked_average_keeps_its_link_and_its_permissions(tmp_path):
+    for number in (1, 2):
+        save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([float(number)])})
+    (tmp_path / "real.pt").touch(0o600)
+    os.symlink("real.pt", tmp_path / "average.pt")
+    assert average(tmp_path, "--num-epoch-checkpoints", "2")["model"]["w"] == 1.5
+    assert os.readlink(tmp_path / "average.pt") == "real.pt"
+    assert (tmp_path / "real.pt").stat().st_mode & 0o777 == 0o600
+
+
 def test_named_files_with_only_weights_are_averaged(tmp_path):
     for name, value in {"a.pt": 1.0, "b.pt": 4.0, "c.pt": 7.0}.items():
         torch.save({"model": {"w": torch.tensor([value])}}, tmp_path / name)
