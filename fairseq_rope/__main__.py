@@ -43,20 +43,14 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the tool that *argv* names.
 
-    Exit with status 2 if it names none, and with 141, without a message, if nobody reads the output any more.
+    Exit with status 2 if it names none.
     """
     if sys.stderr is None:  # it was closed; the next file that is opened would receive the messages of C++ libraries
         sys.stderr = open(os.devnull, "w")
     escape_unencodable_output()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in TOOLS:
-        try:
-            importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
-            if sys.stdout is not None:  # it is None if it was closed
-                sys.stdout.flush()
-        except BrokenPipeError:  # the program that reads the output, such as head, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
-            sys.exit(128 + 13)  # as SIGPIPE ends a program
+        importlib.import_module(f"fairseq_rope.tools.{words[0].replace('-', '_')}").main(words[1:])
         return
     parser = build_parser()
     args = parser.parse_args(words)

@@ -40,7 +40,8 @@ class InputError(ValueError):
 def ending_in_one_sentence(program: str) -> Iterator[None]:
     """End the program with status 1 and one sentence after an InputError, an OSError or a missing package.
 
-    Ctrl-C (status 130), SIGHUP (129) and SIGTERM (143) end it without a message; temporary files are removed.
+    Ctrl-C (status 130), SIGHUP (129) and SIGTERM (143) end it without a message, and so does a closed pipe that should
+    take its output (141, as after SIGPIPE); temporary files are removed.
     """
     # Otherwise, fairseq's wav2vec2_classification.py lets all packages log everything to standard error.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -48,6 +49,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
     try:
         yield
+        if sys.stdout is not None:  # it is None if it was closed
+            sys.stdout.flush()
     except ImportError as missing:
         if missing.name is None:  # torch is too old, or a system library is missing
             sys.exit(f"{program}: {missing}")
@@ -59,12 +62,22 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
-        sys.exit(f"{program}: {sentence_of(error)}")
+        _discard_output()
+        sys.exit(128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else f"{program}: {sentence_of(error)}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
+
+
+def _discard_output() -> None:
+    """Discard what standard output holds if it cannot be written. Otherwise, Python tries again when it exits."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -93,7 +106,7 @@ def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
 def sentence_of(error: OSError, place: object = "") -> str:
     """Return the file of an OSError and the reason. *place* stands for the file if the error names none."""
     file = error.filename or place
-    return f"{file}: {error.strerror or error}" if file else str(error)
+    return f"{file}: {error.strerror or error}" if file else str(error.strerror or error)
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -57,7 +57,7 @@ def slurm_parameters(args: argparse.Namespace, gpus: int | None = None) -> dict[
         elif key == "srun_args":
             parameters[key] = shlex.split(value)
         else:
-            plain = int(value) if value.isdigit() else value
+            plain = int(value) if value.isdecimal() else value
             parameters[key] = {"true": True, "false": False}.get(value.lower(), plain)
     if args.slurm_partition:
         parameters["partition"] = args.slurm_partition

@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except ValueError as error:  # a LayoutError, or a fraction that rotary.py refuses
             raise LayoutError(f"--path {args.path}: {error}") from None
         save_checkpoint(converted, args.output)
-    if converted is state:
-        print(f"{args.path} already has the layout {args.rope_layout}: nothing was changed")
-    dropped = "last_optimizer_state" in state and "last_optimizer_state" not in converted
-    print(f"wrote {args.output}{', without the state of the optimiser' if dropped else ''}")
+        if converted is state:
+            print(f"{args.path} already has the layout {args.rope_layout}: nothing was changed")
+        dropped = "last_optimizer_state" in state and "last_optimizer_state" not in converted
+        print(f"wrote {args.output}{', without the state of the optimiser' if dropped else ''}")

@@ -95,4 +95,4 @@ def main(argv: Sequence[str] | None = None) -> None:
             refuse_other_folders(output, args)
             load_user_dir(args.user_dir)
             report = convert(args, folder)
-    print(f"{report}\nwrote {args.output}")
+        print(f"{report}\nwrote {args.output}")

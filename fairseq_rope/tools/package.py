@@ -45,4 +45,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope package"):
         path, report = create(args)
-    print(f"{report}\nwrote {path}")
+        print(f"{report}\nwrote {path}")

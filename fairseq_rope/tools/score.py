@@ -232,4 +232,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope score"):
         report = _report(args)
-    print(json.dumps(report, indent=1) if args.json else format_report(report))
+        print(json.dumps(report, indent=1) if args.json else format_report(report))

@@ -165,15 +165,32 @@ def test_an_import_error_that_names_no_package_is_printed(error, sentence):
         raise error
 
 
-def test_a_tool_whose_output_nobody_reads_ends_without_a_message(tmp_path):
-    text = tmp_path / "test.de"
+@pytest.fixture
+def printing(tmp_path):
+    """Commands that print, of two tools, and their folder."""
+    text, checkpoint = tmp_path / "test.de", tmp_path / "model.pt"
     text.write_text("ein Haus\n")
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "fairseq_rope", "score", "--sys", text, "--ref", text, "--target-lang", "de"]
-    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
+    torch.save({"model": {"w": torch.ones(1)}}, checkpoint)
+    score = ["score", "--sys", text, "--ref", text, "--target-lang", "de"]
+    average = ["average", "--inputs", checkpoint, "--output", tmp_path / "average.pt"]
+    return [[sys.executable, "-m", "fairseq_rope", *words] for words in (score, average)]
+
+
+def test_a_tool_whose_output_nobody_reads_ends_without_a_message(printing):
+    for command in printing:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_tool_that_cannot_write_its_output_says_why(printing):
+    for command in printing:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+        assert (done.returncode, done.stderr) == (1, f"fairseq-rope {command[3]}: No space left on device\n")
 
 
 @pytest.mark.parametrize("ignored", [True, False])
