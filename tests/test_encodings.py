@@ -53,9 +53,8 @@ def test_it_resumes_averages_translates_and_changes_into_another_encoding(name, 
     if name != "rope":
         resumed = refusal(*training(data_bin, folder, "--max-epoch", 3))
         assert "checkpoint_last.pt was trained with --" in resumed and f"position-encoding {name}, not rope" in resumed
-        with pytest.raises(SystemExit) as refused:
-            average(["--inputs", checkpoints[0], str(rope), "--output", str(averaged), "--force"])
-        assert refused.value.code != 0
+        with pytest.raises(SystemExit, match="not of the same model: --.*position-encoding is "):
+            average(["--inputs", checkpoints[0], str(rope), "--output", str(averaged)])
     # The weights of another encoding are a beginning for this one.
     log = call(*training(data_bin, tmp_path / "tuned", *flags, "--finetune-from-model", rope, "--max-update", 1))
     own = [key for key in one["model"] if re.search(r"\.position\.|embed_positions\.weight", key)]

@@ -742,6 +742,12 @@ def test_a_flag_changes_a_resumed_training(run_training, data_bin, tmp_path_fact
 
 
 @pytest.mark.slow
+def test_equal_trainings_have_equal_states_and_logs(run_training):
+    """Without this, each flag would seem to change a training."""
+    assert run_training(*QUICK, *QUICK) == run_training(*QUICK)
+
+
+@pytest.mark.slow
 def test_flags_of_trainings_that_change_nothing_here(run_training):
     """All at once: those that are listed as ignored, and those that have another reason."""
     known = actions("train")

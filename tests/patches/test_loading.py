@@ -157,7 +157,7 @@ def test_no_module_of_fairseq_evaluates_options_of_a_checkpoint():
     [
         ("fconv", "encoder_layers", "__import__('os').mkdir('was_run') or [(512, 3)]"),
         ("transformer_tiny", "adaptive_softmax_cutoff", "__import__('os').mkdir('was_run') or 10"),
-        ("transformer_rope_tiny", "encoder_xformers_att_config", "__import__('os').mkdir('was_run') or {}"),
+        ("transformer_tiny", "encoder_xformers_att_config", "__import__('os').mkdir('was_run') or {}"),
     ],
 )
 def test_options_in_a_checkpoint_are_parsed_and_not_evaluated(trained, tmp_path, monkeypatch, arch, option, value):
