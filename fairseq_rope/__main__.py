@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .errors import ending_in_one_sentence
 from .tools import Parser, escape_unencodable_output
 
 TOOLS = {
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     if not args.user_dir:
         parser.error(f"a tool is needed: {', '.join(TOOLS)}")
-    print(os.path.dirname(os.path.abspath(__file__)))
+    with ending_in_one_sentence("fairseq-rope"):
+        print(os.path.dirname(os.path.abspath(__file__)))
 
 
 if __name__ == "__main__":

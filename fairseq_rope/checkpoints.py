@@ -224,10 +224,16 @@ def load_checkpoint(path: str) -> dict[str, Any]:
 
 
 def save_checkpoint(state: dict[str, Any], path: str) -> None:
-    """Write *state* with ``torch.save`` to *path*; an OSError that stops this leaves an older file unchanged."""
+    """Write *state* with ``torch.save`` to *path*; an OSError that stops this leaves an older file unchanged.
+
+    The new file has the permissions of an older one. If *path* is a link, the file that it points to is replaced.
+    """
+    final = os.path.realpath(path)
     # With the process number, two processes that write at once have two temporary files.
-    with naming_the_file(path), written_whole(path, suffix=f".{os.getpid()}.tmp") as (file,):
+    with naming_the_file(path), written_whole(final, suffix=f".{os.getpid()}.tmp") as (file,):
         torch.save(state, file)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(final, file.name)
 
 
 @contextlib.contextmanager

@@ -62,11 +62,11 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
-        _discard_output()
         sys.exit(128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else f"{program}: {sentence_of(error)}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
+        _discard_output()
         for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 

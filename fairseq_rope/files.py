@@ -5,7 +5,6 @@ import errno
 import hashlib
 import io
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,14 +18,12 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[list[BinaryIO]]
     """Yield files to write to; they are synced and renamed to *paths* when the block ends without an error.
 
     After an error in the block the new files are removed, and the old files at *paths* are unchanged. Several old files
-    are removed before the first new one gets its name. A new file gets the permissions of the old one; if a path is a
-    link, the file that it points to is replaced.
+    are removed before the first new one gets its name.
 
     If *suffix*, which ends the temporary names, contains the process number, two processes can write the same file at
     once. If not, the next run overwrites the temporary file of a killed run. ``filename`` of an OSError is the path.
     """
-    targets = [os.path.realpath(path) for path in paths]
-    temporaries = [target + suffix for target in targets]
+    temporaries = [path + suffix for path in paths]
     files: list[BinaryIO] = []
     try:
         for temporary, path in zip(temporaries, paths):
@@ -37,17 +34,15 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[list[BinaryIO]]
             with naming(path):
                 os.fsync(file.fileno())
             file.close()
-        for temporary, target, path in zip(temporaries, targets, paths):
-            if os.path.isdir(target):  # os.replace would say so after other files are replaced
+        for path in paths:
+            if os.path.isdir(path):  # os.replace would say so after other files are replaced
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-            if os.path.exists(target):
-                shutil.copymode(target, temporary)
         if len(paths) > 1:  # a process that is killed between two renames leaves no old file beside a new one
-            for target in targets:
+            for path in paths:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(target)
-        for temporary, target in zip(temporaries, targets):
-            os.replace(temporary, target)
+                    os.unlink(path)
+        for temporary, path in zip(temporaries, paths):
+            os.replace(temporary, path)
     except BaseException:
         for file in files:
             with contextlib.suppress(OSError):  # closing writes the buffer, which fails on a full disk

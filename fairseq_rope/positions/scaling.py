@@ -224,6 +224,8 @@ class RopeScaling:
             low, high = math.floor(low), math.ceil(high)
         if high < 0:  # all pairs rotate less often than beta_slow
             return [1.0] * (dim // 2)
+        if low > dim - 1:  # all rotate more often than beta_fast
+            return [0.0] * (dim // 2)
         low, high = max(low, 0), min(high, dim - 1)
         if low == high:
             high += 0.001

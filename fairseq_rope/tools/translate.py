@@ -105,7 +105,7 @@ def output(path: str | None) -> Iterator[IO[str]]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    with written_whole(path, suffix=f".{os.getpid()}.tmp") as (file,):
+    with written_whole(os.path.realpath(path), suffix=f".{os.getpid()}.tmp") as (file,):
         yield codecs.getwriter("utf-8")(file)  # type: ignore[misc]
 
 

@@ -119,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         limits = args.max_words, args.max_ratio, args.holdout_every
         counts = clean(sources, outputs, heldout, *limits, unspaced, args.documents)
         seconds = time.perf_counter() - start
-    for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
-        print(f"{counts[name]:>10} pairs {name}")
-    for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
-        print(f"{counts[reason]:>10} removed: {reason.format_map(vars(args))}")
-    print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")
+        for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
+            print(f"{counts[name]:>10} pairs {name}")
+        for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
+            print(f"{counts[reason]:>10} removed: {reason.format_map(vars(args))}")
+        print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")
 
 
 def _refuse_values(args: argparse.Namespace) -> None:

@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 raise InputError(f"{flag} {lang}: must be a language's code, like en or pt-BR")
         langs = args.source_lang, args.target_lang
         pairs = extract(args.templates, *langs, args.output, args.documents, args.reference)
-    print(f"{args.output}: {pairs:,} pairs")
+        print(f"{args.output}: {pairs:,} pairs")
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.monolingual"):
         counts = join(args.inputs, args.output)
-    for path, count in zip(args.inputs, counts, strict=True):
-        print(f"{path}: {count:,} lines")
+        for path, count in zip(args.inputs, counts, strict=True):
+            print(f"{path}: {count:,} lines")
 
 
 if __name__ == "__main__":

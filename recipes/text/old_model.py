@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights = with_rows(state["model"], sizes)
         rows = sum(len(weights[name]) != len(weight) for name, weight in state["model"].items() if name in sizes)
         save_checkpoint({**state, "model": weights}, args.output)
-    print(f"{args.output}: the weights of {args.input}; {rows} of them have a new row for {SEPARATOR}")
+        print(f"{args.output}: the weights of {args.input}; {rows} of them have a new row for {SEPARATOR}")
 
 
 if __name__ == "__main__":

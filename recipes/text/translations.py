@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = generated.in_order(generated.detokenised, count_lines(args.source), args.source)
         with written_whole(args.output) as (file,):
             file.writelines(f"{line}\n".encode() for line in lines)
-    print(f"{args.output}: {len(lines)} translations")
+        print(f"{args.output}: {len(lines)} translations")
 
 
 if __name__ == "__main__":

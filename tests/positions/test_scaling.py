@@ -120,6 +120,13 @@ def test_yarn_interpolates_all_pairs_if_all_rotate_less_often_than_beta_slow():
     torch.testing.assert_close(RopeScaling(case).frequencies(theta, 10000.0, 64), theta / 4, rtol=1e-12, atol=0)
 
 
+def test_yarn_changes_no_pair_if_all_rotate_more_often_than_beta_fast():
+    case = scaling("yarn", factor=4.0, beta_fast=1, beta_slow=0.5, **{L: 4000})
+    theta = frequencies(8, 10.0)
+    assert 4000 * theta.min() / (2 * math.pi) > 1
+    torch.testing.assert_close(RopeScaling(case).frequencies(theta, 10.0, 4000), theta, rtol=1e-12, atol=0)
+
+
 SIZES = [(16, 10000.0), (32, 10000.0), (64, 10000.0), (64, 500000.0), (128, 1000.0)]
 LENGTHS = (20, 128, 500)
 

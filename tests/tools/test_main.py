@@ -167,30 +167,39 @@ def test_an_import_error_that_names_no_package_is_printed(error, sentence):
 
 @pytest.fixture
 def printing(tmp_path):
-    """Commands that print, of two tools, and their folder."""
+    """Commands that print."""
     text, checkpoint = tmp_path / "test.de", tmp_path / "model.pt"
     text.write_text("ein Haus\n")
     torch.save({"model": {"w": torch.ones(1)}}, checkpoint)
     score = ["score", "--sys", text, "--ref", text, "--target-lang", "de"]
     average = ["average", "--inputs", checkpoint, "--output", tmp_path / "average.pt"]
-    return [[sys.executable, "-m", "fairseq_rope", *words] for words in (score, average)]
+    return [[sys.executable, "-m", "fairseq_rope", *words] for words in (score, average, ["--user-dir"])]
 
 
-def test_a_tool_whose_output_nobody_reads_ends_without_a_message(printing):
+def run_into(stdout, command, unbuffered):
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}  # an empty value has no effect
+    pipe = subprocess.PIPE
+    return subprocess.run(command, cwd=ROOT, env=env, stdout=stdout, stderr=pipe, text=True, timeout=LIMIT)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_tool_whose_output_nobody_reads_ends_without_a_message(printing, unbuffered):
     for command in printing:
         reader, writer = os.pipe()
         os.close(reader)
-        done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+        done = run_into(writer, command, unbuffered)
         os.close(writer)
         assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_tool_that_cannot_write_its_output_says_why(printing):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_tool_that_cannot_write_its_output_says_why(printing, unbuffered):
     for command in printing:
         with open("/dev/full", "w") as full:
-            done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
-        assert (done.returncode, done.stderr) == (1, f"fairseq-rope {command[3]}: No space left on device\n")
+            done = run_into(full, command, unbuffered)
+        tool = "" if command[3] == "--user-dir" else f" {command[3]}"
+        assert (done.returncode, done.stderr) == (1, f"fairseq-rope{tool}: No space left on device\n")
 
 
 @pytest.mark.parametrize("ignored", [True, False])
