@@ -34,7 +34,7 @@ PYTHON = re.compile("from |import ")
 # The beginnings of the blocks that are neither commands nor Python: outputs, formulas, drawings, flags, YAML
 TEXTS = (
     *("source  Displays", "… | INFO |", "output of query m", "x (T, B, C)", "one sentence, beam 3", "model folder: "),
-    *("--encoder-normalize-before ", "rope: --arch", "model: {_name: "),
+    *("--encoder-normalize-before ", "rope: --arch", "model: {_name: ", "cache  "),
 )
 # The beginnings of commands that another test runs, and that test
 ELSEWHERE = {
@@ -99,7 +99,7 @@ def commands(page):
     """The commands of *page* and its Python, in their order, each a string; other blocks must be in TEXTS."""
     text = re.sub(r"^```python\n.*?^```$", "", page.read_text(), flags=re.S | re.M)
     assert "```" not in text, "commands are indented blocks"
-    for block in re.findall(r"(?:\A|\n\n)((?: {4}.*\n)+)", text):
+    for block in re.findall(r"(?:\A|(?<=\n\n))((?: {4}.*\n)+)", text):
         block = re.sub(r"^ {4}", "", block, flags=re.M)
         if PYTHON.match(block):
             yield block
