@@ -175,8 +175,8 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
         features = model(**sample["net_input"], features_only=True)[0]  # (B, T, C)
-        target = sample["target"][:, self.ignore_prefix_size :]
-        features = features[:, self.ignore_prefix_size :]
+        ignored = max(0, self.ignore_prefix_size)  # fairseq ignores nothing for negative sizes
+        target, features = sample["target"][:, ignored:], features[:, ignored:]
         loss, nll_loss, correct = _FusedLoss.apply(
             features.reshape(-1, features.size(-1)),
             weight,

@@ -68,6 +68,7 @@ def assert_equal_runs(actual, expected):
         {},
         {"label_smoothing": 0.0},
         {"label_smoothing": 0.4, "ignore_prefix_size": 2},
+        {"ignore_prefix_size": -1},
         {"report_accuracy": True, "sentence_avg": True},
     ],
     ids=str,

@@ -180,8 +180,9 @@ class Search:
             raise TranslateError("sampling: draws one translation, without beam size, length penalty or n-best list")
         beam = self.settings["beam"] if beam is None else beam
         lenpen = self.settings["lenpen"] if lenpen is None else lenpen
-        longest: int = self.settings["positions"]["target"] or sys.maxsize
-        limits = [min(len(source) + 1 + self.settings["max_len_b"], longest) for source in sources]  # the end counts
+        positions: int | None = self.settings["positions"]["target"]
+        longest = sys.maxsize if positions is None else positions - 1  # the end takes one, too
+        limits = [min(len(source) + 1 + self.settings["max_len_b"], longest) for source in sources]  # + 1: the end
         words = [self._in_ctranslate2(source) for source in sources]
         best: list[Hypotheses] = [[([], 0.0)]] * len(sources)
 

@@ -32,7 +32,8 @@ class Tokeniser:
                 self._bpe = read_bpe(path)
 
     def tokens(self, line: str) -> list[str]:
-        """Return the tokens of a sentence; an empty sentence has none."""
+        """Return the tokens of a sentence, without the blanks around it; an empty sentence has none."""
+        line = line.strip()  # some sentencepiece models make tokens of blanks
         if self._tokeniser is not None:
             line = self._tokeniser.tokenize(line, aggressive_dash_splits=self._dash_splits, return_str=True)
         if self._bpe is not None:

@@ -177,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("average", "Average the weights of several fairseq checkpoints.", example)
     bounded = "ignore epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N"
     rows = [
-        ("--inputs", {**REQUIRED, "nargs": "+"}, "checkpoint files, or one folder of them"),
+        ("--inputs", {**REQUIRED, "nargs": "+", "action": "extend"}, "checkpoint files, or one folder of them"),
         ("--output", {**REQUIRED, **FILE}, "where to write the average"),
         ("--checkpoint-upper-bound", INTEGER, bounded),
         USER_DIR,

@@ -138,7 +138,8 @@ def build_parser() -> Parser:
         "A file may be gzipped; - is standard input."
     )
     parser = command_parser("score", description, "--sys hypotheses.de --ref test.de --src test.en --target-lang de")
-    files, names = {"nargs": "+", **FILE}, {"nargs": "+", "metavar": "NAME"}
+    several = {"nargs": "+", "action": "extend"}  # also in several places of a command line
+    files, names = {**several, **FILE}, {**several, "metavar": "NAME"}
     generated = "translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone"
     usual = "one for the target language, usually 13a; sacrebleu downloads flores101 and flores200"
     source = "the source as plain text, for BLEU by its length in words; default: from --generate-output"

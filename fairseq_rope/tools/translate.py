@@ -126,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
     threads = "CPU threads, of each process; default: all cores, divided by --jobs; with slurm, cpus_per_task or 1"
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
-        ("--input", {**FILE, "nargs": "+"}, "plain text or .gz; default: -, standard input"),
+        ("--input", {**FILE, "nargs": "+", "action": "extend"}, "plain text or .gz; default: -, standard input"),
         ("--output", FILE, "the file to write, complete or not at all; default: standard output"),
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),

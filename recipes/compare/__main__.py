@@ -36,7 +36,7 @@ from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stages import OF_DATA, needed
 from recipes.pipeline.translation_stage import TranslationStage
-from recipes.run.command_line import RunParser, parse
+from recipes.run.command_line import RunParser, parse, refuse_lost_validations
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.yaml_file import SettingsError
@@ -97,15 +97,25 @@ class Comparison:
         on_this_machine = self.args.launcher != "slurm" and not self.baseline.dry_run
         same_precision.choose_precision(compared, runs, on_this_machine)
 
-    def print_commands(self, runner_of: Callable[[Experiment], Runner[Experiment]]) -> None:
-        """Print the commands of all runs, for a dry run. With ``--tune``, those of the runs that tune."""
+    def print_commands(
+        self, runner_of: Callable[[Experiment], Runner[Experiment]], report_runner: Runner[Experiment]
+    ) -> None:
+        """Print the commands of all runs, for a dry run, and whether an earlier report would be moved.
+
+        With ``--tune``, the commands are those of the runs that tune.
+        """
         runs = self.runs if self.tuning is None else self.tuning.runs(self._trained())
         for run in runs:
             print(f"== {run.title}", flush=True)
             for stage in stages_of(run):
                 runner_of(run).ensure(stage)
-        by_system = {name: [run for run in self.runs if run.system == name] for name in self.experiments}
-        runner_of(self.baseline).ensure(Report(by_system, self.args.recipe))
+        chosen = {} if self.tuning is None else self.tuning.chosen(finished)
+        in_report = {}
+        for name, experiment in self.experiments.items():
+            of_system = [run for run in self.runs if run.system == name]
+            of_system += self.finished_runs(chosen.get(name, experiment))
+            in_report[name] = [*{run.seed: run for run in of_system}.values()]
+        report_runner.ensure(Report(in_report, self.args.recipe, tuning=self.tuning))
 
     def train(self, report_runner: Runner[Experiment]) -> None:
         """Train all runs, and write the report after every seed. Raises a StageError that names the failed runs."""
@@ -117,8 +127,15 @@ class Comparison:
         ended: Counter[int] = Counter()
         for run in self._launch(self.runs):
             ended[run.seed] += 1
-            if ended[run.seed] == systems_of_a_seed:
-                others = self.report(report_runner, must_be=ended.total() == len(self.runs))
+            if ended[run.seed] < systems_of_a_seed:
+                continue
+            is_last = ended.total() == len(self.runs)
+            try:
+                others = self.report(report_runner, must_be=is_last)
+            except StageError as error:
+                if is_last:
+                    raise
+                print(f"no report of these runs yet, the others go on: {error}", file=sys.stderr)
         problems = [f"{run} is not in the report: {why}" for run, why in others.items()]
         if self.failed:
             problems.insert(0, f"{len(self.failed)} of {runs} runs failed: {'; '.join(self.failed)}")
@@ -224,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             report_runner.ensure(stage)
         comparison.choose_precision()
         if baseline.dry_run:
-            comparison.print_commands(runner_of)
+            comparison.print_commands(runner_of, report_runner)
         else:
             comparison.train(report_runner)
 
@@ -241,6 +258,7 @@ def _experiment(
         fairseq_generate_flags=f"{own.fairseq_generate_flags} {system.generate}".strip(),
     )
     check_values(settings)  # refuses flags of the recipe
+    refuse_lost_validations(settings.fairseq_train_flags)
     # Flags of the system are part of its name, so they do not change the label of the folder.
     experiment.scorers = stage12_score_with.chosen(args)
     return dataclasses.replace(experiment, system=system.name, training_of=system.of, settings=settings)

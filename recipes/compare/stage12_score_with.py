@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name programs."""
     add = parser.add_argument
     add("--scorer", action="append", default=[], metavar="NAME=COMMAND", help=SCORER_HELP)
-    add("--lower-is-better", nargs="+", default=[], metavar="NAME", help=LOWER_HELP)
+    add("--lower-is-better", nargs="+", action="extend", default=[], metavar="NAME", help=LOWER_HELP)
 
 
 def chosen(args: argparse.Namespace) -> tuple[Scorer, ...]:

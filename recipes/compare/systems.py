@@ -91,12 +91,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose systems."""
     add = parser.add_argument
     archs = "systems without further flags; default: transformer transformer_rope, without --systems and --system"
-    add("--archs", nargs="+", metavar="ARCH", help=archs)
+    add("--archs", nargs="+", action="extend", metavar="ARCH", help=archs)
     add("--systems", type=Path, metavar="FILE", help="a YAML file with a line NAME: FLAGS for each system")
     add("--system", action="append", default=[], metavar="NAME=FLAGS", help="a system: 'half=--arch … --rope-…'")
     add("--baseline", metavar="NAME", help="the system that others are compared with; default: the first")
     only = "train only these; the report also contains the finished runs of others"
-    add("--only", nargs="+", metavar="NAME", help=only)
+    add("--only", nargs="+", action="extend", metavar="NAME", help=only)
 
 
 def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:

@@ -94,6 +94,7 @@ def flags_of_model(flags: str) -> str:
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     RobertaRopeModel.add_args(parser)
+    parser.add_argument("--arch", "-a")
     words = shlex.split(flags)
     _, others = parser.parse_known_args(words)
     of_model = [word for word in words if not (others and word == others[0] and others.pop(0))]

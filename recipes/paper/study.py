@@ -18,7 +18,7 @@ from recipes.compare.plots import rendered
 from recipes.paper.results import Panels, Rows, as_markdown, draw, trained_in
 from recipes.paper.runs import Data, PaperRun, Training, TrainingStage, gpus_here, stages_of
 from recipes.run import launch, precision
-from recipes.run.command_line import RunParser, parse, refuse_work
+from recipes.run.command_line import RunParser, parse, refuse_lost_validations, refuse_work
 from recipes.run.lock import locked_when_free
 from recipes.run.moves import Moves
 from recipes.run.runner import Runner
@@ -147,6 +147,7 @@ def main(
         for word in shlex.split(flags):
             if word.partition("=")[0] in OWN_FLAGS:
                 raise InputError(f"{word} after --: the experiment sets {', '.join(OWN_FLAGS)}; drop the flag")
+        refuse_lost_validations(flags)
         study = Study(name, args, flags, settings, encodings, seeds)
         refuse_work(study.work)
         if args.launcher == "slurm":  # refuses wrong parameters before the data are prepared

@@ -5,14 +5,20 @@ import difflib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fairseq_rope.tools import escape_unencodable_output
 from recipes.run.yaml_file import SettingsError
 
 
 class RunParser(argparse.ArgumentParser):
-    """A parser whose error message is one sentence, without all flags before it."""
+    """A parser whose error message is one sentence, without all flags before it. It takes no abbreviated flags.
+
+    With abbreviations, ``--seed 5`` would mean ``--seeds 5`` where there is no ``--seed``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -30,6 +36,19 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
         meant = f"did you mean {near[0]}? Otherwise " if near else ""
         parser.error(f"{unknown[0]}: unknown flag; {meant}write flags for fairseq-train after a lone --")
     return args, shlex.join(words[end + 1 :])
+
+
+def refuse_lost_validations(flags: str) -> None:
+    """Raise a SettingsError if the *flags* for fairseq-train keep its validations out of the log, which is read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--log-format", default="json")
+    parser.add_argument("--disable-validation", action="store_true")
+    read, _ = parser.parse_known_args(shlex.split(flags))
+    if read.disable_validation:
+        raise SettingsError("--disable-validation among the flags for fairseq-train: the report needs the losses")
+    if read.log_format != "json":
+        must = "must be json, because the report is made from the log"
+        raise SettingsError(f"--log-format {read.log_format} among the flags for fairseq-train: {must}")
 
 
 def refuse_work(work: Path) -> None:

@@ -17,9 +17,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     for flag in ("--source", "--hypothesis"):
         parser.add_argument(flag, type=Path, required=True, metavar="FILE")
-    parser.add_argument("--reference", type=Path, metavar="FILE", help="default: estimate the quality without one")
+    without = "default: estimate the quality without one"
+    parser.add_argument("--reference", type=Path, nargs="+", action="extend", metavar="FILE", help=without)
     args, flags = parser.parse_known_args()
-    texts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in vars(args).items() if path}
+    if len(args.reference or ()) > 1:
+        files = " ".join(map(str, args.reference))
+        parser.error(f"--reference {files}: MetricX compares with one reference; drop {{reference}} from the command")
+    texts = {
+        name: path.read_text(encoding="utf-8").splitlines()
+        for name, paths in (("source", [args.source]), ("hypothesis", [args.hypothesis]), ("reference", args.reference))
+        for path in paths or ()
+    }
     texts.setdefault("reference", [""] * len(texts["source"]))
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     with tempfile.TemporaryDirectory() as folder:

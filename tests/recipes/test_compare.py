@@ -152,7 +152,7 @@ def test_flags_that_fairseq_rejects_are_refused_before_the_first_stage(tmp_path,
     assert "stage 1" not in capsys.readouterr().out
 
 
-def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_path, capsys):
+def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_path, capsys, monkeypatch):
     def dry_run(*flags):
         main(["demo", "--work-dir", str(tmp_path), "--dry-run", *flags])
         return capsys.readouterr().out
@@ -173,6 +173,18 @@ def test_a_dry_run_shows_every_command_and_the_report_that_would_be_moved(tmp_pa
     scorer = ["--scorer", "a=cat {hypothesis}"]
     printed = dry_run("--seeds", "1", *scorer)
     assert "moved" not in printed and printed.count(f"--json {shlex.join(scorer)} > ") == 2
+    # A report with a second seed, which is not trained now, but finished: nothing is moved.
+    more = {arch: [{**known["runs"][arch][0], "seed": seed} for seed in (1, 2)] for arch in ARCHS}
+    (report / "results.json").write_text(json.dumps({**known, "runs": more}))
+    assert "(differs in seeds): would be moved" in dry_run("--seeds", "1")
+    for arch in ARCHS:
+        (tmp_path / f"{arch}.seed2").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("recipes.compare.__main__.finished", lambda run: run.seed == 2)
+        for flags in (["--seeds", "1"], ["--seeds", "1", "--only", ARCHS[1]], ["--seeds", "3-3"]):
+            moved = "moved" in dry_run(*flags)
+            assert moved == (flags != ["--seeds", "1"]), "a seed that is not trained and not finished is missing"
+    (report / "results.json").write_text(json.dumps(known))
     for flags, differs in ((["--set", "beam=5"], "settings"), (["--tokenize", "char"], "signatures")):
         moved = f"results.json is another report (differs in {differs}): would be moved to {report}/earlier/1/results"
         assert dry_run("--seeds", "2", *flags).count(moved) == 1
@@ -712,6 +724,26 @@ def test_the_report_follows_the_last_run_of_each_seed(monkeypatch):
     assert reports == [(3, False), (4, True)]
 
 
+def test_a_report_that_fails_does_not_stop_the_other_trainings(monkeypatch, capsys):
+    runs = [Namespace(system=name, seed=seed) for seed in (1, 2) for name in ("sinusoidal", "rope")]
+    comparison, trained = Comparison(Namespace(), "", {}, runs), []
+
+    def run_one_by_one(runs, *_):
+        for run in runs:
+            trained.append(run)
+            yield run, ""
+
+    def fail(*_, must_be):
+        raise StageError(f"history.jsonl: has no whole epoch {must_be}")
+
+    monkeypatch.setattr(launch, "outcomes", run_one_by_one)
+    monkeypatch.setattr(comparison, "report", fail)
+    with pytest.raises(StageError, match="has no whole epoch True"):
+        comparison.train(None)
+    assert trained == runs
+    assert "no report of these runs yet, the others go on: history.jsonl" in capsys.readouterr().err
+
+
 def test_a_tuning_without_the_baseline_is_refused_before_it_trains(monkeypatch):
     baseline, other = (Namespace(system=name, seed=1) for name in ("sinusoidal", "rope"))
     tuning = Tuning("learning_rate", {})
@@ -836,6 +868,11 @@ BY_UPDATES = ["--set", "save_every_updates=8", "--set", "max_updates=32"]
         ),
         ([*BY_UPDATES, "--", "--save-interval-updates", "9"], "--save-interval-updates 9 among the flags for fairseq"),
         ([*BY_UPDATES, "--", "--keep-interval-updates", "1"], "--keep-interval-updates 1 among the flags for fairse"),
+        (["--", "--disable-validation"], "--disable-validation among the flags for fairseq-train: the report needs"),
+        (["--", "--log-format=simple"], "--log-format simple among the flags for fairseq-train: must be json"),
+        (["--seed", "3"], "--seed: unknown flag; did you mean --seeds?"),
+        (["--only", "transformer", "--only", "none"], "--only none: must be one of transformer, transformer_rope"),
+        (["--archs", "transformer", "--archs", "transformer"], "names transformer twice"),
         (["--archs", "transformer", "transformer"], "names transformer twice"),
         (["--tune", "learning_rate"], "--tune learning_rate: each value must be a number, of type float"),
         (["--tune", "vocab_size=3,4"], "--tune vocab_size=3,4: must be KEY=VALUE,VALUE…, and KEY one of layers, width"),

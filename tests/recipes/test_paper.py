@@ -143,6 +143,7 @@ def test_the_columns_of_glue(tmp_path, name):
 def test_fine_tuning_takes_the_flags_of_the_model_and_not_those_of_the_pre_training():
     flags = "--mask-prob 0.2 --encoder-kv-heads 2 --lr 0.1 --qk-norm --max-update 3"
     assert fine_tuning.flags_of_model(flags) == "--encoder-kv-heads 2 --qk-norm"
+    assert fine_tuning.flags_of_model("--arch roberta_rope_base --lr 0.1") == "--arch roberta_rope_base"
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -344,6 +345,9 @@ REFUSED = [
     ("masked_lm", "--work-dir {}/a:b", "--work-dir {}/a:b: must not contain a colon, because fairseq splits paths at"),
     ("masked_lm", "--settings {}/latin", "--settings {}/latin, line 1: the byte 0xe4 is not UTF-8"),
     ("masked_lm", "--launcher slurm --slurm time=9 --slurm wrong=1", "--launcher slurm --slurm time=9 wrong=1: "),
+    ("masked_lm", "-- --disable-validation", "--disable-validation among the flags for fairseq-train: the"),
+    ("language_model", "-- --log-format tqdm", "--log-format tqdm among the flags for fairseq-train: must be json"),
+    ("masked_lm", "--seed 2", "--seed: unknown flag; did you mean --seeds?"),
     ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
     ("masked_lm", "-- --encoder-position-encoding rope", "--encoder-position-encoding after --: the experiment sets "),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),

@@ -84,7 +84,10 @@ def test_float64_bfloat16_and_inference_mode_find_the_same(build, sample):
 def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
     generator, sample = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=20), sentences()
+    made, make = [], Beams.__init__
+    monkeypatch.setattr(Beams, "__init__", lambda *args, **kwargs: made.append(args) or make(*args, **kwargs))
     actual = generator.generate(models, sample)
+    assert made, "the first model has the fast search"
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
     assert_same(actual, generator.generate(models, sample))
 

@@ -290,6 +290,21 @@ def test_its_search_keeps_the_positions_of_the_output(build, task, tmp_path, enc
     assert translations == [" ".join(best) for best, *_ in expected]
 
 
+@pytest.mark.parametrize(("beam", "nbest"), [(1, 0), (4, 0), (4, 4)])
+def test_an_output_ends_where_the_positions_end_as_in_fairseq(build, task, tmp_path, beam, nbest):
+    dictionary, draw = task.source_dictionary, random.Random(5)
+    sources = [[draw.randrange(4, 44) for _ in range(draw.randint(1, 6))] for _ in range(8)]
+    model = build(position_encoding="learned", max_source_positions=12, max_target_positions=12)
+    with torch.no_grad():
+        steer(model, {dictionary.eos(): -8.0, dictionary.bos(): -16.0, dictionary.pad(): -16.0})
+        expected = by_fairseq(model, dictionary, sources, beam_size=beam, len_penalty=0.6, max_len_b=50)
+    lengths = [len(best) for best, *_ in expected]
+    assert max(lengths) == 11 and lengths.count(11) > 4, "the end has the last position"
+    translator = served(model, dictionary, tmp_path, positions={"source": 12, "target": 12})
+    actual = translator.search([dictionary.string(source).split() for source in sources], beam, 0.6, nbest=nbest)
+    assert [[word for word in best[0][0] if word != "<s>"] for best in actual] == [best for best, *_ in expected]
+
+
 def test_outputs_have_no_padding_and_no_sentence_marks(build, task, tmp_path):
     dictionary, model = task.source_dictionary, build()
     with torch.no_grad():
@@ -355,7 +370,7 @@ def test_a_line_beyond_the_positions_is_refused_after_the_earlier_lines_are_tran
     with pytest.raises(TranslateError, match="line 3 has 4 tokens, more than the limit of this model, 3: split the"):
         next(actual)
     limited = translator.translate(["the dog house"] * 3, beam=1)
-    assert max(len(line.split()) for line in limited) <= 5
+    assert max(len(line.split()) for line in limited) <= 4, "the end has the last position"
 
 
 def test_the_command_ends_quietly_when_the_reader_of_its_output_stops(model, sources):

@@ -350,7 +350,7 @@ def test_a_program_scores_each_sentence_with_the_references_that_its_command_nam
     source = write(tmp_path / "src", ["a\rb\u2028c"] * 20)  # one line for programs, too
     commands = {"all": "{reference}", "none": "", "source": "{source}", "both": "{source} {reference}"}
     flags = [word for name, rest in commands.items() for word in ("--scorer", f"{name}={program} {rest}")]
-    flags += ["--sys", system, "--ref", ref, other, "--src", source, "--lower-is-better", "none"]
+    flags += ["--sys", system, "--ref", ref, "--ref", other, "--src", source, "--lower-is-better", "none"]
     actual = metrics(report(capsys, *flags)["systems"][0])
     plain, *others = (read_lines(path) for path in (system, ref, other))
     texts = {"all": others, "none": [], "source": [["a b c"] * 20], "both": [["a b c"] * 20, *others]}
@@ -437,6 +437,7 @@ with open(flags["--output_file"], "w") as out:
     assert actual["QE"]["sentence_scores"] == [len(line) + 25 + 1000 for line in TRANSLATION]
     pairs = zip(TRANSLATION, REFERENCE, strict=True)
     assert actual["X"]["sentence_scores"] == [len(line) - len(other) + 2000 for line, other in pairs]
+    assert "MetricX compares with one reference; drop {reference}" in refuse(capsys, *flags, "--ref", files[0])
 
 
 @pytest.mark.parametrize(
