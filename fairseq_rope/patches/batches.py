@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _batch_by_size = data_utils.batch_by_size
 _get_batch_iterator = FairseqTask.get_batch_iterator
+OF_EVAL_LM = "eval_lm_dataloader"  # the method of a task that makes the batches of fairseq-eval-lm
 _batch_arguments = inspect.signature(_batch_by_size)
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 
@@ -44,12 +45,18 @@ def _name_the_longest(indices: Any, num_tokens_fn: Any, max_tokens: Any = None, 
     """Raise an InputError that names the longest sentence if it has more than *max_tokens* tokens."""
     length, number = max((num_tokens_fn(index), index) for index in indices)
     if max_tokens and length > max_tokens:
-        callers = (frame.f_code.co_name for frame, _ in traceback.walk_stack(None))
-        flag = "--max-tokens-valid" if "get_valid_iterator" in callers else "--max-tokens"  # that of fairseq's Trainer
+        validates = _is_called_by("get_valid_iterator")  # of fairseq's Trainer
+        flag = "--max-tokens-valid" if validates else "--max-tokens"
+        skip = ", or skip such sentences with --skip-invalid-size-inputs-valid-test"
         raise InputError(
-            f"sentence {number} has {length} tokens, more than {flag} {max_tokens}: give {length} or more, or skip "
-            "such sentences with --skip-invalid-size-inputs-valid-test"
+            f"sentence {number} has {length} tokens, more than {flag} {max_tokens}: give {length} or more"
+            f"{'' if _is_called_by(OF_EVAL_LM) else skip}"
         )
+
+
+def _is_called_by(function: str) -> bool:
+    """Return whether a function of this name is running."""
+    return any(frame.f_code.co_name == function for frame, _ in traceback.walk_stack(None))
 
 
 class _SkippingLongerThanABatch(InPlaceOf):
@@ -76,8 +83,22 @@ class _SkippingLongerThanABatch(InPlaceOf):
 def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     bound = _iterator_arguments.bind(*args, **kwargs)
     bound.apply_defaults()
+    if not _is_called_by(OF_EVAL_LM):
+        return _iterator_of(bound, skips=bound.arguments["ignore_invalid_inputs"])
+    iterator = _iterator_of(bound, skips=False)  # a perplexity without long sentences is another one
+    if len(bound.arguments["dataset"]) and not iterator.frozen_batches:
+        positions = bound.arguments["max_positions"]
+        raise InputError(
+            f"no sample can be evaluated: all have more tokens than the model has positions, {positions}; "
+            f"give --tokens-per-sample {positions} or less"
+        )
+    return iterator
+
+
+def _iterator_of(bound: inspect.BoundArguments, skips: bool) -> Any:
+    """Return the batches. *skips* is whether sentences of more than ``--max-tokens`` are skipped."""
     task, dataset, epoch = (bound.arguments[name] for name in ("self", "dataset", "epoch"))
-    if bound.arguments["ignore_invalid_inputs"] and (bound.arguments["max_tokens"] or 0) > 0:
+    if skips and (bound.arguments["max_tokens"] or 0) > 0:
         bound.arguments["self"] = _SkippingLongerThanABatch(task, bound.arguments["max_tokens"])
     composed_now = task.can_reuse_epoch_itr(dataset) and dataset not in task.dataset_to_epoch_iter
     every_epoch = bound.arguments.get("disable_iterator_cache") or bound.arguments.get("update_epoch_batch_itr")

@@ -128,6 +128,8 @@ def segment_settings(args: argparse.Namespace, task: Any) -> dict[str, Any] | No
     if not is_allowed(segments):
         shown = f"--segment-tokens, --separator and {path} give {json.dumps(segments)[:200]}"
         raise ExportError(f"{shown}, and the segments must be {allowed}")
+    if segments["tokens"] == 1:  # trained on single sentences
+        return None
     separator = segments["separator"]
     languages = (task.cfg.source_lang, task.cfg.target_lang)
     for language, dictionary in zip(languages, (task.source_dictionary, task.target_dictionary)):

@@ -8,7 +8,7 @@ from fairseq.models.roberta.model import base_architecture as fairseq_roberta_ar
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.models.transformer.transformer_legacy import base_architecture as fairseq_base_architecture
 from fairseq.models.transformer_lm import TransformerLanguageModelConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..checkpoints import flags_of_model, option_value
 from ..positions import ENCODINGS
@@ -31,16 +31,34 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
     """Return the options of the command line, or of fairseq-hydra-train, as a namespace.
 
     A nested ``encoder:``, ``decoder:`` or ``quant_noise:`` overrides the architecture, as with fairseq's transformer.
+    Layers to keep become text.
     """
     if isinstance(args, Namespace):
-        return args
-    flat = Namespace(**option_dict(args))
-    for name, config in NESTED.items():
-        nested = vars(flat).pop(name, None)
-        if nested is not None:
-            for option, value in vars(config(**nested)).items():
-                setattr(flat, f"{name}_{option}", value)
+        flat = args
+    else:
+        flat = Namespace(**option_dict(args))
+        for name, config in NESTED.items():
+            nested = vars(flat).pop(name, None)
+            if nested is not None:
+                for option, value in vars(config(**nested)).items():
+                    setattr(flat, f"{name}_{option}", value)
+    for name in (f"{side}_layers_to_keep" for side in SIDES):
+        numbers = getattr(flat, name, None)
+        if isinstance(numbers, list):  # of a flag of the transformer; fairseq's pruning needs the text
+            setattr(flat, name, ",".join(map(str, numbers)) or None)
     return flat
+
+
+def save_in_configuration(args: Namespace | DictConfig, built: Namespace) -> None:
+    """Copy into *args* what a checkpoint must have and :func:`as_namespace`'s *built* got while the model was built.
+
+    fairseq's own models change the configuration that is saved. Without it, the sizes would depend on other programs.
+    """
+    if isinstance(args, DictConfig):
+        with open_dict(args):
+            for name in ("encoder_layers", "decoder_layers", "max_positions", "max_target_positions"):
+                if hasattr(built, name):
+                    args[name] = getattr(built, name)
 
 
 def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> None:

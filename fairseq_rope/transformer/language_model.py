@@ -23,14 +23,14 @@ from omegaconf import DictConfig
 from ..checkpoints import option_value, options_of_task
 from ..patches.options import literal
 from .decoder import Decoder
-from .defaults import as_namespace
+from .defaults import as_namespace, save_in_configuration
 from .flags import config_class
 from .meaning import refuse_other_model
-from .models import with_options
+from .models import PrunedModel, with_options
 
 
 @register_model("transformer_lm_rope")
-class TransformerRopeLanguageModel(TransformerLanguageModel):
+class TransformerRopeLanguageModel(PrunedModel, TransformerLanguageModel):
     """fairseq's TransformerLanguageModel with our decoder: ``--task language_modeling``."""
 
     refuse_other_model = staticmethod(refuse_other_model)
@@ -53,7 +53,7 @@ class TransformerRopeLanguageModel(TransformerLanguageModel):
         Raises:
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
-        args = as_namespace(args)
+        config, args = args, as_namespace(args)
         if option_value(args, "decoder_layers_to_keep"):
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         task_options = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
@@ -67,7 +67,9 @@ class TransformerRopeLanguageModel(TransformerLanguageModel):
             refuse_untied_parts(args)
             embed_tokens = cls.build_input_embeddings(args, task.source_dictionary)
             cfg = TransformerConfig.from_namespace(args)
-            return cls(Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+            model = cls(Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        save_in_configuration(config, args)
+        return model
 
     @classmethod
     def build_input_embeddings(cls, args: Namespace, dictionary: Dictionary) -> Any:

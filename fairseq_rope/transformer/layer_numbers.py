@@ -7,6 +7,7 @@ Layers are numbered from 0, as in the model that is trained, also with ``--encod
 import re
 from typing import Any
 
+from ..checkpoints import option_value
 from ..positions.interface import SIDES, Option
 
 EVERY = re.compile(r"every ([1-9]\d*)(?:st|nd|rd|th)?")
@@ -34,6 +35,31 @@ def numbers_of(text: str, layers: int) -> list[int]:
         step = int(every[1])
         return list(range(step - 1, layers, step))
     return [int(number) for number in text.split(",") if number]
+
+
+def numbers_of_kept_layers(layers_to_keep: str) -> list[int]:
+    """Return the numbers, in the model that was trained, of the layers that fairseq's pruning keeps."""
+    return sorted(int(number) for number in layers_to_keep.split(","))
+
+
+def options_after_pruning(args: Any) -> dict[str, str]:
+    """Return the options that the layers of *args* have after pruning, which gives them new numbers.
+
+    fairseq then saves checkpoints with the number of layers that are left, and without the layers to keep
+    (``prune_state_dict`` in fairseq/checkpoint_utils.py). If no layer with positions is left, the encoding is none.
+    """
+    options = {}
+    for side in SIDES:
+        name, layers_to_keep = f"{side}_layers_without_positions", option_value(args, f"{side}_layers_to_keep")
+        without = read_layers(option_value(args, name) or "", name)
+        if layers_to_keep and without:
+            kept = numbers_of_kept_layers(layers_to_keep)
+            numbers = numbers_of(without, max(kept) + 1)
+            left = [number for number, trained in enumerate(kept) if trained in numbers]
+            if len(left) == len(kept):
+                options[f"{side}_position_encoding"], left = "none", []
+            options[name] = ",".join(map(str, left))
+    return options
 
 
 WITHOUT_POSITIONS = {

@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import CheckpointError, option_value
 from .defaults import complete
 from .flags import OF_BOTH_BLOCKS, WITH_SIDES, flag_of
-from .options import ModelOptions, is_ours, read
+from .options import ModelOptions, SideOptions, is_ours, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
@@ -158,7 +158,10 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
     if trained is None:  # a checkpoint without options
         return
     # With --encoder-layers-to-keep, the layers that are dropped do not count.
-    layers = {side.side: side.kept_layers for side in read(_completed(own)).sides if side.layers_to_keep}
+    pruned = [side for side in read(_completed(own)).sides if side.layers_to_keep]
+    for side in pruned:
+        _refuse_missing_layers(path, trained, side)
+    layers = {side.side: side.kept_layers for side in pruned}
     different = option_differences(meaning(trained, layers), meaning(own, layers))
     unreadable = [difference for difference in different if difference.name in OF_WEIGHTS]
     if unreadable or (different and not is_meant):
@@ -168,3 +171,16 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
         raise CheckpointError(f"{path} was trained {in_words([first])}; use the same value{way_out}")
     if different:
         logger.warning(f"{path} was trained {in_words(different)}: its weights are the start of another model")
+
+
+def _refuse_missing_layers(path: str, trained: Any, side: SideOptions) -> None:
+    """Raise a CheckpointError if the checkpoint *path* lacks a layer to keep, for example because it is pruned."""
+    layers, last = option_value(trained, f"{side.side}_layers"), max(side.kept_layers)
+    if isinstance(layers, int) and last >= layers:
+        without = option_value(trained, f"{side.side}_layers_without_positions")
+        positions = f" --{side.side}-layers-without-positions {without}" if without else ""
+        raise CheckpointError(
+            f"--{side.side}-layers-to-keep {side.layers_to_keep}: {path} has no layer {last} of the {side.side}, only "
+            f"{layers} layers; if it was pruned by this flag, drop the flag, and give --{side.side}-layers "
+            f"{layers}{positions}"
+        )

@@ -6,22 +6,25 @@ So flags, parameter names and checkpoints are the same.
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model
+from fairseq.models import BaseFairseqModel, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from torch import nn
 
+from ..checkpoints import option_value
 from ..modules.attention import SelfAttention
+from ..positions.interface import SIDES
 from .decoder import Decoder
-from .defaults import as_namespace, set_defaults
+from .defaults import as_namespace, save_in_configuration, set_defaults
 from .encoder import Encoder
 from .flags import config_class
+from .layer_numbers import options_after_pruning
 from .meaning import refuse_other_model
 from .refusals import refuse_what_cannot_work
 
@@ -42,8 +45,33 @@ def with_options(args: Namespace) -> Iterator[None]:
         del args.model_options
 
 
+class PrunedModel(BaseFairseqModel):
+    """A model whose layers get new numbers when a checkpoint is pruned (``--encoder-layers-to-keep``)."""
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
+    ) -> Any:
+        """Load *state_dict* as fairseq does. Then *model_cfg*, which is saved, describes the layers that are left.
+
+        fairseq removes all layers of a side whose layers to keep are not given, and here they are all kept.
+        """
+        if model_cfg is None:
+            return super().load_state_dict(state_dict, strict, model_cfg, args)
+        options = options_after_pruning(model_cfg)
+        with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
+            if any(option_value(model_cfg, f"{side}_layers_to_keep") for side in SIDES):
+                for side in SIDES:
+                    numbers = {key.split(".")[2] for key in state_dict if key.startswith(f"{side}.layers.")}
+                    if numbers and not option_value(model_cfg, f"{side}_layers_to_keep"):
+                        setattr(model_cfg, f"{side}_layers_to_keep", ",".join(sorted(numbers, key=int)))
+            loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
+            for name, value in options.items():
+                setattr(model_cfg, name, value)
+        return loaded
+
+
 @register_model("transformer_rope")
-class TransformerRopeModel(TransformerModel):
+class TransformerRopeModel(PrunedModel, TransformerModel):
     """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
 
     Without flags, queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
@@ -70,9 +98,10 @@ class TransformerRopeModel(TransformerModel):
         Raises:
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
-        args = as_namespace(args)
+        config, args = args, as_namespace(args)
         with with_options(args):
             model = super().build_model(args, task)
+        save_in_configuration(config, args)
         cfg = getattr(task, "cfg", None)
         criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None))
         needs_attention = bool(getattr(criterion, "needs_attention", False))

@@ -17,7 +17,7 @@ from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
 from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, flag_of, of_encodings
-from .layer_numbers import numbers_of
+from .layer_numbers import numbers_of, numbers_of_kept_layers
 from .sides import model_sides, options_of_sides
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
@@ -89,8 +89,7 @@ class SideOptions:
     @property
     def kept_layers(self) -> list[int]:
         """The numbers that the layers of the model have in the model that was trained."""
-        kept = self.layers_to_keep
-        return sorted(int(number) for number in kept.split(",")) if kept else list(range(self.layers))
+        return numbers_of_kept_layers(self.layers_to_keep) if self.layers_to_keep else list(range(self.layers))
 
     @property
     def without_positions(self) -> list[int]:

@@ -19,11 +19,11 @@ from torch import nn
 
 from ..checkpoints import option_value, options_of_task
 from ..positions.shaw import Shaw
-from .defaults import as_namespace
+from .defaults import as_namespace, save_in_configuration
 from .encoder import Encoder
 from .flags import config_class, flag_of
 from .meaning import refuse_other_model
-from .models import with_options
+from .models import PrunedModel, with_options
 from .options import SideOptions
 
 
@@ -37,7 +37,7 @@ class RobertaRopeEncoder(RobertaEncoder):
 
 
 @register_model("roberta_rope")
-class RobertaRopeModel(RobertaModel):
+class RobertaRopeModel(PrunedModel, RobertaModel):
     """fairseq's RobertaModel with our encoder: tasks masked_lm, sentence_prediction and sentence_ranking."""
 
     refuse_other_model = staticmethod(refuse_other_model)
@@ -61,7 +61,7 @@ class RobertaRopeModel(RobertaModel):
         Raises:
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
-        args = as_namespace(args)
+        config, args = args, as_namespace(args)
         if option_value(args, "activation_fn") == "swish":
             raise ValueError("--activation-fn swish: is not an activation function of RoBERTa's head; use gelu")
         task_options = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
@@ -73,7 +73,9 @@ class RobertaRopeModel(RobertaModel):
         args.max_source_positions = args.max_positions
         with with_options(args):
             refuse_pruning(args, args.model_options.encoder)
-            return cls(args, RobertaRopeEncoder(args, task.source_dictionary))
+            model = cls(args, RobertaRopeEncoder(args, task.source_dictionary))
+        save_in_configuration(config, args)
+        return model
 
 
 def refuse_pruning(args: Namespace, side: SideOptions) -> None:

@@ -3,7 +3,8 @@
     python -m recipes.documents_en_de.long_test_set DIR OUTPUT
 
 DIR has train, valid and test, each as NAME.LANG.gz, with blank lines between documents. OUTPUT gets the same files. Its
-test set has the test documents of more than 350 words. 60 training documents of that length move to it.
+test set has the test documents of more than 350 words. 60 training documents of that length, in which no line lacks its
+translation, move to it.
 """
 
 import argparse
@@ -42,12 +43,13 @@ def words(document: Document) -> int:
 def divide(train: list[Document], test: list[Document], least: int, count: int) -> tuple[list[Document], ...]:
     """The new training set and the new test set, whose documents have more than *least* words.
 
-    *count* documents of the training set, spread over it evenly, go to the test set. Raises an InputError if the
-    training set has fewer such documents.
+    *count* documents of the training set, spread over it evenly, go to the test set. They have a text in each line in
+    all languages, which a test set must have. Raises an InputError if the training set has fewer such documents.
     """
-    long = [n for n, document in enumerate(train) if words(document) > least]
+    complete = {n for n, document in enumerate(train) if all(text.strip() for line in document for text in line)}
+    long = [n for n, document in enumerate(train) if n in complete and words(document) > least]
     if len(long) < count:
-        limit = f"must be at most {len(long)}, the training documents of more than {least} words"
+        limit = f"must be at most {len(long)}, the complete training documents of more than {least} words"
         raise InputError(f"--documents {count}: {limit}")
     moved = {long[n * len(long) // count] for n in range(count)}
     remaining = [document for n, document in enumerate(train) if n not in moved]
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--documents", type=int, default=60, metavar="N", help="moved from train to test; default: %(default)s")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.documents_en_de.long_test_set"):
+        if args.output.resolve() == args.folder.resolve():
+            raise InputError(f"{args.output}: OUTPUT must be another folder than DIR")
         train, valid, test = (read(args.folder, name, args.languages) for name in SETS)
         train, test = divide(train, test, args.words, args.documents)
         args.output.mkdir(parents=True, exist_ok=True)

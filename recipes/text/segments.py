@@ -57,7 +57,10 @@ def read_documents(paths: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def longest_segments(document: Sequence[Pair], tokens: int) -> list[range]:
-    """The numbers of the sentences of each segment, if segments are as long as *tokens* on both sides allow."""
+    """The numbers of the sentences of each segment, if a segment contains as many as fit.
+
+    The length of a sentence is that of its longer side. So a segment has at most *tokens* on both sides.
+    """
     return segments([max(map(len, pair)) for pair in document], lambda: tokens)
 
 
@@ -88,7 +91,7 @@ def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: flo
 
     For training, *share* is that of :class:`Mixture`. With None, the segments are as long as *tokens* allows.
     """
-    mixture = None if share is None else Mixture(tokens, share)
+    mixture = None if share is None or tokens == 1 else Mixture(tokens, share)  # with 1, no sentences are joined
     documents = sentences = lines = longest = 0
     with written_whole(*outputs) as files:
         for document in read_documents(sources):

@@ -207,6 +207,20 @@ def test_without_documents_no_command_makes_segments(capsys):
     assert not re.search(r"\$ .*(segments|documents)", capsys.readouterr().out)
 
 
+def test_a_model_of_single_sentences_is_exported_without_segments(tmp_path, capsys):
+    """No line of its training set has a separator, so that its dictionary lacks it."""
+    for tokens in (1, 2):
+        pipeline.main(["documents_en_de", "--dry-run", "--stage", "6", "--set", f"segment_tokens={tokens}"])
+        assert ("segments.json" in capsys.readouterr().out) == (tokens == 2)
+    for name in ("in.en", "in.de"):
+        (tmp_path / name).write_text("a\nb\n\nc\n")
+    printed = module.join(
+        [str(tmp_path / "in.en"), str(tmp_path / "in.de")], [str(tmp_path / "x"), str(tmp_path / "y")], 1, 0.5
+    )
+    assert printed == "2 documents, 3 sentences, 3 lines of up to 1 subwords"
+    assert read_lines(tmp_path / "x") == ["a", "b", "c"]
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 

@@ -10,9 +10,9 @@ LONG = {"train": (1, 3, 4, 7, 8), "test": (0, 2)}  # the documents of more than 
 
 
 def document(name, number):
-    """Two lines in both languages; the second is empty in German in some documents."""
+    """Two lines in both languages; the second is blank in German in one document."""
     more = "a b c d e" if number in LONG.get(name, ()) else "a"
-    german = "" if number % 2 else more.upper()
+    german = " " if (name, number) == ("train", 3) else more.upper()
     return [(f"{name} {number}", f"{name.upper()} {number}"), (more, german)]
 
 
@@ -35,7 +35,7 @@ def read(folder, name, lang):
 
 def test_the_test_set_has_the_long_documents_and_the_training_set_the_others(corpus, tmp_path):
     main([str(corpus), str(tmp_path / "out"), "--words", "6", "--documents", "2"])
-    moved = (1, 4)  # of 1, 3, 4, 7, 8: the first of each half
+    moved = (1, 7)  # of 1, 4, 7, 8: the first of each half; 3 lacks a translation, which a test set must have
     expected = {
         "train": [document("train", n) for n in range(9) if n not in moved],
         "valid": [document("valid", n) for n in range(2)],
@@ -48,7 +48,14 @@ def test_the_test_set_has_the_long_documents_and_the_training_set_the_others(cor
 
 
 def test_too_few_long_documents_are_refused(corpus, tmp_path):
-    message = "--documents 6: must be at most 5, the training documents of more than 6 words"
+    message = "--documents 6: must be at most 4, the complete training documents of more than 6 words"
     with pytest.raises(SystemExit, match=message):
         main([str(corpus), str(tmp_path / "out"), "--words", "6", "--documents", "6"])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_input_is_not_overwritten(corpus):
+    before = {path.name: path.read_bytes() for path in corpus.iterdir()}
+    with pytest.raises(SystemExit, match="OUTPUT must be another folder than DIR"):
+        main([str(corpus), f"{corpus}/../{corpus.name}", "--words", "6", "--documents", "2"])
+    assert {path.name: path.read_bytes() for path in corpus.iterdir()} == before

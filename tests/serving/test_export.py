@@ -920,6 +920,8 @@ PRESENT = '{"tokens": 128, "separator": "<sep>", "share": 0.5}'
         (PRESENT, (), (128, "<sep>")),
         (PRESENT, (64,), (64, "<sep>")),
         (PRESENT, (None, "<s2>"), (128, "<s2>")),
+        ('{"tokens": 1, "separator": "<s9>"}', (), None),
+        (PRESENT, (1,), None),
     ],
 )
 def test_the_segments_are_those_of_the_data_or_the_flags(segment_settings, text, flags, expected):

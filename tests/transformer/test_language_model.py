@@ -295,13 +295,27 @@ def with_lm(folder, weight):
     return ["--lm-path", folder / "checkpoint_last.pt", "--lm-weight", weight]
 
 
+def test_an_evaluation_that_would_leave_out_samples_is_refused(text_bin, tmp_path):
+    """fairseq without the plugin ends in an AssertionError, and in the second case prints a perplexity of 1.00."""
+    fit(TINY, text_bin, tmp_path, "--max-update", 1)
+    words = ["--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--gen-subset", "valid"]
+    with pytest.raises(InputError, match=r"^sentence \d+ has 32 tokens, more than --max-tokens 20: give 32 or more$"):
+        call("fairseq-eval-lm", text_bin, *words, "--tokens-per-sample", 32, "--max-tokens", 20)
+    too_long = "^no sample can be evaluated: all have more tokens than the model has positions, 32; give --tokens-per-"
+    with pytest.raises(InputError, match=too_long):
+        call("fairseq-eval-lm", text_bin, *words)
+
+
+MADE = ("yaml", "flags")
+
+
 @pytest.mark.slow
 def test_hydra_trains_the_same_language_model(text_bin, tmp_path):
     (tmp_path / "rope.yaml").write_text(
         f"""# @package _group_
 common: {{user_dir: {PLUGIN}, cpu: true, seed: 3, log_format: json}}
 task: {{_name: language_modeling, data: {text_bin}, tokens_per_sample: 32}}
-model: {{_name: transformer_lm_rope_gpt2_tiny, share_decoder_input_output_embed: true}}
+model: {{_name: transformer_lm_rope_gpt2_tiny, share_decoder_input_output_embed: true, position_encoding: learned}}
 criterion: {{_name: cross_entropy}}
 optimizer: {{_name: adam}}
 lr_scheduler: {{_name: fixed}}
@@ -312,8 +326,11 @@ checkpoint: {{save_dir: {tmp_path / "yaml"}}}
     )
     words = ["--config-dir", tmp_path, "--config-name", "rope", f"hydra.run.dir={tmp_path}"]
     run_program("fairseq-hydra-train", *words, cwd=tmp_path)
-    fit(TINY, text_bin, tmp_path / "flags", "--max-update", 2)
-    by_yaml, by_flags = (load_checkpoint(str(tmp_path / n / "checkpoint_last.pt"))["model"] for n in ("yaml", "flags"))
+    fit(TINY, text_bin, tmp_path / "flags", "--max-update", 2, "--position-encoding", "learned")
+    # The number of positions is that of the training, and not that of the evaluation.
+    of_both = [perplexity(text_bin, tmp_path / n / "checkpoint_last.pt", "--tokens-per-sample", 20) for n in MADE]
+    assert of_both[0] == of_both[1]
+    by_yaml, by_flags = (load_checkpoint(str(tmp_path / n / "checkpoint_last.pt"))["model"] for n in MADE)
     assert by_yaml.keys() == by_flags.keys()
     assert all(torch.equal(by_yaml[name], weight) for name, weight in by_flags.items())
 

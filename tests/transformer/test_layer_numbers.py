@@ -1,12 +1,13 @@
 """Layers whose self-attention has no positions: which ones, what they compute, and checkpoints with other ones."""
 
 import logging
+import re
 from argparse import Namespace
 
 import pytest
 import torch
 
-from fairseq_rope.checkpoints import Reading, reading_for
+from fairseq_rope.checkpoints import CheckpointError, Reading, reading_for
 from fairseq_rope.transformer.layer_numbers import numbers_of, read_layers
 from fairseq_rope.transformer.meaning import refuse_other_model
 from tests.models import ENCODING_OPTIONS, batch, teacher_forced
@@ -75,6 +76,45 @@ def test_layers_to_keep_count_the_layers_of_the_trained_model(build, name):
     (source, lengths), target = batch([9, 4], left_pad=True), batch([5, 5], left_pad=False)[0]
     outputs = [teacher_forced(model, source, lengths, target) for model in (whole, kept)]
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
+@pytest.mark.parametrize(
+    "without, to_keep, left",
+    [("every 2nd", "3,2", "1"), ("0,3", "1,3,0", "0,2"), ("0", "1,2", ""), ("1,3", "3,1", None)],
+)
+def test_the_options_that_a_pruned_model_saves_describe_it(build, name, without, to_keep, left):
+    """fairseq saves a pruned model with the number of its layers, and without the numbers of those that were kept."""
+    options = {**ENCODING_OPTIONS[name], "encoder_layers": 4, "encoder_layers_without_positions": without}
+    layers_to_keep = {"encoder_layers_to_keep": to_keep, "decoder_layers_to_keep": "0,1"}
+    whole, kept = build(**options), build(**options, **layers_to_keep)
+    saved = Namespace(arch="transformer_rope_tiny", **options, **layers_to_keep)
+    kept.load_state_dict(whole.state_dict(), strict=True, model_cfg=saved)
+    assert (saved.encoder_layers_to_keep, saved.encoder_layers_without_positions) == (None, left or "")
+    assert getattr(saved, "encoder_position_encoding", None) == ("none" if left is None else None)
+    again = build(**{**vars(saved), "encoder_layers": len(to_keep.split(",")), "decoder_layers": 2})
+    again.load_state_dict(kept.state_dict(), strict=True)
+    (source, lengths), target = batch([9, 4], left_pad=True), batch([5, 5], left_pad=False)[0]
+    outputs = [teacher_forced(model, source, lengths, target) for model in (kept, again)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+def test_layers_to_keep_that_a_pruned_checkpoint_lacks_are_refused_with_the_flags_that_continue_it():
+    sizes = {"arch": "transformer_rope", "encoder_layers": 2, "position_encoding": "rope"}
+    pruned = Namespace(**sizes, encoder_layers_without_positions="1")
+    own = Namespace(**sizes, encoder_layers_to_keep="0,2", encoder_layers_without_positions="2")
+    expected = (
+        "--encoder-layers-to-keep 0,2: last.pt has no layer 2 of the encoder, only 2 layers; if it was pruned by this "
+        "flag, drop the flag, and give --encoder-layers 2 --encoder-layers-without-positions 1"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(expected)):
+        refuse_other_model("last.pt", pruned, own, is_meant=False)
+
+
+def test_a_list_of_layers_to_keep_prunes_too(build):
+    """fairseq-train makes a list of this flag of the transformer, and fairseq's own model then fails."""
+    kept = build(encoder_layers=4, encoder_layers_to_keep=[0, 2], decoder_layers_to_keep=[1])
+    assert (len(kept.encoder.layers), len(kept.decoder.layers)) == (2, 1)
 
 
 @pytest.mark.parametrize(
