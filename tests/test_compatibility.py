@@ -531,15 +531,14 @@ def test_layers_to_keep_builds_the_model_of_those_layers(data_bin, model_path):
 
 @pytest.mark.parametrize("kept", [["--encoder-layers-to-keep", "1"], ["--decoder-layers-to-keep", "0"]])
 def test_a_training_starts_from_some_layers_of_a_checkpoint(data_bin, model_path, tmp_path, kept):
-    """fairseq's own transformer fails with these flags. Without an update, the loss is that of the kept layers."""
+    """fairseq's own transformer fails with these flags. With a learning rate of 0, the weights stay the same."""
     start = ["--finetune-from-model", model_path, *kept, "--lr", 0, "--warmup-init-lr", 0]
-    losses = valid_losses(train(data_bin, tmp_path, *start))
+    train(data_bin, tmp_path, *start)
     (whole,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert (len(model.encoder.layers), len(model.decoder.layers)) == ((1, 2) if "1" in kept else (2, 1))
     expected = whole.encoder.layers[1:] if "1" in kept else whole.decoder.layers[:1]
     actual = model.encoder.layers if "1" in kept else model.decoder.layers
-    assert len(losses) == 1
     for one, other in zip(expected.parameters(), actual.parameters(), strict=True):
         assert torch.equal(one, other)
 

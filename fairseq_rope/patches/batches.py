@@ -14,6 +14,7 @@ import numpy as np
 from fairseq.data import data_utils
 from fairseq.tasks import FairseqTask
 
+from ..checkpoints import option_value
 from ..errors import InputError
 from .saving import InPlaceOf
 
@@ -85,12 +86,16 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     if not _is_called_by(OF_EVAL_LM):
         return _iterator_of(bound, skips=bound.arguments["ignore_invalid_inputs"])
-    iterator = _iterator_of(bound, skips=False)  # a perplexity without long sentences is another one
-    if len(bound.arguments["dataset"]) and not iterator.frozen_batches:
+    iterator = _iterator_of(bound, skips=False)
+    task, samples = bound.arguments["self"], len(bound.arguments["dataset"])
+    skipped = samples - sum(map(len, iterator.frozen_batches))
+    # fairseq skips samples that are too long. If these are blocks of text, or all samples, that is a mistake.
+    are_blocks = option_value(getattr(task, "args", None), "sample_break_mode") in (None, "none")
+    if skipped and (are_blocks or skipped == samples):
         positions = bound.arguments["max_positions"]
         raise InputError(
-            f"no sample can be evaluated: all have more tokens than the model has positions, {positions}; "
-            f"give --tokens-per-sample {positions} or less"
+            f"{skipped:,} of {samples:,} samples have more tokens than the model has positions, {positions}: give "
+            f"--tokens-per-sample {positions} or less"
         )
     return iterator
 

@@ -114,9 +114,9 @@ PATCHES: list[Patch] = [
         "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So "
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
         "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more "
-        "tokens than --max-tokens; fairseq ends with an AssertionError. If fairseq-eval-lm can evaluate nothing, "
-        "because all samples have more tokens than the model has positions, it prints a perplexity of 1.00, and here "
-        "an error.",
+        "tokens than --max-tokens; fairseq ends with an AssertionError. fairseq-eval-lm skips blocks of text "
+        "with more tokens than the model has positions, and prints the perplexity of the rest, or 1.00 if there is no "
+        "rest; here this is an error.",
         "fairseq composes batches from the seed alone, and skips such sentences",
     ),
     Patch(

@@ -11,11 +11,11 @@ from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
 from .meaning import refuse_other_model
-from .models import TransformerRopeModel
+from .models import PrunedModel, TransformerRopeModel
 
 
 @register_model("transformer_rope_align")
-class TransformerRopeAlignModel(TransformerAlignModel):
+class TransformerRopeAlignModel(PrunedModel, TransformerAlignModel):
     """fairseq's TransformerAlignModel with our encoder and decoder."""
 
     refuse_other_model = staticmethod(refuse_other_model)

@@ -56,7 +56,8 @@ def save_in_configuration(args: Namespace | DictConfig, built: Namespace) -> Non
     """
     if isinstance(args, DictConfig):
         with open_dict(args):
-            for name in ("encoder_layers", "decoder_layers", "max_positions", "max_target_positions"):
+            of_sides = (f"{side}_layers{kept}" for side in SIDES for kept in ("", "_to_keep"))
+            for name in (*of_sides, "max_positions", "max_target_positions"):
                 if hasattr(built, name):
                     args[name] = getattr(built, name)
 

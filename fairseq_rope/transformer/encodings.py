@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from fairseq.models.transformer import TransformerConfig
@@ -15,6 +15,7 @@ from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions import PositionEncoding
 from ..positions.absolute import NoPositions
 from ..positions.rotary import RotaryEmbedding
+from .layer_numbers import is_pruned
 from .options import ModelOptions, SideOptions
 from .refusals import refuse_position
 
@@ -126,7 +127,8 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: dict[
     encoding, these keep their initial values. Both are logged as warnings. Layers that *module* does not
     have are kept: ``--encoder-layers-to-keep`` renumbers them later. *name* is that of *module* in *state_dict*.
     """
-    own = {f"{name}.{key}": value for key, value in _trained_names(module, positions.options).items()}
+    kept = _kept_layers(positions.options, state_dict, name)
+    own = {f"{name}.{key}": value for key, value in _trained_names(module, kept).items()}
     loaded = {key for key in state_dict if key.startswith(f"{name}.") and is_of_positions(key[len(name) + 1 :])}
     sinusoids = {f"{name}.{key}" for key in SINUSOIDS}
     if positions.encoding.absolute == "sinusoidal":
@@ -139,32 +141,46 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: dict[
         for key in others:
             del state_dict[key]
     learned = {key: value for key, value in own.items() if key not in sinusoids}
-    _fit_layers(positions, state_dict, learned, loaded - others - sinusoids)
+    _fit_layers(positions, kept, state_dict, learned, loaded - others - sinusoids)
     if learned and not loaded - others - sinusoids and not is_resumed():
         logger.warning(f"the checkpoint has no {_in_words(learned)}, which starts with new values: {of_model}")
         state_dict.update({key: value.detach().clone() for key, value in learned.items()})
 
 
-def _trained_names(module: nn.Module, side: SideOptions) -> dict[str, Tensor]:
-    """Return the parameters of the positions of *module*, with the numbers that its layers have in training."""
+def layers_in(state_dict: Mapping[str, Tensor], name: str) -> int:
+    """Return how many layers the part *name* of a model, such as its encoder, has in *state_dict*."""
+    parameters = re.compile(rf"{re.escape(name)}\.(?:.*\.)?layers\.(\d+)\.")
+    return len({match[1] for match in map(parameters.match, state_dict) if match})
+
+
+def _kept_layers(side: SideOptions, state_dict: Mapping[str, Tensor], name: str) -> list[int]:
+    """Return the numbers that the layers of the side *name* have in *state_dict*."""
+    if side.layers_to_keep and is_pruned(layers_in(state_dict, name), side.layers_to_keep):
+        return list(range(len(side.kept_layers)))
+    return side.kept_layers
+
+
+def _trained_names(module: nn.Module, kept: Sequence[int]) -> dict[str, Tensor]:
+    """Return the parameters of the positions of *module*, whose layers have the numbers *kept* in a checkpoint."""
     own = {key: value for key, value in module.state_dict().items() if is_of_positions(key)}
-    if not side.layers_to_keep:
-        return own
-    kept = side.kept_layers
     return {re.sub(r"(?<=^layers\.)\d+", lambda match: str(kept[int(match[0])]), key): own[key] for key in own}
 
 
 def _fit_layers(
-    positions: SidePositions, state_dict: dict[str, Tensor], learned: dict[str, Tensor], loaded: set[str]
+    positions: SidePositions,
+    kept: Sequence[int],
+    state_dict: dict[str, Tensor],
+    learned: dict[str, Tensor],
+    loaded: set[str],
 ) -> None:
     """Change *state_dict*, from a checkpoint in which other layers have no positions, in place.
 
-    *learned* are the model's parameters of positions, and *loaded* the names of those in *state_dict*, of the same
-    encoding. Those of layers without positions are dropped. In a training that starts from the checkpoint, layers
-    without any in it have initial values, or those of the other layers if the layers share them.
+    *kept* are the numbers of the model's layers there. *learned* are its parameters of positions, and *loaded* the
+    names of those in *state_dict*, of the same encoding. Those of layers without positions are dropped. In a training
+    that starts from the checkpoint, layers without any in it have initial values, or those of the other layers if the
+    layers share them.
     """
-    built = positions.options.kept_layers
-    without = {key for key in loaded - learned.keys() if _layer(key) in built}
+    without = {key for key in loaded - learned.keys() if _layer(key) in kept}
     shared = {_kind(key): state_dict[key] for key in loaded if positions.is_shared(key)}
     for key in without:
         del state_dict[key]

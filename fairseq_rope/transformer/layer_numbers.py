@@ -42,11 +42,16 @@ def numbers_of_kept_layers(layers_to_keep: str) -> list[int]:
     return sorted(int(number) for number in layers_to_keep.split(","))
 
 
-def options_after_pruning(args: Any) -> dict[str, str]:
-    """Return the options that the layers of *args* have after pruning, which gives them new numbers.
+def is_pruned(layers: int | None, layers_to_keep: str) -> bool:
+    """Return whether *layers*, the number of those in a checkpoint, are the layers to keep: no other layer is there."""
+    return layers == len(numbers_of_kept_layers(layers_to_keep))
+
+
+def numbers_after_pruning(args: Any) -> dict[str, str]:
+    """Return the options that name the layers without positions of *args* after pruning, which renumbers the layers.
 
     fairseq then saves checkpoints with the number of layers that are left, and without the layers to keep
-    (``prune_state_dict`` in fairseq/checkpoint_utils.py). If no layer with positions is left, the encoding is none.
+    (``prune_state_dict`` in fairseq/checkpoint_utils.py).
     """
     options = {}
     for side in SIDES:
@@ -55,10 +60,7 @@ def options_after_pruning(args: Any) -> dict[str, str]:
         if layers_to_keep and without:
             kept = numbers_of_kept_layers(layers_to_keep)
             numbers = numbers_of(without, max(kept) + 1)
-            left = [number for number, trained in enumerate(kept) if trained in numbers]
-            if len(left) == len(kept):
-                options[f"{side}_position_encoding"], left = "none", []
-            options[name] = ",".join(map(str, left))
+            options[name] = ",".join(str(number) for number, trained in enumerate(kept) if trained in numbers)
     return options
 
 

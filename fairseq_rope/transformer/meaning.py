@@ -6,6 +6,7 @@ Weights of other shapes do not load, so only the options that change the functio
 
 import logging
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import CheckpointError, option_value
 from .defaults import complete
 from .flags import OF_BOTH_BLOCKS, WITH_SIDES, flag_of
-from .options import ModelOptions, SideOptions, is_ours, read
+from .layer_numbers import is_pruned, numbers_after_pruning
+from .options import ModelOptions, is_ours, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
@@ -158,10 +160,17 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
     if trained is None:  # a checkpoint without options
         return
     # With --encoder-layers-to-keep, the layers that are dropped do not count.
-    pruned = [side for side in read(_completed(own)).sides if side.layers_to_keep]
-    for side in pruned:
-        _refuse_missing_layers(path, trained, side)
-    layers = {side.side: side.kept_layers for side in pruned}
+    trained, own = (_completed(options) for options in (trained, own))
+    layers = {}
+    for side in (side for side in read(own).sides if side.layers_to_keep):
+        of_checkpoint = option_value(trained, f"{side.side}_layers")
+        if is_pruned(of_checkpoint, str(side.layers_to_keep)):
+            trained, own = (_renumbered(options, side.side) for options in (trained, own))
+        elif isinstance(of_checkpoint, int) and max(side.kept_layers) >= of_checkpoint:
+            flag = f"--{side.side}-layers-to-keep {side.layers_to_keep}"
+            raise CheckpointError(f"{flag}: {path} has only the layers 0 to {of_checkpoint - 1} of the {side.side}")
+        else:
+            layers[side.side] = side.kept_layers
     different = option_differences(meaning(trained, layers), meaning(own, layers))
     unreadable = [difference for difference in different if difference.name in OF_WEIGHTS]
     if unreadable or (different and not is_meant):
@@ -173,14 +182,9 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
         logger.warning(f"{path} was trained {in_words(different)}: its weights are the start of another model")
 
 
-def _refuse_missing_layers(path: str, trained: Any, side: SideOptions) -> None:
-    """Raise a CheckpointError if the checkpoint *path* lacks a layer to keep, for example because it is pruned."""
-    layers, last = option_value(trained, f"{side.side}_layers"), max(side.kept_layers)
-    if isinstance(layers, int) and last >= layers:
-        without = option_value(trained, f"{side.side}_layers_without_positions")
-        positions = f" --{side.side}-layers-without-positions {without}" if without else ""
-        raise CheckpointError(
-            f"--{side.side}-layers-to-keep {side.layers_to_keep}: {path} has no layer {last} of the {side.side}, only "
-            f"{layers} layers; if it was pruned by this flag, drop the flag, and give --{side.side}-layers "
-            f"{layers}{positions}"
-        )
+def _renumbered(options: Any, side: str) -> Any:
+    """Return *options* of a pruned model, with the numbers that the layers of *side* have in it."""
+    name, numbers = f"{side}_layers_without_positions", numbers_after_pruning(options)
+    if name not in numbers:
+        return options
+    return Namespace(**{**vars(options), f"{side}_layers_to_keep": None, name: numbers[name]})

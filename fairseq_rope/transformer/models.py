@@ -23,8 +23,9 @@ from ..positions.interface import SIDES
 from .decoder import Decoder
 from .defaults import as_namespace, save_in_configuration, set_defaults
 from .encoder import Encoder
+from .encodings import layers_in
 from .flags import config_class
-from .layer_numbers import options_after_pruning
+from .layer_numbers import is_pruned, numbers_after_pruning
 from .meaning import refuse_other_model
 from .refusals import refuse_what_cannot_work
 
@@ -53,17 +54,18 @@ class PrunedModel(BaseFairseqModel):
     ) -> Any:
         """Load *state_dict* as fairseq does. Then *model_cfg*, which is saved, describes the layers that are left.
 
-        fairseq removes all layers of a side whose layers to keep are not given, and here they are all kept.
+        fairseq removes all layers of a side whose layers to keep are not given, and prunes a checkpoint again that is
+        pruned already. Here, all layers are kept in both cases.
         """
-        if model_cfg is None:
+        sides = [side for side in SIDES if model_cfg is not None and option_value(model_cfg, f"{side}_layers_to_keep")]
+        if not sides:
             return super().load_state_dict(state_dict, strict, model_cfg, args)
-        options = options_after_pruning(model_cfg)
+        options = numbers_after_pruning(model_cfg)
         with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
-            if any(option_value(model_cfg, f"{side}_layers_to_keep") for side in SIDES):
-                for side in SIDES:
-                    numbers = {key.split(".")[2] for key in state_dict if key.startswith(f"{side}.layers.")}
-                    if numbers and not option_value(model_cfg, f"{side}_layers_to_keep"):
-                        setattr(model_cfg, f"{side}_layers_to_keep", ",".join(sorted(numbers, key=int)))
+            for side in SIDES:
+                layers, name = layers_in(state_dict, side), f"{side}_layers_to_keep"
+                if layers and (side not in sides or is_pruned(layers, option_value(model_cfg, name))):
+                    setattr(model_cfg, name, ",".join(map(str, range(layers))))
             loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
             for name, value in options.items():
                 setattr(model_cfg, name, value)

@@ -152,6 +152,9 @@ def refuse_layers(side: SideOptions) -> None:
             f"{flag}: the position encoding {side.encoding} of the {side.side} is not in its layers; drop the flag"
         )
     if side.layers_to_keep:  # the number of layers in training is not known
+        if set(side.kept_layers) <= set(side.without_positions):
+            keep = f"--{side.side}-layers-to-keep {side.layers_to_keep}"
+            raise ValueError(f"{flag}: {keep} keeps no layer with positions")
         return
     numbers = side.without_positions
     if not numbers or numbers[-1] >= side.layers:

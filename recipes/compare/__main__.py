@@ -120,6 +120,7 @@ class Comparison:
     def train(self, report_runner: Runner[Experiment]) -> None:
         """Train all runs, and write the report after every seed. Raises a StageError that names the failed runs."""
         others: dict[str, str] = {}
+        unwritten: list[str] = []  # why there is no report
         runs = len(self.runs)
         if self.tuning is not None:
             runs += self._tune(self.tuning)
@@ -130,13 +131,14 @@ class Comparison:
             if ended[run.seed] < systems_of_a_seed:
                 continue
             is_last = ended.total() == len(self.runs)
+            unwritten = []
             try:
                 others = self.report(report_runner, must_be=is_last)
-            except StageError as error:
-                if is_last:
-                    raise
-                print(f"no report of these runs yet, the others go on: {error}", file=sys.stderr)
-        problems = [f"{run} is not in the report: {why}" for run, why in others.items()]
+            except (InputError, OSError) as error:
+                unwritten = [str(error)]
+                if not is_last:
+                    print(f"no report of these runs yet, the others go on: {error}", file=sys.stderr)
+        problems = unwritten + [f"{run} is not in the report: {why}" for run, why in others.items()]
         if self.failed:
             problems.insert(0, f"{len(self.failed)} of {runs} runs failed: {'; '.join(self.failed)}")
         if problems:

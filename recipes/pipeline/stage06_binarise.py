@@ -42,7 +42,7 @@ class Binarise(TranslationStage):
         )
         # The subword model is kept beside the dictionaries, because translating needs both.
         shell.command(f"cp {quoted(self.inputs(experiment)[0], part / experiment.subwords)}")
-        if experiment.settings.segment_tokens > 1:  # with 1, the model does not know the separator
+        if experiment.unit.has_documents:
             described = {"tokens": experiment.settings.segment_tokens, "separator": segments.SEPARATOR}
             shell.command(f"printf '%s\\n' {quoted(json.dumps(described))} > {quoted(part / segments.FILE)}")
         if not experiment.dry_run:

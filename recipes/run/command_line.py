@@ -41,14 +41,14 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argpar
 def refuse_lost_validations(flags: str) -> None:
     """Raise a SettingsError if the *flags* for fairseq-train keep its validations out of the log, which is read."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--log-format", default="json")
-    parser.add_argument("--disable-validation", action="store_true")
+    parser.add_argument("--log-format", nargs="?", default="json", const="")
+    parser.add_argument("--disable-validation", nargs="?", const="")
     read, _ = parser.parse_known_args(shlex.split(flags))
-    if read.disable_validation:
+    if read.disable_validation is not None:
         raise SettingsError("--disable-validation among the flags for fairseq-train: the report needs the losses")
     if read.log_format != "json":
         must = "must be json, because the report is made from the log"
-        raise SettingsError(f"--log-format {read.log_format} among the flags for fairseq-train: {must}")
+        raise SettingsError(f"--log-format {shlex.quote(read.log_format)} among the flags for fairseq-train: {must}")
 
 
 def refuse_work(work: Path) -> None:

@@ -301,9 +301,16 @@ def test_an_evaluation_that_would_leave_out_samples_is_refused(text_bin, tmp_pat
     words = ["--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--gen-subset", "valid"]
     with pytest.raises(InputError, match=r"^sentence \d+ has 32 tokens, more than --max-tokens 20: give 32 or more$"):
         call("fairseq-eval-lm", text_bin, *words, "--tokens-per-sample", 32, "--max-tokens", 20)
-    too_long = "^no sample can be evaluated: all have more tokens than the model has positions, 32; give --tokens-per-"
-    with pytest.raises(InputError, match=too_long):
-        call("fairseq-eval-lm", text_bin, *words)
+    too_long = (
+        "of [0-9]+ samples have more tokens than the model has positions, 32: give --tokens-per-sample 32 or less$"
+    )
+    for flags in ([], ["--tokens-per-sample", 100], ["--context-window", 8, "--tokens-per-sample", 100]):
+        with pytest.raises(InputError, match=too_long):
+            call("fairseq-eval-lm", text_bin, *words, *flags)
+    by_line = ["--sample-break-mode", "eos", "--model-overrides"]
+    assert "Perplexity" in call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 8}")
+    with pytest.raises(InputError, match="^20 of 20 samples have more tokens than the model has positions, 2: give"):
+        call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 2}")
 
 
 MADE = ("yaml", "flags")

@@ -1,11 +1,12 @@
 """Layers whose self-attention has no positions: which ones, what they compute, and checkpoints with other ones."""
 
 import logging
-import re
 from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import build_model
+from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import CheckpointError, Reading, reading_for
 from fairseq_rope.transformer.layer_numbers import numbers_of, read_layers
@@ -80,8 +81,7 @@ def test_layers_to_keep_count_the_layers_of_the_trained_model(build, name):
 
 @pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
 @pytest.mark.parametrize(
-    "without, to_keep, left",
-    [("every 2nd", "3,2", "1"), ("0,3", "1,3,0", "0,2"), ("0", "1,2", ""), ("1,3", "3,1", None)],
+    "without, to_keep, left", [("every 2nd", "3,2", "1"), ("0,3", "1,3,0", "0,2"), ("0", "1,2", "")]
 )
 def test_the_options_that_a_pruned_model_saves_describe_it(build, name, without, to_keep, left):
     """fairseq saves a pruned model with the number of its layers, and without the numbers of those that were kept."""
@@ -90,25 +90,50 @@ def test_the_options_that_a_pruned_model_saves_describe_it(build, name, without,
     whole, kept = build(**options), build(**options, **layers_to_keep)
     saved = Namespace(arch="transformer_rope_tiny", **options, **layers_to_keep)
     kept.load_state_dict(whole.state_dict(), strict=True, model_cfg=saved)
-    assert (saved.encoder_layers_to_keep, saved.encoder_layers_without_positions) == (None, left or "")
-    assert getattr(saved, "encoder_position_encoding", None) == ("none" if left is None else None)
-    again = build(**{**vars(saved), "encoder_layers": len(to_keep.split(",")), "decoder_layers": 2})
+    assert (saved.encoder_layers_to_keep, saved.encoder_layers_without_positions) == (None, left)
+    vars(saved).update(encoder_layers=len(to_keep.split(",")), decoder_layers=2)  # as build_model in a training
+    again = build(**vars(saved))
     again.load_state_dict(kept.state_dict(), strict=True)
+    resumed = build(**options, **layers_to_keep)  # with the flags that pruned it
+    flags = Namespace(arch="transformer_rope_tiny", **options, **layers_to_keep)
+    refuse_other_model("last.pt", Namespace(**vars(saved)), flags, is_meant=False)
+    resumed.load_state_dict(kept.state_dict(), strict=True, model_cfg=flags)
+    assert flags.encoder_layers_without_positions == left
     (source, lengths), target = batch([9, 4], left_pad=True), batch([5, 5], left_pad=False)[0]
-    outputs = [teacher_forced(model, source, lengths, target) for model in (kept, again)]
-    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+    expected, *others = (teacher_forced(model, source, lengths, target) for model in (kept, again, resumed))
+    for actual in others:
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-def test_layers_to_keep_that_a_pruned_checkpoint_lacks_are_refused_with_the_flags_that_continue_it():
-    sizes = {"arch": "transformer_rope", "encoder_layers": 2, "position_encoding": "rope"}
-    pruned = Namespace(**sizes, encoder_layers_without_positions="1")
-    own = Namespace(**sizes, encoder_layers_to_keep="0,2", encoder_layers_without_positions="2")
-    expected = (
-        "--encoder-layers-to-keep 0,2: last.pt has no layer 2 of the encoder, only 2 layers; if it was pruned by this "
-        "flag, drop the flag, and give --encoder-layers 2 --encoder-layers-without-positions 1"
-    )
-    with pytest.raises(CheckpointError, match=re.escape(expected)):
-        refuse_other_model("last.pt", pruned, own, is_meant=False)
+def test_layers_to_keep_that_a_checkpoint_lacks_are_refused(build):
+    sizes = {"arch": "transformer_rope", "position_encoding": "rope"}
+    own = Namespace(**sizes, encoder_layers_to_keep="0,4")
+    with pytest.raises(CheckpointError, match="--encoder-layers-to-keep 0,4: a.pt has only the layers 0 to 3 of "):
+        refuse_other_model("a.pt", Namespace(**sizes, encoder_layers=4), own, is_meant=True)
+    with pytest.raises(ValueError, match="every 2nd: --encoder-layers-to-keep 3,1 keeps no layer with positions"):
+        build(encoder_layers=4, encoder_layers_without_positions="every 2nd", encoder_layers_to_keep="3,1")
+
+
+@pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_rope_align"])
+def test_one_side_is_pruned_and_the_other_stays_whole(build, arch):
+    """fairseq's pruning would remove all layers of the other side."""
+    whole = build(arch, encoder_layers=4)
+    kept = build(arch, encoder_layers=4, encoder_layers_to_keep="0,3")
+    saved = Namespace(arch=arch, encoder_layers_to_keep="0,3")
+    kept.load_state_dict(whole.state_dict(), strict=True, model_cfg=saved)
+    assert (saved.encoder_layers_to_keep, saved.decoder_layers_to_keep) == (None, None)
+    assert torch.equal(kept.encoder.layers[1].fc1.weight, whole.encoder.layers[3].fc1.weight)
+    assert torch.equal(kept.decoder.layers[1].fc1.weight, whole.decoder.layers[1].fc1.weight)
+
+
+def test_a_hydra_configuration_with_a_list_is_pruned_and_saved_with_its_sizes(task):
+    config = OmegaConf.create({"_name": "transformer_rope", "encoder_layers_to_keep": [0, 2], "decoder_layers": 2})
+    OmegaConf.set_struct(config, True)
+    whole = build_model(OmegaConf.create({"_name": "transformer_rope", "encoder_layers": 3, "decoder_layers": 2}), task)
+    kept = build_model(config, task)
+    kept.load_state_dict(whole.state_dict(), strict=True, model_cfg=config)
+    assert (config.encoder_layers, config.decoder_layers, config.encoder_layers_to_keep) == (2, 2, None)
+    assert torch.equal(kept.encoder.layers[1].fc1.weight, whole.encoder.layers[2].fc1.weight)
 
 
 def test_a_list_of_layers_to_keep_prunes_too(build):
