@@ -65,6 +65,12 @@ def _not_registered(local: Variables, name: str) -> str | None:
     return f"{name}: must be one of {', '.join(sorted(local['REGISTRY']))}" if name == local["choice"] else None
 
 
+def _lacking_source(local: Variables, _: str) -> str | None:
+    if local["self"].model.has_encoder():
+        return None
+    return "--print-alignment: a language model has no attention to a source; drop the flag"
+
+
 DAMAGED = "is damaged, or has another --dataset-impl; copy it again, or repeat fairseq-preprocess"
 OF_DATA = r"(?:ValueError|AssertionError|KeyError|error):"
 IN_WORKER = r'ValueError: Caught ValueError in DataLoader worker .*indexed_dataset\.py", line \d+, in __getitem__'
@@ -126,6 +132,12 @@ CAUSES = [
         "fairseq.sequence_generator._generate",
         "AssertionError: min_len cannot be larger",
         "--min-len {self.min_len}: must not be above {max_len}, the longest output by --max-len-a and --max-len-b",
+    ),
+    Cause("fairseq.sequence_generator.generate", "IndexError: Dimension out of range", _lacking_source),
+    Cause(
+        "fairseq.data.token_block_dataset._build_slice_indices",
+        "(?:ZeroDivisionError|ValueError: negative dimensions)",
+        "--tokens-per-sample: must be at least 1, and above --context-window",
     ),
     Cause("fairseq_cli.train.(validate|get_valid_stats)", "KeyError: (.*)", _metric),
     Cause("fairseq.registry.build_x", "KeyError: (.*)", _not_registered),
