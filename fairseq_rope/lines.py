@@ -38,11 +38,13 @@ def split(text: str) -> list[str]:
 def read_chunks(file: IO[bytes], name: str, size: int = CHUNK_BYTES) -> Iterator[str]:
     r"""Yield the text of *file* in chunks of complete lines, about *size* bytes each.
 
-    Every line ends with ``\n``, which is added to the last line if it is missing. An InputError that names the file
-    *name* is raised if it is empty, or a byte of it is not UTF-8.
+    Every line ends with ``\n``, which is added to the last line if it is missing. A byte order mark at the start is not
+    part of the text. An InputError that names the file *name* is raised if it is empty, or a byte of it is not UTF-8.
     """
     lines_before = 0
     while lines := file.readlines(size):
+        if not lines_before:
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
         text = decode(b"".join(lines), name, lines_before)
         lines_before += len(lines)
         yield text if text.endswith("\n") else text + "\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from fairseq_rope.errors import InputError, sentence_of
 from fairseq_rope.serving.exported_folder import exported_settings
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
+from fairseq_rope.text.subwords import SUBWORDS
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
 from recipes.pipeline.settings import NAMES_MODEL, Settings, check_values, read_settings
@@ -184,7 +185,10 @@ def check_start(experiment: Experiment) -> None:
         raise SettingsError(f"--set start_checkpoint={checkpoint}: must be a file that exists")
     for path in (*experiment.start_dictionaries, folder / experiment.subwords):
         if not path.is_file():
-            raise SettingsError(f"--set start_data={folder}: must have a file {path.name}")
+            kinds = (kind.replace("_", "-") for kind, name in SUBWORDS.items() if (folder / name).is_file())
+            instead = "".join(f"; it has the subwords of --bpe {kind}" for kind in kinds)
+            missing = path.name + (instead if path.name == experiment.subwords else "")
+            raise SettingsError(f"--set start_data={folder}: must have a file {missing}")
 
 
 def check_translator(experiment: Experiment) -> None:

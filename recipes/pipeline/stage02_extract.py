@@ -36,11 +36,14 @@ class Extract(TranslationStage):
         self, experiment: Experiment, shell: Shell, name: str, templates: Sequence[str], references: Sequence[str] = ()
     ) -> None:
         """Write the set *name*, with *references* in place of the targets of *templates*."""
-        places = quoted(*(_place(experiment, template, 0) for template in templates))
-        further = "".join(f" --reference {quoted(_place(experiment, reference, 1))}" for reference in references)
+        places = [_places(experiment, template) for template in templates]
+        sources, targets = ([pair[side] for pair in places] for side in (0, 1))
+        if references:
+            targets = [_places(experiment, reference)[1] for reference in references]
+        further = "".join(f" --reference {quoted(target)}" for target in targets) if targets != sources else ""
         shell.tool(
             f"python -m recipes.text.extract {experiment.languages}{experiment.unit.flag} "
-            f"--output {quoted(experiment.work / 'raw' / name)} {places}{further}",
+            f"--output {quoted(experiment.work / 'raw' / name)} {quoted(*sources)}{further}",
             makes=experiment.texts("raw", [name]),
         )
         source, target = experiment.texts("raw", [name])
@@ -113,7 +116,15 @@ class ExtractTest(Extract):
             refuse_held_out(self, experiment.text("raw", MONOLINGUAL, experiment.target), path)
 
 
-def _place(experiment: Experiment, template: str, side: int) -> str:
-    """*template* in the folder in which stage 1 has found or downloaded the file of *side*; 0: source, 1: target."""
+def _places(experiment: Experiment, template: str) -> tuple[str, str]:
+    """*template* in the folders in which stage 1 has found or downloaded the files of the source and of the target.
+
+    If this is one folder, both are the same template.
+    """
     file, colon, member = template.partition(":")
-    return f"{named(experiment.fetched(experiment.sides(file)[side]).with_name(Path(file).name))}{colon}{member}"
+    source, target = (experiment.fetched(name) for name in experiment.sides(file))
+    if source.parent == target.parent:
+        both = f"{named(source.with_name(Path(file).name))}{colon}{member}"
+        return both, both
+    members = experiment.sides(member)
+    return f"{named(source)}{colon}{members[0]}", f"{named(target)}{colon}{members[1]}"

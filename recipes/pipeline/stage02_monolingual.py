@@ -4,10 +4,13 @@ import shlex
 import unicodedata
 from pathlib import Path
 
+import regex
+
 from fairseq_rope.lines import lines_of
 from recipes.pipeline.experiment import MONOLINGUAL, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
+from recipes.text.lines import NOT_PRINTING
 
 
 class Monolingual(TranslationStage):
@@ -35,7 +38,8 @@ class Monolingual(TranslationStage):
 def refuse_held_out(stage: TranslationStage, text: Path, held_out: Path) -> None:
     """Raise a StageError if lines of *held_out*, with which a model is validated or tested, are in *text*.
 
-    Lines are equal if they differ only in white space or in the Unicode form of their characters (NFKC).
+    Lines are equal if they differ only in white space, in characters that do not print, or in the Unicode form of their
+    characters (NFKC).
     """
     known = {key for line in lines_of(str(held_out)) if (key := _key(line))}
     numbers = [number for number, line in enumerate(lines_of(str(text)), 1) if _key(line) in known]
@@ -45,4 +49,5 @@ def refuse_held_out(stage: TranslationStage, text: Path, held_out: Path) -> None
 
 
 def _key(line: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", line).split())
+    visible = regex.sub(r"\p{Cf}", "", unicodedata.normalize("NFKC", line))  # soft hyphens and byte order marks
+    return " ".join(NOT_PRINTING.sub(" ", visible).split())

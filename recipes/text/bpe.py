@@ -89,6 +89,8 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     def lines() -> Iterator[str]:
         return chain.from_iterable(map(lines_of, paths))
 
+    if vocab_size < 3:  # with 3, the trainer says how many characters there are
+        raise InputError(f"vocab_size {vocab_size}: must be at least the number of the corpus' characters and 3 marks")
     # Read all of the text first, because the trainer would hide an error of the reader.
     if not sum(len(line.split()) for line in lines()):
         raise InputError(f"{' and '.join(paths)}: contains no words")

@@ -43,6 +43,7 @@ from recipes.text.lines import NOT_PRINTING
 BLOCK_BYTES = 2**20
 ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
 # A segment with its text in group 1, or the start of a document.
+OTHER_FORMATS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".xml", ".tmx")  # their markup would be read as text
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>|<doc[\s>]", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 LEADING = re.compile(r"^(\./+)+")  # some programs write it before the name of each member
@@ -156,8 +157,9 @@ def copy(stream: IO[bytes], place: Place, side: Side) -> int:
     if name.suffix in OPENERS:
         stream = OPENERS[name.suffix](stream, "rb")
         name = name.with_suffix("")
+    _refuse_other_format(place, name)
     chunks = read_chunks(stream, str(place), BLOCK_BYTES)
-    is_sgm = name.suffix in (".sgm", ".sgml")
+    is_sgm = name.suffix.lower() in (".sgm", ".sgml")
     for text in _segments(chunks, place, side.documents) if is_sgm else chunks:
         side.write(text)
     if side.lines == lines_before:
@@ -165,6 +167,16 @@ def copy(stream: IO[bytes], place: Place, side: Side) -> int:
     if not is_sgm:
         _refuse_no_documents(side, blank_before, str(place))
     return side.lines - lines_before
+
+
+def _refuse_other_format(place: Place, name: Path) -> None:
+    """Raise an InputError if *name*, of the file at *place* without compression, has the ending of another format."""
+    suffix = name.suffix.lower()
+    if suffix in OTHER_FORMATS:
+        raise InputError(
+            f"{place}: files with the ending {suffix} are not read; give a text with one sentence a line, .sgm, or "
+            "ARCHIVE:MEMBER for such a file in a tar archive"
+        )
 
 
 def _refuse_no_documents(side: Side, blank_before: int, name: str) -> None:
@@ -237,8 +249,10 @@ def _places(template: str, sides: Sequence[Side], reference: str) -> dict[Place,
     Raises an InputError if they are the same, or if a file is missing.
     """
     places = {side.place(text): side for side, text in zip(sides, (template, reference), strict=True)}
-    if reference != template and _columns(template, sides):
-        raise InputError(f"{template}: has both languages as columns; for further references, divide it into two files")
+    with_columns = [text for text in (template, reference) if _columns(text, sides)]
+    if reference != template and with_columns:
+        problem = "has both languages as columns; for further references, divide it into two files"
+        raise InputError(f"{with_columns[0]}: {problem}")
     if len(places) < len(sides) and not _columns(template, sides):
         tsv = "-".join(side.lang for side in sides)
         columns = f"have them as columns and a name that ends in .{tsv}.tsv"

@@ -3,16 +3,19 @@
     python -m recipes.text.monolingual --output raw/monolingual.de FILE …
 
 The files are read as those of parallel corpora (``recipes.text.extract``): they may end with .gz, .bz2 or .xz, ``.sgm``
-gives its segments, and only "\\n" ends a line.
+gives its segments, and only "\\n" ends a line. Files with columns and archives are refused.
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from recipes.text.extract import Place, Side, copy, naming_damage
+
+COLUMNS = re.compile(r"\.\w+-\w+\.tsv(\.gz|\.bz2|\.xz)?$")
 
 
 def join(paths: Sequence[Path], output: Path) -> list[int]:
@@ -23,6 +26,8 @@ def join(paths: Sequence[Path], output: Path) -> list[int]:
     for path in paths:
         if output.exists() and output.samefile(path):
             raise InputError(f"--output {output}: is one of the files to read")
+        if COLUMNS.search(path.name):
+            raise InputError(f"{path}: has two languages as columns: give a file with the column of one language")
     output.parent.mkdir(parents=True, exist_ok=True)
     side = Side("", "", output)
     counts = []

@@ -32,13 +32,16 @@ Pair = tuple[list[str], list[str]]  # the tokens of a sentence and of its transl
 # -- from documents to segments ----------------------------------------------------------------------
 
 
-def read_documents(paths: Sequence[str]) -> Iterator[list[Pair]]:
+def read_documents(paths: Sequence[str], is_training: bool = False) -> Iterator[list[Pair]]:
     """Yield the documents of the two files *paths* that are not empty, as pairs of tokens.
 
     Raises an InputError if a line is blank on one side only, has the separator as a token, or lacks its translation.
+    In training, a pair of which one side is blank is left out: sentencepiece has no piece for some characters.
     """
     document: list[Pair] = []
     for number, pair in enumerate(pairs_of(paths), 1):
+        if is_training and any(pair) and not all(pair):
+            continue
         for path, tokens in zip(paths, pair, strict=True):
             if not tokens and any(pair):
                 problem = "is blank on this side only; a blank line separates documents, and is blank on both sides"
@@ -94,7 +97,7 @@ def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: flo
     mixture = None if share is None or tokens == 1 else Mixture(tokens, share)  # with 1, no sentences are joined
     documents = sentences = lines = longest = 0
     with written_whole(*outputs) as files:
-        for document in read_documents(sources):
+        for document in read_documents(sources, is_training=share is not None):
             divisions = longest_segments(document, tokens) if mixture is None else mixture(document)
             for segment in divisions:
                 for side, file in enumerate(files):
@@ -196,6 +199,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("recipes.text.segments"):
         if args.tool == "join":
+            if args.tokens < 1:
+                raise InputError(f"--tokens {args.tokens}: must be 1 or more")
+            if args.share is not None and not 0 <= args.share <= 1:
+                raise InputError(f"--share {args.share}: must be from 0 to 1")
             langs = (args.source_lang, args.target_lang)
             sources, outputs = ([f"{prefix}.{lang}" for lang in langs] for prefix in (args.input, args.output))
             for path in outputs:

@@ -207,11 +207,7 @@ def test_without_documents_no_command_makes_segments(capsys):
     assert not re.search(r"\$ .*(segments|documents)", capsys.readouterr().out)
 
 
-def test_a_model_of_single_sentences_is_exported_without_segments(tmp_path, capsys):
-    """No line of its training set has a separator, so that its dictionary lacks it."""
-    for tokens in (1, 2):
-        pipeline.main(["documents_en_de", "--dry-run", "--stage", "6", "--set", f"segment_tokens={tokens}"])
-        assert ("segments.json" in capsys.readouterr().out) == (tokens == 2)
+def test_with_one_token_a_segment_no_sentences_are_joined(tmp_path):
     for name in ("in.en", "in.de"):
         (tmp_path / name).write_text("a\nb\n\nc\n")
     printed = module.join(
@@ -263,6 +259,25 @@ def test_lines_that_cannot_be_joined_are_refused_by_file_and_line(tmp_path, sour
     with pytest.raises(SystemExit, match=f"^recipes.text.segments: .*{message}"):
         join(tmp_path, source, target, 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
+
+
+@pytest.mark.parametrize(
+    "tokens, share, message",
+    [
+        (0, 0.5, "--tokens 0: must be 1 or more"),
+        (-3, None, "--tokens -3: must"),
+        (9, 7, "--share 7.0: must be from 0 to"),
+    ]
+    + [(9, "nan", "--share nan: must be from 0 to 1")],
+)
+def test_sizes_that_no_segment_can_have_are_refused(tmp_path, tokens, share, message):
+    with pytest.raises(SystemExit, match=f"^recipes.text.segments: {message}"):
+        join(tmp_path, ["a"], ["A"], tokens, share)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
+
+
+def test_training_leaves_out_pairs_of_which_a_side_has_no_subwords(tmp_path):
+    assert join(tmp_path, ["a", "", "b", "", "c"], ["A", "B", "", "", "C"], 9, share=1) == [("a", "A"), ("c", "C")]
 
 
 def join(folder, source, target, tokens, share=None):
@@ -500,9 +515,18 @@ def test_settings_that_do_not_fit_the_old_model_are_refused_before_the_first_sta
             run_here(words(published, tmp_path / "work", *start_flags(path, folder), *more))
         assert message in refused.value.code
         assert not (tmp_path / "work" / "raw").exists()
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    for name in ("dict.en.txt", "dict.de.txt", "sentencepiece.bpe.model"):
+        (pieces / name).touch()
     for path, folder, message in (
         (tmp_path / "no.pt", data, f"--set start_checkpoint={tmp_path}/no.pt: must be a file that exists"),
         (checkpoint, tmp_path, f"--set start_data={tmp_path}: must have a file dict.en.txt"),
+        (
+            checkpoint,
+            pieces,
+            f"start_data={pieces}: must have a file bpecodes; it has the subwords of --bpe sentencepiece",
+        ),
         (checkpoint, "", f"--set start_checkpoint={checkpoint} start_data=: both must be given, or neither"),
     ):
         run = words(published, tmp_path / "work", *start_flags(path, folder), "--dry-run")

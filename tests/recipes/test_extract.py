@@ -1,6 +1,7 @@
 """recipes/text/extract.py: extraction from all kinds of corpora, and refusals of broken ones."""
 
 import bz2
+import codecs
 import gzip
 import lzma
 import os
@@ -121,7 +122,10 @@ def test_a_further_reference_takes_the_place_of_the_target(tmp_path):
     shutil.rmtree(tmp_path / "raw")
     assert "c.en has 2 lines and " in refuse(tmp_path, "c.{lang}", flags=short)
     assert "--reference" in refuse(tmp_path, "c.{lang}", flags=2 * second)
-    assert "both languages as columns; for further references" in refuse(tmp_path, "both.en-de.tsv", flags=second)
+    table = ["--reference", f"{tmp_path}/both.en-de.tsv"]
+    for template, flags in (("both.en-de.tsv", second), ("c.{lang}", table)):
+        message = refuse(tmp_path, template, flags=flags)
+        assert f"{tmp_path}/both.en-de.tsv: has both languages as columns; for further references" in message
 
 
 SGM = """<refset>\n<doc sysid="ref"><hl>
@@ -132,7 +136,17 @@ two\rlines</SEG> <seg>on one&#10;line</seg ></p></doc></refset>
 """
 
 
-@pytest.mark.parametrize("suffix, chunk", [(".sgm", 2**20), (".sgml", 1), (".sgm", 7), (".sgm.gz", 64)])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_not_part_of_its_text(tmp_path):
+    mark = codecs.BOM_UTF8
+    write(tmp_path, {"a.en": mark + EN, "a.de": mark + DE, "b.tgz": {"t.en": mark + EN, "t.de": mark + DE}})
+    write(tmp_path, {"c.en-de.tsv": mark + b"a\tb\n"})
+    expected = (2 * EN + b"a\n", 2 * DE + b"b\n")
+    assert extract(tmp_path, "a.{lang}", "b.tgz:t.{lang}", "c.en-de.tsv") == expected
+
+
+@pytest.mark.parametrize(
+    "suffix, chunk", [(".SGM", 2**20), (".sgm", 2**20), (".sgml", 1), (".sgm", 7), (".sgm.gz", 64)]
+)
 def test_sgm_gives_the_text_of_its_segments(tmp_path, monkeypatch, suffix, chunk):
     monkeypatch.setattr(module, "BLOCK_BYTES", chunk)
     en = SGM.encode()
@@ -209,6 +223,7 @@ MARKUP = [
     (b"<seg>1</seg><seg>2", "c.en.sgm: <seg> number 2 is not closed by </seg>"),
     (b"<seg id=1>1\n<seg id=2>2</seg>", "c.en.sgm: <seg> number 1 is not closed by </seg>"),
 ]
+OTHERS = (".xml", ".tar", ".ZIP", ".tmx")
 NEAREST = "FOLDER/a.tgz has no member t.en; the nearest name is training/t.en"
 
 
@@ -235,6 +250,8 @@ NEAREST = "FOLDER/a.tgz has no member t.en; the nearest name is training/t.en"
         ({"a.tgz": {}}, "aa.tgz:t.{lang}", "aa.tgz: does not exist in FOLDER; the nearest name is a.tgz"),
         ({}, "no/c.{lang}", "FOLDER/no/c.en: the folder FOLDER/no does not exist"),
         ({"d.en/x": b""}, "d.{lang}", "FOLDER/d.en: is not a file"),
+        *(({f"c.en{s}": EN, f"c.de{s}": DE}, C + s, f"c.en{s}: files with the ending {s.lower()} are") for s in OTHERS),
+        ({"c.en.xml.gz": gzip.compress(EN), "c.de.xml.gz": DE}, f"{C}.xml.gz", "with the ending .xml are not read"),
         ({}, "c.en", "c.en: must contain {lang} or {side} to"),
         ({}, "c.{language}", "c.{language}: must contain {lang} or {side} to"),
         ({}, "a.tgz:t.en", "a.tgz:t.en: must contain {lang} or {side} to"),

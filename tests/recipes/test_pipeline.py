@@ -520,6 +520,20 @@ def test_a_failing_tool_prints_its_sentence_once_and_a_full_disk_is_named(tmp_pa
         shell.command("cat /dev/zero > /dev/full")
 
 
+def test_the_sides_of_a_corpus_can_be_in_two_folders(tmp_path):
+    """A file of the same name in the other folder is another text."""
+    for folder, name, text in (("en", "t.en", "a"), ("de", "t.de", "A"), ("en", "t.de", "wrong")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text(f"{text}\n")
+    template, work = f"{tmp_path}/{{lang}}/t.{{lang}}", tmp_path / "work"
+    files = setting_flags(*(f"{name}_files={template}" for name in ("train", "valid", "test")))
+    flags = ["--manifest", "none", "--data-dir", tmp_path, "--work-dir", work, *files]
+    for stage in ("1", "2"):
+        pipeline.main(["multi30k_en_de", *map(str, flags), "--stage", stage])
+    for name in ("train", "valid", "test"):
+        assert [(work / "raw" / f"{name}.{lang}").read_text() for lang in ("en", "de")] == ["a\n", "A\n"]
+
+
 def test_an_output_in_ascii_shows_every_command_of_a_dry_run(tmp_path):
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
     command = ["bash", "recipes/demo/run.sh", *words(tmp_path / "für", "--dry-run")]

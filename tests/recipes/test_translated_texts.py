@@ -77,6 +77,7 @@ def test_a_monolingual_text_with_lines_of_held_out_sets_is_refused_with_their_nu
     for name, stage in (("valid", "join and check monolingual texts"), ("test", "extract and check the test set")):
         lines = gzip.decompress((small_corpus() / f"{name}.en.gz").read_bytes()).decode().splitlines()
         changed = [f"  {lines[0]}\t\r", lines[1].replace(" ", "\u00a0 "), lines[2].replace("e", "\uff45")]
+        changed += [f"\ufeff{lines[3]}", lines[4].replace("e", "e\u00ad")]  # a byte order mark, and soft hyphens
         assert {*changed}.isdisjoint(lines)
         text = tmp_path / "mono.en"
         text.write_bytes("".join(f"{line}\n" for line in [*MONOLINGUAL, lines[1], *changed]).encode())
@@ -84,7 +85,7 @@ def test_a_monolingual_text_with_lines_of_held_out_sets_is_refused_with_their_nu
         with pytest.raises(SystemExit) as stopped:
             run_here(words(tmp_path / name, *settings))
         error = str(stopped.value)
-        assert stage in error and f"raw/{name}.en: 4, the first is line {len(MONOLINGUAL) + 1}: remove them" in error
+        assert stage in error and f"raw/{name}.en: 6, the first is line {len(MONOLINGUAL) + 1}: remove them" in error
         assert not (tmp_path / name / "raw" / "translated.en").exists(), "it was refused after the translation"
 
 
