@@ -24,6 +24,7 @@ from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
 from recipes.pipeline.experiment import LEARNT
 from recipes.pipeline.settings import FIELDS, Settings
+from recipes.pipeline.stage02_extract import Extract, ExtractTest
 from recipes.pipeline.stage05_bpe import Bpe
 from recipes.pipeline.stage06_binarise import Binarise, check_counts
 from recipes.pipeline.stages import SCORE, STAGES, TRAIN, needed
@@ -525,13 +526,12 @@ def test_the_sides_of_a_corpus_can_be_in_two_folders(tmp_path):
     for folder, name, text in (("en", "t.en", "a"), ("de", "t.de", "A"), ("en", "t.de", "wrong")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(f"{text}\n")
-    template, work = f"{tmp_path}/{{lang}}/t.{{lang}}", tmp_path / "work"
-    files = setting_flags(*(f"{name}_files={template}" for name in ("train", "valid", "test")))
-    flags = ["--manifest", "none", "--data-dir", tmp_path, "--work-dir", work, *files]
-    for stage in ("1", "2"):
-        pipeline.main(["multi30k_en_de", *map(str, flags), "--stage", stage])
+    files = setting_flags(*(f"{name}_files={tmp_path}/{{lang}}/t.{{lang}}" for name in ("train", "valid", "test")))
+    experiment = describe("multi30k_en_de", "--work-dir", tmp_path / "work", *files)
+    for stage in (Extract(), ExtractTest()):
+        stage.run(experiment, Shell(stage, tmp_path / "run.sh", tmp_path / "run.log"))
     for name in ("train", "valid", "test"):
-        assert [(work / "raw" / f"{name}.{lang}").read_text() for lang in ("en", "de")] == ["a\n", "A\n"]
+        assert [(tmp_path / "work" / "raw" / f"{name}.{lang}").read_text() for lang in ("en", "de")] == ["a\n", "A\n"]
 
 
 def test_an_output_in_ascii_shows_every_command_of_a_dry_run(tmp_path):
