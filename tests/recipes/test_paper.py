@@ -347,7 +347,6 @@ REFUSED = [
     ("masked_lm", "--launcher slurm --slurm time=9 --slurm wrong=1", "--launcher slurm --slurm time=9 wrong=1: "),
     ("masked_lm", "-- --disable-validation", "--disable-validation among the flags for fairseq-train: the"),
     ("language_model", "-- --log-format tqdm", "--log-format tqdm among the flags for fairseq-train: must be json"),
-    ("masked_lm", "--seed 2", "--seed: unknown flag; did you mean --seeds?"),
     ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
     ("masked_lm", "-- --encoder-position-encoding rope", "--encoder-position-encoding after --: the experiment sets "),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
