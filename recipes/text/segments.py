@@ -36,7 +36,7 @@ def read_documents(paths: Sequence[str], is_training: bool = False) -> Iterator[
     """Yield the documents of the two files *paths* that are not empty, as pairs of tokens.
 
     Raises an InputError if a line is blank on one side only, has the separator as a token, or lacks its translation.
-    In training, a pair of which one side is blank is left out: sentencepiece has no piece for some characters.
+    In training, pairs with one blank side are left out. sentencepiece makes such sides of characters without a piece.
     """
     document: list[Pair] = []
     for number, pair in enumerate(pairs_of(paths), 1):
