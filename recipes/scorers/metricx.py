@@ -23,11 +23,10 @@ def main() -> None:
     if len(args.reference or ()) > 1:
         files = " ".join(map(str, args.reference))
         parser.error(f"--reference {files}: MetricX compares with one reference; drop {{reference}} from the command")
-    texts = {
-        name: path.read_text(encoding="utf-8").splitlines()
-        for name, paths in (("source", [args.source]), ("hypothesis", [args.hypothesis]), ("reference", args.reference))
-        for path in paths or ()
-    }
+    paths = {"source": args.source, "hypothesis": args.hypothesis}
+    if args.reference:
+        paths["reference"] = args.reference[0]
+    texts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in paths.items()}
     texts.setdefault("reference", [""] * len(texts["source"]))
     rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
     with tempfile.TemporaryDirectory() as folder:

@@ -42,8 +42,9 @@ from recipes.text.lines import NOT_PRINTING
 
 BLOCK_BYTES = 2**20
 ARCHIVE = re.compile(r"(.+?\.(?:tar|tgz|tbz|tbz2|txz|tar\.\w+)):(.+)", re.DOTALL)
+# Endings of formats whose bytes or markup would be read as sentences.
+OTHER_FORMATS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".xml", ".tmx")
 # A segment with its text in group 1, or the start of a document.
-OTHER_FORMATS = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".xml", ".tmx")  # their markup would be read as text
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg\s*>|<doc[\s>]", re.DOTALL | re.IGNORECASE)
 OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 LEADING = re.compile(r"^(\./+)+")  # some programs write it before the name of each member
