@@ -26,7 +26,7 @@ CANDIDATES = (*ARCHS, BF16) if HAS_FAST_BFLOAT16 else ARCHS
 SENTENCES = {1: 16, 16: 128, 128: 384}  # a round translates so many, in batches of …
 
 
-class EndingAsTold(BeamSearch):
+class EndingAtLengths(BeamSearch):
     """Beam search in which sentence i has lengths[i] tokens, the end of the sentence being one."""
 
     def __init__(self, words: Dictionary, lengths: dict[int, int]) -> None:
@@ -76,7 +76,7 @@ class Translating:
             max_len_b=length + 50,
             max_len=length + 300,
             len_penalty=0.6,
-            search_strategy=EndingAsTold(words, lengths),
+            search_strategy=EndingAtLengths(words, lengths),
         )
 
     def translate(self) -> list:

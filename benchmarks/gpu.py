@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --output gpu.md [--only correct --only kernels …] [--size small|base] [--device cpu]
 
 Takes about 20 minutes on a GPU. The sections are written as they end, so that an interrupted run leaves a page with
-those that ended. ``--device cpu --size small --rounds 1`` tries the command on any machine.
+those that ended. ``--device cpu --size small --rounds 1`` tries the command on a machine without one.
 """
 
 import argparse
@@ -18,36 +18,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import subjects
 from benchmarks.alternating import in_turns, machine, ratio, seconds_of
 from benchmarks.every_model import FUSED, MODELS, PLAIN, TOLERANCE, batch, build, gradient, search
 from benchmarks.generate import SENTENCES, Translating
+from benchmarks.subjects import DEVICE, SIZES, on_device
 from benchmarks.train import Candidate, Training
 from fairseq_rope.files import write_whole
 from fairseq_rope.search.ensemble import SWITCH
 
 Row = dict[str, object]
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-LLAMA = Candidate("transformer_rope_llama", FUSED)
 TRAINED = {
     "transformer": Candidate("transformer"),
     "transformer, fused": Candidate("transformer", FUSED),
     "transformer_rope": Candidate("transformer_rope"),
     "transformer_rope, fused": Candidate("transformer_rope", FUSED),
     "transformer_t5, fused": Candidate("transformer_t5", FUSED),
-    "transformer_rope_llama, fused": LLAMA,
+    "transformer_rope_llama, fused": Candidate("transformer_rope_llama", FUSED),
 }
-
-
-def on_device(thing: Any) -> Any:
-    """Return a sample on the measured device."""
-    return subjects.on_device(thing)
 
 
 def waits_of(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
@@ -55,7 +50,7 @@ def waits_of(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
     Without a GPU there are none.
     """
-    if subjects.DEVICE != "cuda":
+    if DEVICE != "cuda":
         return run(), Counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -71,12 +66,8 @@ def waits_of(run: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 @contextlib.contextmanager
 def fast_search(switch: str) -> Iterator[None]:
     """Turn the fast search on ("1") or off ("0")."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = switch
-    try:
+    with mock.patch.dict(os.environ, {SWITCH: switch}):
         yield
-    finally:
-        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})
 
 
 def correct(args: argparse.Namespace) -> list[Row]:
@@ -92,7 +83,7 @@ def correct(args: argparse.Namespace) -> list[Row]:
             hypotheses, _ = search(build(options, arch), batch())
         expected = gradient(build(options, arch).train(), PLAIN, batch())
         for dtype, criterion in itertools.product(NAMES, (PLAIN, FUSED)):
-            model, sample = build(options, arch).to(subjects.DEVICE, dtype).train(), on_device(batch())
+            model, sample = build(options, arch).to(DEVICE, dtype).train(), on_device(batch())
             gradient(model, criterion, sample)
             found, waits = waits_of(lambda m=model, c=criterion, s=sample: gradient(m, c, s))
             error = float((found - expected).norm() / expected.norm())
@@ -107,7 +98,7 @@ def correct(args: argparse.Namespace) -> list[Row]:
             if dtype == torch.float32 and criterion == PLAIN:
                 for switch in "01":
                     with fast_search(switch):
-                        same = search(build(options, arch).to(subjects.DEVICE), on_device(batch()))[0] == hypotheses
+                        same = search(build(options, arch).to(DEVICE), on_device(batch()))[0] == hypotheses
                     row["result"] = row["result"] if same else "WRONG hypotheses"
             rows.append(row)
     return rows
@@ -125,20 +116,18 @@ def kernels(args: argparse.Namespace) -> list[Row]:
 
 def _kernels_of(args: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    pairs, heads, dim = (64, 8, 64) if subjects.DEVICE == "cuda" else (2, 2, 16)
+    pairs, heads, dim = (64, 8, 64) if DEVICE == "cuda" else (2, 2, 16)
     for what in ("no mask", "causal", "padding mask", "causal and padding mask", "learned bias", "step of a search"):
         chosen, firsts, laters = [], [], []
         for length in range(31, 31 + 8 * 5, 5):
             queries = 1 if what == "step of a search" else length
             q, k, v = (
-                torch.randn(
-                    pairs, heads, n, dim, device=subjects.DEVICE, dtype=torch.bfloat16, requires_grad=queries > 1
-                )
+                torch.randn(pairs, heads, n, dim, device=DEVICE, dtype=torch.bfloat16, requires_grad=queries > 1)
                 for n in (queries, length, length)
             )
             mask = None if what in ("no mask", "causal") else _mask(what, q, length)
             is_causal = what == "causal"
-            if subjects.DEVICE == "cuda":
+            if DEVICE == "cuda":
                 choice = torch._fused_sdp_choice(q, k, v, mask, is_causal=is_causal)
                 chosen.append(torch.nn.attention.SDPBackend(choice).name)
 
@@ -180,7 +169,7 @@ def training(args: argparse.Namespace) -> list[Row]:
             "times as fast": ratio(seconds, name, "transformer"),
             "tokens/s of a new shape": one.tokens / news[name],
         }
-        if subjects.DEVICE == "cuda":
+        if DEVICE == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             one.step()
@@ -220,9 +209,9 @@ def profile(args: argparse.Namespace) -> list[Row]:
         one.step()
         with torch.profiler.profile() as events:
             wall = seconds_of(one.step)
-        device = torch.autograd.DeviceType.CUDA if subjects.DEVICE == "cuda" else torch.autograd.DeviceType.CPU
+        device = torch.autograd.DeviceType.CUDA if DEVICE == "cuda" else torch.autograd.DeviceType.CPU
         averages = [event for event in events.key_averages() if event.device_type == device]
-        attribute = "self_device_time_total" if subjects.DEVICE == "cuda" else "self_cpu_time_total"
+        attribute = "self_device_time_total" if DEVICE == "cuda" else "self_cpu_time_total"
         averages.sort(key=lambda event: -getattr(event, attribute))
         busy = sum(getattr(event, attribute) for event in averages) / 1e6
         row: Row = {"model": name, "operations": one.operations()}
@@ -246,13 +235,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the page, in Markdown")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="a section; default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
-    parser.add_argument("--size", choices=sorted(subjects.SIZES), default="base", help="default: %(default)s")
+    parser.add_argument("--size", choices=sorted(SIZES), default="base", help="default: %(default)s")
     parser.add_argument("--batch", type=int, choices=sorted(SENTENCES), nargs="+", default=[1, 16, 128])
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU; --device cpu tries the command without one")
-    subjects.DEVICE = args.device
+    if args.device != DEVICE:
+        parser.error("--device cpu: torch finds a GPU; hide it with CUDA_VISIBLE_DEVICES= before the command")
     page = f"# Measured on {machine()}\n\ncuDNN {torch.backends.cudnn.version()}, size {args.size}, "
     page += f"TORCH_CUDNN_SDPA_DEPRIORITIZED={os.environ.get('TORCH_CUDNN_SDPA_DEPRIORITIZED', '')!r}\n"
     wrong = 0

@@ -44,7 +44,8 @@ def program(name: str) -> str:
 
 def write_data(size: dict[str, int], folder: Path) -> Path:
     """Write the pairs of ``subjects.dataset`` as fairseq's binary data. Returns their folder."""
-    words, pairs = dictionary(size["vocab"]), dataset(dictionary(size["vocab"]))
+    words = dictionary(size["vocab"])
+    pairs = dataset(words)
     words.save(str(folder / "dict.txt"))
     for side, sentences in (("src", pairs.src), ("tgt", pairs.tgt)):
         text = "\n".join(words.string(sentence) for sentence in sentences)

@@ -139,10 +139,9 @@ def _run_steps(candidate: Candidate, size: str) -> None:
 
 def peak_memory(candidate: Candidate, size: str) -> float:
     """MiB that a few steps take beyond what the imports took, in a process of its own."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # glibc gives back at once what is freed: no leftovers counted
-    _, mebibytes = in_a_process(_run_steps, candidate, size)
-    del os.environ["MALLOC_MMAP_THRESHOLD_"]
-    return mebibytes
+    # glibc gives back at once what is freed, so that no leftovers are counted
+    with mock.patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536"):
+        return in_a_process(_run_steps, candidate, size)[1]
 
 
 def main() -> None:

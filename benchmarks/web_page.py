@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alternating import build_parser, in_turns, report
+from fairseq_rope.launch import available_cores
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import package
 
-CORES = len(os.sched_getaffinity(0))
+CORES = available_cores()
 SERVER = {"ARGOS_BATCH_SIZE": "512", "ARGOS_INTER_THREADS": str(CORES), "ARGOS_INTRA_THREADS": "1"}
 SENTENCE = "Click this button to open the dialog."
 

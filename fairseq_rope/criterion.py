@@ -170,7 +170,7 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss, the sample size that divides its gradient, and the values to log."""
-        can_fuse = reduce and is_exactly(self, FusedLabelSmoothedCrossEntropyCriterion) and _is_fairseqs()
+        can_fuse = reduce and is_exactly(self, FusedLabelSmoothedCrossEntropyCriterion) and _functions() == FAIRSEQS
         weight = output_weight(model) if can_fuse else None
         if weight is None:
             return super().forward(model, sample, reduce=reduce)
@@ -195,13 +195,12 @@ class FusedLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion
         return loss, sample_size, logging_output
 
 
-# The functions of fairseq that the fused loss replaces.
-FAIRSEQS = (LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss)
+def _functions() -> tuple[Any, Any]:
+    """Return the functions of fairseq that the fused loss replaces, or those that a program has put in their place."""
+    return LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss
 
 
-def _is_fairseqs() -> bool:
-    """Return whether the loss of fairseq's criterion is unchanged, in its class and its module."""
-    return (LabelSmoothedCrossEntropyCriterion.forward, fairseq_criterion.label_smoothed_nll_loss) == FAIRSEQS
+FAIRSEQS = _functions()
 
 
 def output_weight(model: nn.Module) -> Tensor | None:

@@ -32,6 +32,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; the nearest one is {names[0]}" if names else ""
 
 
+def flag_of(option: str) -> str:
+    """Return the flag of an option of fairseq or of this plugin: ``label_smoothing`` is ``--label-smoothing``."""
+    return f"--{option.replace('_', '-')}"
+
+
 class InputError(ValueError):
     """An input cannot be used; the message names the flag or file, its value and what is allowed."""
 
@@ -52,7 +57,8 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
         if sys.stdout is not None:  # it is None if it was closed
             sys.stdout.flush()
     except ImportError as missing:
-        if missing.name is None:  # torch is too old, or a system library is missing
+        # torch is too old, a system library is missing, or a module exists and cannot be loaded
+        if missing.name is None or not isinstance(missing, ModuleNotFoundError):
             sys.exit(f"{program}: {missing}")
         package = missing.name.split(".")[0]
         page = "docs/install.md in the repository"

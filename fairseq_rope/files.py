@@ -42,7 +42,8 @@ def written_whole(*paths: str, suffix: str = ".tmp") -> Iterator[list[BinaryIO]]
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         for temporary, path in zip(temporaries, paths):
-            os.replace(temporary, path)
+            with naming(path):
+                os.replace(temporary, path)
     except BaseException:
         for file in files:
             with contextlib.suppress(OSError):  # closing writes the buffer, which fails on a full disk

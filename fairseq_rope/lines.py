@@ -93,10 +93,8 @@ def read_lines(path: str, may_be_blank: bool = False) -> list[str]:
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
         data = file.read()
     if data.startswith(b"\x1f\x8b"):  # gzip files begin with these bytes, and text in UTF-8 does not
-        try:
+        with naming_damage(named(path)):
             data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{named(path)}: is not a valid gzip file: {error}") from None
     text = decode(data.removeprefix(codecs.BOM_UTF8), named(path))
     if not text.strip() and not (text and may_be_blank):
         raise InputError(f"{named(path)}: is empty, or all its lines are")

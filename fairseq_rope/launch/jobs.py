@@ -67,7 +67,7 @@ class Outcome(Generic[Task, Result]):
 
 
 class Watcher(Generic[Task]):
-    """What :func:`outcomes` says meanwhile, and asks. This one shows nothing, and begins the tasks in their order."""
+    """Methods that :func:`outcomes` calls. This class shows nothing, and begins the tasks in their order."""
 
     def begun(self, task: Task, log: str) -> None:
         """The process of *task* was started or submitted. It prints into the file *log*."""

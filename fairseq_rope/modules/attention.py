@@ -14,17 +14,12 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from ..positions.cross_attention import query_positions
-from ..positions.interface import PositionEncoding
+from ..positions.interface import PositionEncoding, for_each_head
 from ..positions.rotary import RotaryEmbedding, rotate
 from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
 from .masks import aligned, assert_right_padded, is_right_padded, pad_scores
 
 SHORT = 512  # keys, up to which a CPU trains attention of 16 bits faster in float32
-
-
-def for_each_head(x: Tensor, heads: int) -> Tensor:
-    """Return keys or values *x* (B, G, S, D), repeated for the *heads* that share them: (B, H, S, D)."""
-    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
 def is_faster_in_float32(q: Tensor, keys: int) -> bool:
@@ -318,7 +313,7 @@ class SelfAttention(FusedAttention):
     def _projected(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) of *query* (T, B, C), without positions."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (proj(query).unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3) for proj in projections)
+        q, k, v = (self._split_heads(projection(query)) for projection in projections)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v

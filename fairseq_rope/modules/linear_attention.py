@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..positions.interface import PositionEncoding
-from .attention import SelfAttention, for_each_head, matmul_by_group
+from ..positions.interface import PositionEncoding, for_each_head
+from .attention import SelfAttention, matmul_by_group
 
 
 class Elu1(nn.Module):

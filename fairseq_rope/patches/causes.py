@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from ..errors import flag_of
 from .criteria import USUAL
 
 Variables = Mapping[str, Any]
@@ -26,7 +27,7 @@ class Cause(NamedTuple):
 
 
 def _missing(_: Variables, option: str) -> str:
-    return f"--{option.replace('_', '-')}: must be given"
+    return f"{flag_of(option)}: must be given"
 
 
 def _unequal(local: Variables, _: str) -> str:

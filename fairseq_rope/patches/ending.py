@@ -18,7 +18,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.utils import import_user_module
 
-from ..errors import InputError, nearest
+from ..errors import InputError, flag_of, nearest
 from .causes import sentence_of_cause
 
 _excepthook = sys.excepthook
@@ -84,7 +84,7 @@ def excepthook(kind: type[BaseException], error: BaseException, trace: Traceback
 
 def users_of_flag(flag: str) -> str:
     """Return what must be chosen on the command line so that fairseq knows *flag*; "" if nothing adds it."""
-    choices = {f"--{name.replace('_', '-')}": registry["registry"] for name, registry in REGISTRIES.items()}
+    choices = {flag_of(name): registry["registry"] for name, registry in REGISTRIES.items()}
     for kind, registry in {**choices, "--task": TASK_REGISTRY, "--arch": MODEL_REGISTRY}.items():
         users = []
         for name, cls in registry.items():

@@ -20,16 +20,16 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
 from ..checkpoints import option_value
-from ..errors import InputError
+from ..errors import InputError, flag_of
 
 logger = logging.getLogger(__name__)
 
-# What fairseq-interactive does not do, by the flag that asks for it: without that, its translations would be others.
+# Flags that fairseq-interactive ignores, although they would change its translations.
 NOT_DONE_BY_INTERACTIVE = {
     "lm_path": "fairseq-interactive reads no language model: give it to fairseq-generate",
     "score_reference": "fairseq-interactive has no references: use fairseq-generate",
 }
-# Flags without which its translations are the same.
+# Flags that it ignores, and that would not change its translations.
 WITHOUT_EFFECT_IN_INTERACTIVE = {
     "prefix_size": "fairseq-interactive has no references, whose first words it could keep; fairseq-generate has",
     "print_step": "fairseq-interactive prints no steps; fairseq-generate does",
@@ -56,17 +56,17 @@ def heed_flags(parts: Collection[str | None], options: Namespace, words: list[st
     if is_interactive:
         for name, why in NOT_DONE_BY_INTERACTIVE.items():
             if option_value(options, name):
-                raise InputError(f"--{name.replace('_', '-')}: {why}")
+                raise InputError(f"{flag_of(name)}: {why}")
         if option_value(options, "print_alignment") == "soft":
             raise InputError("--print-alignment soft: fairseq-interactive prints hard alignments: give hard")
         for name, why in WITHOUT_EFFECT_IN_INTERACTIVE.items():
             if option_value(options, name):
-                logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
+                logger.warning(f"{flag_of(name)}: has no effect: {why}")
     elif generates:
         for name in OF_ITERATIVE_DECODING:
             if option_value(options, name) and _searches_without_steps(task):
                 why = f"it is for --task translation_lev, and this is {options.task}"
-                logger.warning(f"--{name.replace('_', '-')}: has no effect: {why}")
+                logger.warning(f"{flag_of(name)}: has no effect: {why}")
                 setattr(options, name, False)
         if option_value(options, "sacrebleu") and option_value(options, "scoring") == "bleu":
             options.scoring = "sacrebleu"
@@ -99,15 +99,15 @@ def _searches_without_steps(task: Any) -> bool:
     return are_fairseqs and not issubclass(task, TranslationLevenshteinTask)
 
 
-def _take_one_shard(options: Namespace, can: bool) -> None:
-    """Let a program that *can* read one of --num-shards parts do so; others refuse the flag."""
+def _take_one_shard(options: Namespace, reads_parts: bool) -> None:
+    """Let a program that *reads_parts* read one of --num-shards parts of the data; others refuse the flag."""
     shards, number = (option_value(options, name) for name in ("num_shards", "shard_id"))
     if shards == 1 and number:
-        where = "without --num-shards" if can else "in this program"
+        where = "without --num-shards" if reads_parts else "in this program"
         logger.warning(f"--shard-id {number}: has no effect {where}, and all is read")
     if not shards or shards == 1:
         return
-    if not can:
+    if not reads_parts:
         raise InputError(f"--num-shards {shards}: is for fairseq-generate and fairseq-eval-lm; this program reads all")
     if not 0 <= number < shards:
         raise InputError(f"--shard-id {number}: must be from 0 to {shards - 1}, one less than --num-shards {shards}")
@@ -145,6 +145,6 @@ def logs_without_a_package(common: Any) -> list[str]:
         name for name, (_, part) in packages.items() if option_value(common, name) and not vars(progress_bar).get(part)
     ]
     for name in names:
-        package, flag = packages[name][0], f"--{name.replace('_', '-')} {option_value(common, name)}"
+        package, flag = packages[name][0], f"{flag_of(name)} {option_value(common, name)}"
         logger.warning(f"{flag}: writes nothing, because {package} is not installed: pip install {package}")
     return names

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 
-from ..errors import InputError
+from ..errors import InputError, flag_of
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -87,7 +87,7 @@ def refuse_numbers(options: Any, flags: Collection[str]) -> None:
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(number, (int, float)) and not (least <= number <= most) for number in numbers):
             allowed = f"from 0 to {most}" if most == 1 else f"{least} or more"
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be {allowed}")
+            raise InputError(f"{flag_of(name)} {value}: must be {allowed}")
     betas = getattr(options, "adam_betas", None)
     if not isinstance(betas, str) or getattr(options, "optimizer", None) not in ("adam", "cpu_adam"):
         return

@@ -19,7 +19,7 @@ from fairseq.trainer import Trainer
 from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import option_value
-from ..errors import InputError
+from ..errors import InputError, flag_of
 from .ending import refuse_flags
 from .ignored import heed_flags, logs_without_a_package
 from .linear import replace_linear_layers
@@ -40,14 +40,9 @@ TYPES = {
 }
 
 
-def as_flag(name: str) -> str:
-    """Return the option *name* as it is written on a command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def refuse_two_types(names: Iterable[str]) -> None:
     """Raise an InputError if the options *names*, which are given, choose two types."""
-    flags = {TYPES[name]: as_flag(name) for name in names}
+    flags = {TYPES[name]: flag_of(name) for name in names}
     if len(flags) > 1:
         raise InputError(f"{' and '.join(sorted(flags.values()))} exclude each other: give one of them")
 
@@ -61,7 +56,7 @@ def refuse_precision(common: Any, optimization: Any) -> None:
     refuse_two_types(name for name in TYPES if option_value(common, name))
     narrow = next((name for name in ("bf16", "fp16") if option_value(common, name)), None)
     if option_value(optimization, "use_bmuf") and narrow and not option_value(common, "memory_efficient_bf16"):
-        flag = as_flag(f"memory_efficient_{narrow}" if option_value(common, f"memory_efficient_{narrow}") else narrow)
+        flag = flag_of(f"memory_efficient_{narrow}" if option_value(common, f"memory_efficient_{narrow}") else narrow)
         instead = "give --memory-efficient-bf16, or no such flag for float32"
         raise InputError(f"--use-bmuf with {flag}: fairseq would not update the weights; {instead}")
     if option_value(common, "tpu"):
@@ -82,7 +77,7 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 @functools.wraps(_parse_args_and_arch)
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
-    refuse_two_types(name for name in TYPES if name != "amp" and as_flag(name) in words)
+    refuse_two_types(name for name in TYPES if name != "amp" and flag_of(name) in words)
     is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
     parser.error = functools.partial(refuse_flags, parser)
     # Later, the parser also has the flags of tasks, models and others, which can have any names.

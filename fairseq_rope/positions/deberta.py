@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .interface import Option, PositionEncoding
+from .interface import Option, PositionEncoding, for_each_head
 
 
 class DeBERTa(PositionEncoding):
@@ -93,8 +93,9 @@ class DeBERTa(PositionEncoding):
         batch, heads, queries, keys = q.size(0), q.size(1), q.size(2), k.size(2)
         of_query, of_key = self.rows(queries, keys, q.device)
         relative_keys, relative_queries = (self.projected(weight).to(q.dtype) for weight in self.weights())
-        relative_keys = repeated(relative_keys.unsqueeze(0), heads)  # (1, H, 2k, D)
-        relative_queries, k = repeated(relative_queries.unsqueeze(0), heads), repeated(k, heads)  # k: (B, H, S, D)
+        relative_keys = for_each_head(relative_keys.unsqueeze(0), heads)  # (1, H, 2k, D)
+        relative_queries = for_each_head(relative_queries.unsqueeze(0), heads)
+        k = for_each_head(k, heads)  # (B, H, S, D)
         with_keys = torch.matmul(q * self.scaling, relative_keys.transpose(2, 3))  # (B, H, T, 2k)
         with_queries = torch.matmul(k * self.scaling, relative_queries.transpose(2, 3))  # (B, H, S, 2k)
         content_to_position = with_keys.gather(3, of_query.expand(batch, heads, -1, -1))  # (B, H, T, S)
@@ -108,8 +109,3 @@ class DeBERTa(PositionEncoding):
         (attention,) = self._attention  # its projections can be replaced, for example by quantised ones
         key, query = attention.k_proj.weight, attention.q_proj.weight
         return (key().dequantize(), query().dequantize()) if callable(key) else (key, query)
-
-
-def repeated(x: Tensor, heads: int) -> Tensor:
-    """Return *x* (B, G, S, D), each of whose heads serves several of *heads*: (B, H, S, D)."""
-    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)

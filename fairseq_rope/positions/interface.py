@@ -133,6 +133,11 @@ def by_distance(numbers: Tensor, queries: int) -> Tensor:
     return numbers.unfold(-1, keys, 1).flip(-2)
 
 
+def for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Return *x* (B, G, S, D), repeated for the *heads* H that share its G heads: (B, H, S, D)."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
+
+
 class DistanceBias(PositionEncoding):
     """An encoding that adds a bias to the scores, which depends on the head and on the distance alone.
 

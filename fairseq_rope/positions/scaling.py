@@ -115,7 +115,7 @@ class RopeScaling:
     """A scaling of RoPE's frequencies.
 
     Args:
-        given: JSON text, or a mapping, with ``rope_type`` and the keys of that type
+        value: JSON text, or a mapping, with ``rope_type`` and the keys of that type
         flag: the flag that it comes from, for messages
 
     Attributes:

@@ -87,7 +87,7 @@ class T5Bias(DistanceBias):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each *distance* = j - i, a tensor of integers."""
-        if not self.first_distances.device == distance.device:  # copied once, because the host waits for the copy
+        if self.first_distances.device != distance.device:  # copied once, because the host waits for the copy
             self.first_distances = self.first_distances.to(distance.device)
         first = self.first_distances
         if not self.bidirectional:

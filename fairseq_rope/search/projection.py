@@ -13,11 +13,11 @@ class PackedProjection:
 
     With few rows, the projection takes the time to read its weight. The packed weight takes about half of it (37,000
     words, 4 rows). Packing takes the time that five steps save, so later searches use the packed weight again. Copies
-    and pickles of the model do not contain it.
+    and pickles of the ensemble that holds it do not contain it.
     """
 
     def __init__(self) -> None:
-        # Products that identify the weight, and the packed weight. One tuple, so that threads can share a model.
+        # Products that identify the weight, and the packed weight. One tuple, so that threads can share it.
         self._cached: tuple[Tensor, Tensor] | None = None
 
     def packed_weight(self, module: Any) -> Tensor | None:

@@ -20,7 +20,7 @@ from ..modules.attention import CrossAttention, SelfAttention
 from ..modules.dropout import Dropout
 from ..modules.feed_forward import GatedLinear
 from ..modules.masks import aligned
-from ..modules.norms import RMSNorm, rms_norm
+from ..modules.norms import RMSNorm
 from ..modules.overrides import hooked, is_exactly, is_plain_linear
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
@@ -89,7 +89,7 @@ def bind(layer: Any) -> Step | None:
         if head_norm_weights:
             by_head = qkv.unflatten(1, (-1, dim))
             for part, weight in zip((by_head[:, :heads], by_head[:, heads : heads + kv_heads]), head_norm_weights):
-                part.copy_(rms_norm(part, weight, self_attn.q_norm.eps))
+                part.copy_(F.rms_norm(part, (dim,), weight, self_attn.q_norm.eps))
         if rotates:
             turn_in_place(qkv.narrow(1, 0, (heads + kv_heads) * dim), beams.rotation(position, x), heads)
         q = qkv.narrow(1, 0, heads * dim).view(sentences, beam, heads, dim).transpose(1, 2)  # (N, H, K, D)
@@ -136,10 +136,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 def _norm(norm: Any) -> Callable[[Tensor], Tensor]:
     """Return a function that computes *norm*, a LayerNorm or RMSNorm."""
-    weight, eps = norm.weight, norm.eps
+    shape, weight, eps = norm.normalized_shape, norm.weight, norm.eps
     if isinstance(norm, RMSNorm):
-        return lambda x: rms_norm(x, weight, eps)
-    shape, bias, layer_norm = norm.normalized_shape, norm.bias, torch.layer_norm
+        return lambda x: F.rms_norm(x, shape, weight, eps)
+    bias, layer_norm = norm.bias, torch.layer_norm
     return lambda x: layer_norm(x, shape, weight, bias, eps)
 
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..launch import available_cores
 from ..text.subwords import read_bpe, read_sentencepiece
-from .ctranslate2_search import available_cores
 
 METADATA, MODEL, BPE_CODES, SENTENCEPIECE = "metadata.json", "model", "bpe.model", "sentencepiece.model"
 # The search. Nothing else is set, so that CTranslate2 reads 1024 tokens of a sentence and writes at most 256.
@@ -75,7 +75,3 @@ class Package:
             for sentences in paragraphs
         ]
         return [[token for search in sentences for token in search.result().hypotheses[0]] for sentences in searches]
-
-    def translate(self, paragraphs: Iterable[Sequence[str]]) -> list[str]:
-        """Return the translation of each paragraph, which consists of sentences, as plain text."""
-        return [self.plain(tokens) for tokens in self.search(paragraphs)]

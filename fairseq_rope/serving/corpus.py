@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import InputError, warn
+from ..errors import InputError, flag_of, warn
 from ..files import written_whole
 from ..launch.jobs import Launcher, Watcher, outcomes
 from ..launch.slurm import cancel_jobs_in
@@ -205,7 +205,7 @@ def _settings(inputs: Sequence[str], how: How, shard_lines: int) -> dict[str, An
         **{f"--input {path}": state_of(path) for path in map(os.path.abspath, inputs)},
         "--shard-lines": shard_lines,
         **{f"--model: the SHA-256 of {name}": sums[name] for name in sorted(sums)},
-        **{f"--{name.replace('_', '-')}": value for name, value in how.search.items()},
+        **{flag_of(name): value for name, value in how.search.items()},
         "--replace-unk": how.replace_unk,
         "--no-shortlist": not how.shortlist,
         **({"--sampling": "used", **drawn} if drawn else {}),

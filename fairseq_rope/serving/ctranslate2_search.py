@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,12 +58,6 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
         yield batch
 
 
-def available_cores() -> int:
-    """Return how many cores this process may use."""
-    on_macos = not hasattr(os, "sched_getaffinity")
-    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
-
-
 def _is_marked(words: Sequence[str]) -> bool:
     """Return whether CTranslate2 may treat a source of *words* as empty, and would not translate it."""
     return not words or "<s>" in words or "</s>" in words
@@ -102,12 +95,15 @@ class Search:
     Args:
         folder: an exported folder whose files were checked
         settings: of *folder*; beam, lenpen and max_len_b may be changed later
-        cores: CPU threads
+        cores: CPU threads, which have no use on a GPU
         device: "cpu", "cuda" or "auto"
         shortlist: whether the search uses the shortlist of the folder, which must exist
         replace_unk: whether <unk> in a hypothesis becomes the word of the source that it attends to most
         sampling: draws a hypothesis instead of searching the best; then *cores* must be 1, and all words are possible,
             also with a shortlist
+
+    Attributes:
+        at_once: the number of batches that are translated at once
     """
 
     def __init__(
@@ -124,12 +120,13 @@ class Search:
 
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
-        self.settings, self.cores, self.replace_unk, self.sampling = settings, cores, replace_unk, sampling
+        self.settings, self.replace_unk, self.sampling = settings, replace_unk, sampling
         self.shortlist = shortlist and sampling is None
         try:
             if device == "auto":
                 device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-            # One batch for each core is faster than all cores for one batch.
+            # One batch for each core is faster than all cores for one batch. A GPU translates one batch at a time.
+            self.at_once = cores if device == "cpu" else 1
             workers = {"inter_threads": cores, "intra_threads": 1} if device == "cpu" else {}
             self.model = ctranslate2.Translator(folder, device=device, **workers)
             # CTranslate2 looks for the special symbols in the vocabulary only when it translates. A thread of it takes
@@ -220,7 +217,7 @@ class Search:
     def _batches(self, sources: Sequence[Tokens], words: Sequence[Tokens]) -> Iterator[list[int]]:
         """Yield the indices of *sources* that are not empty, in batches of similar lengths, marked ones alone."""
         order = sorted((n for n in range(len(sources)) if sources[n]), key=lambda n: -len(sources[n]))
-        share = sum(len(source) + 1 for source in sources) // self.cores  # a few lines use all cores, too
+        share = sum(len(source) + 1 for source in sources) // self.at_once  # a few lines use all cores, too
         unmarked = [n for n in order if not _is_marked(words[n])]
         marked = ([n] for n in order if _is_marked(words[n]))
         return itertools.chain(in_batches(unmarked, sources, min(self.batch_tokens, share)), marked)

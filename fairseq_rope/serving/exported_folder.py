@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, flag_of
 from ..files import checksum
 from ..text.subwords import SUBWORDS
 
@@ -20,7 +20,7 @@ SETTINGS = "fairseq_rope.json"  # in the folder: how to tokenise text, and which
 INT8 = ("int8", "int8_float32")
 QUANTIZATIONS = ("float32", *INT8, "int16", "float16", "bfloat16")
 SHORTLIST = "vmap.txt"  # in the folder, if it has a shortlist; the name that CTranslate2 knows
-# The files that CTranslate2 and Text read. Others, such as a licence, may be added to an exported folder.
+# The files that CTranslate2 and Tokeniser read. Others, such as a licence, may be added to an exported folder.
 READ = re.compile(
     "|".join([r"model\.bin|config\.json|\w*vocabulary\.\w+", *map(re.escape, (SHORTLIST, *SUBWORDS.values()))])
 )
@@ -53,7 +53,8 @@ def _is_moses(value: Any) -> bool:
 def _is_positions(value: Any) -> bool:
     if not isinstance(value, dict) or type(value.get("counts_padding", False)) is not bool:
         return False
-    return all(value.get(side, 0) is None or _integer(1)[0](value.get(side)) for side in ("source", "target"))
+    is_count, _ = _integer(1)
+    return all(side in value and (value[side] is None or is_count(value[side])) for side in ("source", "target"))
 
 
 def _is_checksums(value: Any) -> bool:
@@ -158,7 +159,7 @@ def refuse_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) ->
     for name, (is_allowed, allowed) in NUMBERS.items():
         value = getattr(args, name, None)
         if value is not None and not is_allowed(value):
-            parser.error(f"--{name.replace('_', '-')} {value}: must be {allowed}")
+            parser.error(f"{flag_of(name)} {value}: must be {allowed}")
 
 
 README = """# {source} to {target}

@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from ..errors import InputError, warn
+from ..launch import available_cores
 from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
-from .ctranslate2_search import Hypotheses, Sampling, Search, available_cores, refuse_topk
+from .ctranslate2_search import Hypotheses, Sampling, Search, refuse_topk
 from .documents import segments_of
 from .exported_folder import (
     CHARACTERS,
@@ -89,7 +90,7 @@ class Translator:
         refuse_topk(folder, sampling)
         cores = threads or available_cores()
         self._search = Search(folder, self.settings, cores, device, shortlist, replace_unk, sampling)
-        self._together = Together(self._search.cores)
+        self._together = Together(self._search.at_once)
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()
 

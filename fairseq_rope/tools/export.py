@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from ..errors import ending_in_one_sentence
+from ..errors import ending_in_one_sentence, flag_of
 from ..serving import shortlist
 from ..serving.ctranslate2_model import INT8_BITS, POSITIONS
 from ..serving.export import MAX_LEN_B, SUBWORD_FLAGS, convert, refuse_missing_files, refuse_other_folders
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--int8-bits {args.int8_bits}: has no use with --quantization {args.quantization}")
     for name in ("shortlist_candidates", "shortlist_frequent"):
         if args.shortlist is None and getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: has no use without --shortlist")
+            parser.error(f"{flag_of(name)} {getattr(args, name)}: has no use without --shortlist")
     with ending_in_one_sentence("fairseq-rope export"):
         refuse_missing_files(args)
         if args.shortlist is not None:

@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import checksum, written_whole
-from ..launch import flags
+from ..launch import available_cores, flags
 from ..lines import naming_damage
-from ..serving.ctranslate2_search import Sampling, available_cores
+from ..serving.ctranslate2_search import Sampling
 from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser

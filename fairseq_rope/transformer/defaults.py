@@ -88,7 +88,8 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     if getattr(args, "position_encoding", None) is None:  # else the user's choice for both sides counts
         defaults.update(encodings)
     for name, default in defaults.items():
-        setattr(args, name, default if getattr(args, name, None) is None else getattr(args, name))
+        if getattr(args, name, None) is None:
+            setattr(args, name, default)
     names = encodings_of(args)
     refuse_encodings(args, names)
     args.no_token_positional_embeddings = not any(ENCODINGS[name].absolute for name in names.values())

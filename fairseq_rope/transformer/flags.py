@@ -14,6 +14,7 @@ from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 
+from ..errors import flag_of
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option
 from .layer_numbers import WITHOUT_POSITIONS
@@ -91,11 +92,6 @@ OF_FEATURES = {
 }
 # options that also have a flag for each side
 WITH_SIDES = ("position_encoding", "rope_scaling", "attention_type")
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of the option *name*."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from fairseq.models.transformer import TransformerConfig
 
 from ..checkpoints import CheckpointError, option_value
+from ..errors import flag_of
 from .defaults import complete
-from .flags import OF_BOTH_BLOCKS, WITH_SIDES, flag_of
+from .flags import OF_BOTH_BLOCKS, WITH_SIDES
 from .layer_numbers import is_pruned, numbers_after_pruning
 from .options import ModelOptions, is_ours, read
 

@@ -12,11 +12,11 @@ from typing import Any
 from fairseq.models.transformer import TransformerConfig
 
 from ..checkpoints import option_value
-from ..errors import InputError
+from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
-from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, flag_of, of_encodings
+from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, of_encodings
 from .layer_numbers import numbers_of, numbers_of_kept_layers
 from .sides import model_sides, options_of_sides
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..checkpoints import option_value
-from ..errors import InputError
+from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.t5 import T5Bias
-from .flags import OF_FEATURES, flag_of, of_encodings, users_of
+from .flags import OF_FEATURES, of_encodings, users_of
 from .options import ModelOptions, SideOptions, flag_of_side, used_options
 
 

@@ -18,10 +18,11 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..checkpoints import option_value, options_of_task
+from ..errors import flag_of
 from ..positions.shaw import Shaw
 from .defaults import as_namespace, save_in_configuration
 from .encoder import Encoder
-from .flags import config_class, flag_of
+from .flags import config_class
 from .meaning import refuse_other_model
 from .models import PrunedModel, with_options
 from .options import SideOptions

@@ -34,7 +34,7 @@ def corpus_bleu(sums: np.ndarray) -> float:
     return BLEU.compute_bleu(counts, totals, int(sums[8]), int(sums[9]), smooth_method="exp").score
 
 
-def draw(sentences: int, resamples: int = RESAMPLES) -> np.ndarray:
+def draw(sentences: int, resamples: int) -> np.ndarray:
     """How often each sentence is drawn (1 + resamples, sentences). The first row draws every sentence once."""
     draws = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
     return np.stack([np.ones(sentences, dtype=int), *(np.bincount(drawn, minlength=sentences) for drawn in draws)])

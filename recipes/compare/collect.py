@@ -28,7 +28,7 @@ def definition(run: Experiment) -> dict[str, Any]:
 
 
 def numbers_of_run(run: Experiment) -> dict[str, Any]:
-    """The numbers of one finished run, as JSON.
+    """The numbers of one finished run.
 
     Besides its definition, scores and training, which the report prints, these are "sets", one for the test set and one
     for each length of stage 13, and "scorers", the sentence scores of each program that has scored the run. A set has
@@ -77,9 +77,7 @@ def _set_of_run(run: Experiment, length: int | None, tokenize: str) -> dict[str,
     if len(translations) != len(references[0]):
         has = f"{hypotheses} has {len(translations)} lines, and {texts[0]} has {len(references[0])}"
         raise StageError(f"{has}: remove it, and run the comparison again")
-    numbers: dict[str, Any] = {
-        "statistics": bootstrap.statistics(translations, *references, tokenize=tokenize).tolist()
-    }
+    numbers: dict[str, Any] = {"statistics": bootstrap.statistics(translations, *references, tokenize=tokenize)}
     if run.unit.has_documents:
         whole = bootstrap.statistics(lines(documents), *map(lines, run.reference_documents), tokenize=tokenize)
         counts = Divided(**json.loads(separators.read_text(encoding="utf-8")))

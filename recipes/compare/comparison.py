@@ -20,7 +20,7 @@ def compared_sets(data: Mapping[str, Any], runs: Numbers, baseline: str) -> list
     for number, size in enumerate(data["sets"]):
         sets = {system: {run["seed"]: run["sets"][number] for run in runs[system]} for system in runs}
         statistics = {
-            system: {seed: np.array(of_run["statistics"]) for seed, of_run in seeds.items()}
+            system: {seed: np.asarray(of_run["statistics"]) for seed, of_run in seeds.items()}
             for system, seeds in sets.items()
         }
         # If the text has documents, the lines of the source are segments, and those of the scores are sentences.

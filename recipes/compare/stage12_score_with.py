@@ -16,8 +16,8 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage10_score import command
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.run import ROOT
-from recipes.run.runner import Runner
 from recipes.run.shell import PROGRAMS, Shell, quoted
+from recipes.run.stamps import Stamps
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ class ScoreWith(TranslationStage):
 
     def is_done(self, experiment: Experiment) -> bool:
         """Whether the program has scored the present translations."""
-        return Runner(experiment).stamps.is_done(self)
+        return Stamps(experiment).is_done(self)
 
     def scores(self, experiment: Experiment) -> list[float]:
         """The score of each sentence."""

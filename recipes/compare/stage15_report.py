@@ -176,9 +176,9 @@ class Report(TranslationStage):
 
         Systems with other seeds than the rest need a command of their own.
         """
-        last = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
-        one_line = [" ".join(word.split("\n")) for word in shlex.split(last)]
-        words = without(one_line, {"--seeds": 1, "--only": len(last)})
+        command = yaml.safe_load((experiment.work / "run.yaml").read_text(encoding="utf-8"))["command"]
+        one_line = [" ".join(word.split("\n")) for word in shlex.split(command)]
+        words = without(one_line, {"--seeds": 1, "--only": len(one_line)})
         numbers = {system: [run.seed for run in runs] for system, runs in self.runs.items() if runs}
         commands = []
         for first, last in sorted({run for seeds in numbers.values() for run in _without_gaps(seeds)}):

@@ -7,13 +7,13 @@ a set is predicted once, in blocks of the training's length, so that the loss in
 """
 
 import gzip
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fairseq_rope.errors import InputError
+from fairseq_rope.lines import naming_damage
 from fairseq_rope.positions import ENCODINGS
 from recipes.paper.results import Panels, Rows, curves_of
 from recipes.paper.runs import Data, PaperRun, Training
@@ -74,10 +74,8 @@ def uncompressed(path: Path) -> bytes:
     """The bytes of *path*, which can be gzipped. Raises an InputError if it is damaged or empty."""
     data = path.read_bytes()
     if path.suffix == ".gz":
-        try:
+        with naming_damage(str(path)):
             data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise InputError(f"{path}: is not a valid gzip file: {error}") from None
     if not data:
         raise InputError(f"{path}: is empty")
     return data

@@ -111,7 +111,7 @@ class Study:
         if self.args.launcher != "local" or precision.on_cpu() == "bf16":
             return
         for run in runs:
-            stamps = Runner(run).stamps
+            stamps = Stamps(run)
             stages = (stage for stage in stages_of(run) if isinstance(stage, TrainingStage))
             for command in (run.command(stage.training) for stage in stages if not stamps.is_done(stage)):
                 flag = precision.flag_in(command)
@@ -169,7 +169,7 @@ def read_settings(path: Path, name: str, kinds: Mapping[str, type]) -> dict[str,
 
 def existing(flag: str, path: Path) -> Path:
     """*path*, or the gzipped file of that name with ``.gz``. Raises an InputError if neither is a file."""
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
+    for candidate in (path, Path(f"{path}.gz")):
         if candidate.is_file():
             return candidate
     raise InputError(f"{flag}: {path} is not a file")

@@ -10,6 +10,7 @@ from typing import Any
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import read_lines
 from fairseq_rope.text import subwords
+from fairseq_rope.text.subwords import read_sentencepiece
 
 SPACE = "▁"  # stands for a blank, as in SentencePiece
 SUBWORDS = subwords.SUBWORDS["sentencepiece"]  # beside dict.txt, unless tokens are characters
@@ -35,6 +36,7 @@ def learn_tokens(lines: Sequence[str], vocabulary: int, folder: Path) -> Tokenis
         model = io.BytesIO()
         options: dict[str, Any] = {"sentence_iterator": iter(lines), "model_writer": model, "minloglevel": 2}
         options |= {"model_type": "bpe", "vocab_size": vocabulary, "character_coverage": 0.9999}
+        options["max_sentence_length"] = 2**30  # bytes; the trainer skips longer lines
         try:
             sentencepiece.SentencePieceTrainer.train(**options)
         except RuntimeError as error:
@@ -54,9 +56,7 @@ def tokens_in(folder: Path) -> Tokenise:
     """What splits a line into the tokens of the dictionary in *folder*."""
     if not (folder / SUBWORDS).exists():
         return characters
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / SUBWORDS))
+    model = read_sentencepiece(str(folder / SUBWORDS))
     return lambda line: model.encode(line, out_type=str)
 
 

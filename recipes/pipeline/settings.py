@@ -283,7 +283,7 @@ def _refuse_lost_checkpoints(settings: Settings) -> None:
     else:
         loses |= {"--save-interval": is_not("1"), "--keep-last-epochs": keeps_fewer}
         loses |= {"--no-epoch-checkpoints": is_not(None)}
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in loses:
         parser.add_argument(flag, nargs="?", const="", dest=flag)
     given = vars(parser.parse_known_args(shlex.split(settings.fairseq_train_flags))[0])

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.serving.ctranslate2_search import available_cores
+from fairseq_rope.launch import available_cores
 from fairseq_rope.serving.exported_folder import SETTINGS
 from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
 from recipes.pipeline.settings import SEARCHES

@@ -1,8 +1,8 @@
 """Stage 3: normalise and tokenise as Moses does (``recipes.text.tokenise``)."""
 
-import os
 from pathlib import Path
 
+from fairseq_rope.launch import available_cores
 from fairseq_rope.text.languages import language
 from recipes.pipeline.experiment import TEST, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
@@ -33,8 +33,8 @@ class Tokenise(TranslationStage):
             flags = "--normalise-punctuation " if sides in ("both", side) else ""
             flags += "--no-tokeniser " if experiment.bpe == "sentencepiece" else ""
             files = f"--input {quoted(raw)} --output {quoted(out)}"
-            tool = f"python -m recipes.text.tokenise --lang {language(lang)} {files} {flags}--workers {os.cpu_count()}"
-            shell.tool(tool, makes=[out])
+            flags += f"--workers {available_cores()}"
+            shell.tool(f"python -m recipes.text.tokenise --lang {language(lang)} {files} {flags}", makes=[out])
 
 
 class TokeniseTest(Tokenise):

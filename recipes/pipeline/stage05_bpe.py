@@ -3,10 +3,10 @@
 If the training starts from an old model, its subwords are applied, and none are learned.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope.launch import available_cores
 from recipes.pipeline.experiment import LEARNT, TEST, TRANSLATED, Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
@@ -98,4 +98,4 @@ def apply(experiment: Experiment, shell: Shell, model: Path, text: Path, output:
     """Write the subwords of *text* to *output*."""
     flags = "apply --codes" if experiment.bpe == "subword-nmt" else "sentencepiece-encode --model"
     files = f"--input {quoted(text)} --output {quoted(output)}"
-    shell.tool(f"{TOOL} {flags} {quoted(model)} {files} --workers {os.cpu_count()}", makes=[output])
+    shell.tool(f"{TOOL} {flags} {quoted(model)} {files} --workers {available_cores()}", makes=[output])

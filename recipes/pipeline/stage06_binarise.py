@@ -4,11 +4,11 @@ If the text has documents, their sentences are joined to segments before (``reci
 """
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_rope.launch import available_cores
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.text import segments
 from recipes.pipeline.experiment import LEARNT, TEST, Experiment
@@ -38,7 +38,7 @@ class Binarise(TranslationStage):
             dictionaries = self._copy_dictionaries(experiment, shell, part)
         shell.command(
             f"fairseq-preprocess {experiment.languages} {prefixes} "
-            f"{dictionaries} --workers {os.cpu_count()} --destdir {quoted(part)}"
+            f"{dictionaries} --workers {available_cores()} --destdir {quoted(part)}"
         )
         # The subword model is kept beside the dictionaries, because translating needs both.
         shell.command(f"cp {quoted(self.inputs(experiment)[0], part / experiment.subwords)}")
@@ -89,7 +89,8 @@ class BinariseTest(TranslationStage):
         shell.command(
             f"fairseq-preprocess {experiment.languages} "
             f"--testpref {quoted(experiment.work / experiment.in_subwords / 'test')} "
-            f"--srcdict {quoted(source)} --tgtdict {quoted(target)} --workers {os.cpu_count()} --destdir {quoted(part)}"
+            f"--srcdict {quoted(source)} --tgtdict {quoted(target)} --workers {available_cores()} "
+            f"--destdir {quoted(part)}"
         )
         if not experiment.dry_run:
             check_counts(self, experiment, TEST, part / "preprocess.log")

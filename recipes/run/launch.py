@@ -21,6 +21,7 @@ from recipes.run.lock import locked_when_free
 from recipes.run.run import Run
 from recipes.run.runner import Runner
 from recipes.run.stage import Stage
+from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
 
 # A run that the stages' type accepts. Dataclasses are required, since the launcher replaces their GPUs.
@@ -57,13 +58,13 @@ def seeds_of(words: str) -> range:
 
 def is_done(run: LaunchedRun, stages_of: StagesOf) -> bool:
     """Whether the stages of *run* are done with the present settings and inputs."""
-    stamps = Runner(run).stamps
+    stamps = Stamps(run)
     return all(stamps.is_done(stage) for stage in stages_of(run))
 
 
 def is_trained(run: LaunchedRun, stages_of: StagesOf) -> bool:
     """Whether nothing has to be trained for *run*."""
-    stamps = Runner(run).stamps
+    stamps = Stamps(run)
     return all(stamps.is_done(stage) for stage in stages_of(run) if stage.trains)
 
 

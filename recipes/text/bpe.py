@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import os
 import re
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from subword_nmt import learn_bpe
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
 from fairseq_rope.files import written_whole
+from fairseq_rope.launch import available_cores
 from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
 from recipes.text.lines import Convert, convert_file, progress
@@ -132,12 +132,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag("--vocab-size", required=True, type=int, metavar="N", help="number of subwords")
         flag("--output", required=True, metavar="FILE")
         flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
+    workers = "processes; default: one for each core"
     for name, flag_of_model in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
         flag = tools.add_parser(name, help="split text into subwords").add_argument
         flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")
         flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
         flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
-        flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
+        flag("--workers", type=int, default=available_cores(), metavar="N", help=workers)
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):
         refuse_output(args.output)

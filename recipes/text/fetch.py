@@ -260,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--output", required=True, type=Path, metavar="DIR", help="where downloads go")
     flag("--data-dir", type=Path, metavar="DIR", help="folder of existing files; never written to")
     flag("--retries", type=int, default=4, metavar="N", help="further attempts at an address (default: %(default)s)")
-    flag("--wait", type=float, default=2.0, metavar="S", help="seconds before the second attempt; then doubled")
+    wait = "seconds before the second attempt, then doubled (default: %(default)s)"
+    flag("--wait", type=float, default=2.0, metavar="S", help=wait)
     flag("files", nargs="+", metavar="FILE", help="names of files, as in the manifest")
     args = parser.parse_args(argv)
     names, manifest = list(dict.fromkeys(args.files)), None if args.manifest == "none" else Path(args.manifest)

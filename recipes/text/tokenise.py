@@ -4,13 +4,13 @@ At translation time ``--tokenizer moses --moses-no-dash-splits`` does the same.
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from functools import partial
 
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
+from fairseq_rope.launch import available_cores
 from fairseq_rope.text.languages import language
 from recipes.text.lines import NOT_PRINTING, Convert, convert_file
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--lang", required=True, help="language of the text: en, de, …")
     flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
     flag("--output", required=True, metavar="FILE", help="the same lines in tokens")
-    flag("--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores")
+    flag("--workers", type=int, default=available_cores(), metavar="N", help="processes; default: one for each core")
     flag("--normalise-punctuation", action="store_true", help="first turn „ and similar into ASCII")
     only = "for sentencepiece: only replace non-printing characters by blanks"
     flag("--no-tokeniser", action="store_true", help=only)

@@ -56,10 +56,11 @@ def describe(recipe, *flags):
     return describe_experiment(parser, args, args.arch, args.seed, train_flags)
 
 
-def run_here(words, stop_before=None, main=pipeline.main):
+def run_here(words, stop_before=None, main=pipeline.main, cores=(0,)):
     """Run a recipe, its text tools and the export in this process. Returns its output. (test_pipeline.py runs run.sh.)
 
-    Ctrl-C interrupts the tool with the number *stop_before*. *main* can be that of a comparison.
+    Ctrl-C interrupts the tool with the number *stop_before*. *main* can be that of a comparison. The process may use
+    *cores*.
     """
     run_logged = shell.run_logged
     tools = count(1)
@@ -78,7 +79,7 @@ def run_here(words, stop_before=None, main=pipeline.main):
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shell, "run_logged", in_this_process)
         patch.setattr(shell, "PROGRAMS", forked_programs.folder())
-        patch.setattr(os, "cpu_count", lambda: 1)
+        patch.setattr(os, "sched_getaffinity", lambda process: {*cores}, raising=False)
         patch.chdir(ROOT)  # where the commands run
         patch.setattr(pipeline, "check_flags", lambda _: None)
         main(words)

@@ -18,6 +18,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_rope import plugin  # noqa: F401  registers the models
+from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
 from recipes.paper import fine_tuning, language_model, long_documents, masked_lm, study, texts
 from recipes.paper.results import as_markdown, curve_of, draw, trained_in
@@ -86,6 +87,17 @@ def test_subwords_give_the_text_back(tmp_path):
     assert {token for line in lines for token in tokenise(line)} == {
         *Dictionary.load(str(tmp_path / "dict.txt")).symbols[4:]
     }
+
+
+def test_subwords_are_also_learnt_from_long_paragraphs(tmp_path):
+    tokenise = texts.learn_tokens(["zu " * 3000, "a b c"], 11, tmp_path)  # SentencePiece's default limit is 4,192 bytes
+    assert tokenise("zu zu") == ["▁zu", "▁zu"]
+
+
+def test_a_damaged_subword_model_is_named(tmp_path):
+    (tmp_path / texts.SUBWORDS).write_bytes(b"cut")
+    with pytest.raises(InputError, match=f"{texts.SUBWORDS}: cannot be read as a sentencepiece model"):
+        texts.tokens_in(tmp_path)
 
 
 def test_triples_are_cut_to_the_limit_in_pairs(tmp_path):
@@ -350,6 +362,7 @@ REFUSED = [
     ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
     ("masked_lm", "-- --encoder-position-encoding rope", "--encoder-position-encoding after --: the experiment sets "),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
+    ("masked_lm", "--train .", "--train: . is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
     ("long_documents", "--data-dir {}/triples", "{}/triples/valid.json, line 2: must be JSON with the texts "),
     ("fine_tuning", "--from {} --train {}/a.tsv --dev {}/a.tsv", "--from: {}/settings.yaml is not a file"),

@@ -228,10 +228,10 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
 def test_the_translation_has_the_cores_that_the_recipe_may_use_or_those_of_the_flags(
     back_translation, tmp_path, monkeypatch, flags, shown
 ):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 4}, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    printed = run_here([*words(tmp_path, *back_translation, f"translate_flags={flags}"), "--dry-run"])
+    printed = run_here([*words(tmp_path, *back_translation, f"translate_flags={flags}"), "--dry-run"], cores=(3, 4))
     assert f"--output-dir {tmp_path}/raw/translations {shown}\n" in printed
+    assert "--workers 2 " in printed and "--workers 64" not in printed
 
 
 def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):

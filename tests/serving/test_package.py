@@ -256,7 +256,7 @@ def test_the_programs_normalise_punctuation_and_split_no_hyphens(run, served, tm
     ):
         assert unpacked.tokens(line) == text.tokens(normalised)
     assert unpacked.plain(["THE", "DO@@", "G", "."]) == "THE DOG."
-    assert unpacked.translate([[], ["the dog", "house"]])[0] == ""
+    assert unpacked.search([[], ["the dog", "house"]])[0] == []
 
 
 def test_a_package_with_sentencepiece_replaces_underscores(served, tmp_path):
@@ -282,8 +282,7 @@ def test_a_package_scores_and_translates_as_the_checkpoint(served, loaded, tmp_p
     for scores, expected in zip(target.score(words).log_probs, export_checks.torch_scores(checkpoint, task, pairs)):
         assert scores == pytest.approx(expected, abs=1e-3)
     sources = [source for source, _ in words]
-    translations = [target.package.plain(tokens) for tokens in target.translate(sources)]
-    assert translations == target.package.translate([" ".join(source)] for source in sources)
+    assert target.translate(sources) == target.package.search([" ".join(source)] for source in sources)
 
 
 def test_a_package_with_other_scores_than_its_model_is_refused(run, tmp_path, monkeypatch):

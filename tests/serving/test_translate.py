@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import ctranslate2
 import pytest
 import sentencepiece as spm
 import torch
@@ -324,6 +325,32 @@ def test_chunks_of_any_size_keep_order_and_empty_lines(model, sources, monkeypat
     with_gaps = [line for source in sources for line in ("", source, "  ")]
     actual = translator.translate(with_gaps)
     assert actual[1::3] == whole and set(actual[0::3]) == set(actual[2::3]) == {""}
+
+
+def test_the_batches_of_a_gpu_are_not_divided_by_the_cores_of_the_cpu(model, sources, monkeypatch):
+    sizes = []
+
+    class OnCPU:
+        """CTranslate2 without a GPU."""
+
+        def __init__(self, folder, device, translator=ctranslate2.Translator, **options):
+            assert device == "cuda"
+            self.translator = translator(folder, device="cpu")
+
+        def __getattr__(self, name):
+            return getattr(self.translator, name)
+
+        def translate_batch(self, lines, **options):
+            sizes.append(len(lines))
+            return self.translator.translate_batch(lines, **options)
+
+    lines = sources[:1] * 40
+    with Translator(str(model)) as translator:
+        expected = translator.translate(lines)
+    monkeypatch.setattr(ctranslate2, "Translator", OnCPU)
+    with Translator(str(model), threads=4, device="cuda") as translator:
+        assert translator.translate(lines) == expected
+    assert max(sizes) == len(lines)
 
 
 def test_a_line_is_translated_before_the_next_line_arrives(model, sources):

@@ -1,5 +1,6 @@
 """The command fairseq-rope: its tools, their help, and the errors that they share."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -158,9 +159,11 @@ def test_a_missing_package_is_named_in_one_sentence(tmp_path, monkeypatch, tool,
     [
         (ImportError("fairseq-rope needs torch 2.6 or newer, and this is torch 2.5.1"), "fairseq-rope needs torch 2.6"),
         (ImportError("libX.so.1: cannot open shared object file"), "libX.so.1: cannot open shared object file"),
+        (ImportError("libX.so.1: cannot open shared object file", name="_ext"), "libX.so.1: cannot open shared object"),
+        (ImportError("cannot import name 'BLEU' from 'sacrebleu'", name="sacrebleu"), "cannot import name 'BLEU' from"),
     ],
 )
-def test_an_import_error_that_names_no_package_is_printed(error, sentence):
+def test_an_import_error_of_a_package_that_is_not_missing_is_printed(error, sentence):
     with pytest.raises(SystemExit, match=f"^program: {sentence}"), ending_in_one_sentence("program"):
         raise error
 
@@ -222,6 +225,17 @@ def test_a_folder_with_the_name_of_an_output_keeps_all_old_files(tmp_path):
     with pytest.raises(IsADirectoryError, match=paths[1]), written_whole(*paths):
         pass
     assert (tmp_path / "a").read_text() == "old" and sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_an_error_when_the_output_gets_its_name_names_the_output(tmp_path, monkeypatch):
+    def refuse(source, target):  # as in a folder with the sticky bit, where the file of another user cannot be replaced
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    path = str(tmp_path / "out")
+    with pytest.raises(PermissionError) as refused, written_whole(path):
+        pass
+    assert refused.value.filename == path and not list(tmp_path.iterdir())
 
 
 def test_missing_packages_are_named_as_in_pyproject_toml():
