@@ -190,9 +190,9 @@ class Search:
         try:
             for batch in self._batches(sources, words):
                 # This many searches at a time need no more memory than one search for the longest line.
-                at_once = max(1, LONGEST_LINE // (len(sources[batch[0]]) + 1)) ** 2
-                if len(searches) >= at_once:
-                    searches[-at_once][1][0].result()
+                most_pending = max(1, LONGEST_LINE // (len(sources[batch[0]]) + 1)) ** 2
+                if len(searches) >= most_pending:
+                    searches[-most_pending][1][0].result()
                 searches.append((batch, start(batch)))
             done(sum(not source for source in sources))
             for batch, results in searches:
