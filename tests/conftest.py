@@ -29,7 +29,8 @@ LONGEST = (
     *("test_several_gpus.py", "recipes/test_recipes_on_gpus.py", "patches/test_faults.py", "recipes/test_compare.py"),
     *("test_compatibility.py", "test_documented_commands.py", "serving/test_export.py", "patches/test_patches.py"),
     *("serving/test_corpus.py", "serving/test_translate.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
-    *("tools/test_convert_layout.py", "test_distributed.py"),
+    *("tools/test_convert_layout.py", "test_distributed.py", "test_flags.py", "test_gpu.py", "test_precision.py"),
+    *("test_encodings.py", "positions/test_encodings.py", "transformer/test_whole_models.py"),
 )
 # Tests of these files that another process than that of the file's other tests can run. They share no long fixture.
 DIVIDED = {

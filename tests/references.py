@@ -181,7 +181,7 @@ def by_the_paper(attention, name, side, o, x, pad):
     p |= {f"{name}.weight": getattr(attention, name).weight.double().tolist() for name in ("q_proj", "k_proj")}
     out, all_weights = torch.zeros(*x.shape).double(), torch.zeros(H, x.size(1), x.size(0), x.size(0)).double()
     for b in range(x.size(1)):
-        words = (~pad[b]).nonzero().squeeze(1)
+        words = (~pad[b]).nonzero().squeeze(1).tolist()
 
         def project(projection, words=words, b=b):
             projected = x[words, b].double() @ projection.weight.double().T + projection.bias.double()
@@ -191,15 +191,17 @@ def by_the_paper(attention, name, side, o, x, pad):
         for i, h in product(range(len(words)), range(H)):
             keys = range(i + 1 if side == "decoder" else len(words))
             exps = [math.exp(SCORES[name](q[i][h], k[j][h], i, j, h, p, o, side)) for j in keys]
+            total, attended = sum(exps), [0.0] * D
             for j in keys:
-                weight = exps[j] / sum(exps)
+                weight = exps[j] / total
                 value = v[j][h]
                 if name == "shaw":
                     value = plus(value, p["relative_position_values"][clip(j - i, o)])
                 if name == "nezha":
                     value = plus(value, nezha_vector(j - i, o))
                 all_weights[h, b, words[i], words[j]] = weight
-                out[words[i], b, h * D : (h + 1) * D] += weight * torch.tensor(value, dtype=torch.float64)
+                attended = [a + weight * n for a, n in zip(attended, value, strict=True)]
+            out[words[i], b, h * D : (h + 1) * D] = torch.tensor(attended, dtype=torch.float64)
         projection = attention.out_proj
         out[words, b] = out[words, b] @ projection.weight.double().T + projection.bias.double()
     return out, all_weights
