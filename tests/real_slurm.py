@@ -208,10 +208,24 @@ class RealSlurm:
             file.unlink(missing_ok=True)
 
 
-class Launched:
-    """A command that submits jobs to *slurm*. Its output is in the file *screen*."""
+# Calls the function main of a module. SLURM is asked more often than by a user's command.
+OFTEN = """
+import importlib, sys
+from fairseq_rope.launch import slurm
+vars(slurm).update({seconds})
+importlib.import_module(sys.argv.pop(1)).main()
+"""
 
-    def __init__(self, slurm, folder, words, **environment):
+
+class Launched:
+    """A command that submits jobs to *slurm*. Its output is in the file *screen*.
+
+    *words* begins with "-m" and a module. *seconds* replaces constants of fairseq_rope.launch.slurm in the command.
+    """
+
+    def __init__(self, slurm, folder, words, seconds=None, **environment):
+        if seconds is not None:
+            words = ["-c", OFTEN.format(seconds=seconds), *words[1:]]
         self.slurm, self.folder = slurm, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.screen = folder / f"screen.{time.time_ns()}"

@@ -16,17 +16,18 @@ from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
 from tests.serving.exports import exported
 
 pytestmark = pytest.mark.slow
-QUICK = ["-c", "from tests.recipes.quick_runs import main; main()"]
+OFTEN = {"ASKING": 2, "LATE": 1}
 
 
 class QuickLaunched(Launched):
-    """Quick runs with these *names*."""
+    """Quick runs with these *names*, whose launcher asks SLURM every two seconds by default."""
 
-    def __init__(self, slurm, folder, names, *flags, **environment):
+    def __init__(self, slurm, folder, names, *flags, seconds=OFTEN, **environment):
         slurm_flags = ["--launcher", "slurm", *flags]
         if not any(str(flag).startswith("time=") for flag in flags):
             slurm_flags += ["--slurm", "time=60"]
-        super().__init__(slurm, folder, [*QUICK, folder, ",".join(names), *slurm_flags], **environment)
+        words = ["-m", "tests.recipes.quick_runs", folder, ",".join(names), *slurm_flags]
+        super().__init__(slurm, folder, words, seconds, **environment)
 
     def outcomes(self):
         """Wait for the end of the command. Returns why each run has failed, by its name."""
@@ -79,7 +80,7 @@ def test_cancelled_jobs_are_noticed_within_a_minute_and_a_requeued_one_is_waited
     slurm, compared, limited, tmp_path
 ):
     names = ["cancelled", "requeued", "waiting", "dropped"]
-    launched = QuickLaunched(slurm, tmp_path, names, "--slurm", "gres=first:1")
+    launched = QuickLaunched(slurm, tmp_path, names, "--slurm", "gres=first:1", seconds={})
     jobs = {name: launched.job(name) for name in names}
     for name in names[:2]:
         launched.wait_for(name, "begun")

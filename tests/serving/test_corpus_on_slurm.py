@@ -42,13 +42,13 @@ def texts(folder):
 class Translation(Launched):
     """The command, whose jobs begin to translate when the file "go" is in *folder*."""
 
-    def __init__(self, slurm, folder, model, inputs, *flags):
+    def __init__(self, slurm, folder, model, inputs, *flags, seconds=None):
         self.output, self.go = folder / "out", folder / "go"
         where = ["--model", model, "--output-dir", self.output, "--shard-lines", 10]
         of_slurm = ["--launcher", "slurm", "--slurm", "time=60", "--slurm", "gres=first:1"]
         wait = f"setup=until [ -e {self.go} ]; do sleep 0.1; done"
         words = [*where, *of_slurm, "--slurm", wait, *flags, "--input", *inputs]
-        super().__init__(slurm, folder, ["-m", "fairseq_rope", "translate", *words])
+        super().__init__(slurm, folder, ["-m", "fairseq_rope.__main__", "translate", *words], seconds)
 
     def jobs(self, state):
         """The numbers of the jobs in a *state*, in order."""
@@ -68,7 +68,7 @@ class Translation(Launched):
 
 @pytest.fixture
 def start(slurm, tmp_path, model, inputs):
-    return lambda *flags: Translation(slurm, tmp_path, model, inputs, *flags)
+    return lambda *flags, **options: Translation(slurm, tmp_path, model, inputs, *flags, **options)
 
 
 def test_the_output_is_that_of_processes_of_this_machine(start, expected):
@@ -87,7 +87,7 @@ def test_the_output_is_that_of_processes_of_this_machine(start, expected):
 
 
 def test_cancelled_and_held_jobs_are_named_and_the_same_command_continues(slurm, start, expected, inputs):
-    launched = start()
+    launched = start(seconds={"ASKING": 2, "LATE": 1, "PENDING": 10})
     (running, other), (pending, held, *_) = launched.wait_for_jobs(7)
     slurm.do("scancel", running, pending)
     slurm.do("scontrol", "hold", held)
@@ -95,7 +95,7 @@ def test_cancelled_and_held_jobs_are_named_and_the_same_command_continues(slurm,
     slurm.wait_until(lambda: launched.shows(ended), "the cancelled job is not named")
     slurm.wait_until(lambda: launched.shows(f"SLURM ended its job {pending}: CANCELLED, and it has no log"), "nor this")
     reason = f"SLURM has not begun its job {held} for a minute: JobHeldAdmin"  # root holds it
-    slurm.wait_until(lambda: launched.shows(reason), "the reason of the held job is not shown", 120)
+    slurm.wait_until(lambda: launched.shows(reason), "the reason of the held job is not shown")
     assert sum(reason in line for line in launched.lines()) == 1
     slurm.do("scontrol", "release", held)
     launched.go.touch()
