@@ -97,14 +97,17 @@ def environment(gpus, out_of_memory=""):
 def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, is_forked=False, **kwargs):
     """Run a program of this environment on *gpus* GPUs. Returns its output and its log; *check* that it succeeds.
 
-    If *is_forked*, the program is one of tests/forked_programs.py.
+    If *is_forked*, the program is one of tests/forked_programs.py. A recipe runs them.
     """
     if REAL_GPU and gpus > torch.cuda.device_count():
         pytest.skip(f"needs {gpus} GPUs, and this machine has {torch.cuda.device_count()}")
-    programs = forked_programs.folder(gpus) if is_forked and not REAL_GPU else BIN  # CUDA does not survive a fork
+    programs, variables = BIN, environment(gpus, out_of_memory)
+    if is_forked and not REAL_GPU:  # CUDA does not survive a fork
+        variables["FORKED_PROGRAMS"] = forked_programs.folder(gpus)
+        programs = BIN if words[0] == "python" else variables["FORKED_PROGRAMS"]
     command = [f"{programs}/{words[0]}", *(str(word) for word in words[1:])]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
-    done = subprocess.run(command, env=environment(gpus, out_of_memory), timeout=timeout, **kwargs)
+    done = subprocess.run(command, env=variables, timeout=timeout, **kwargs)
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
 

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag("--vocab-size", required=True, type=int, metavar="N", help="number of subwords")
         flag("--output", required=True, metavar="FILE")
         flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
-    workers = "processes; default: one for each core"
+    workers = "at most N processes; default: one for each core"
     for name, flag_of_model in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
         flag = tools.add_parser(name, help="split text into subwords").add_argument
         flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")

@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--lang", required=True, help="language of the text: en, de, …")
     flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
     flag("--output", required=True, metavar="FILE", help="the same lines in tokens")
-    flag("--workers", type=int, default=available_cores(), metavar="N", help="processes; default: one for each core")
+    workers = "at most N processes; default: one for each core"
+    flag("--workers", type=int, default=available_cores(), metavar="N", help=workers)
     flag("--normalise-punctuation", action="store_true", help="first turn „ and similar into ASCII")
     only = "for sentencepiece: only replace non-printing characters by blanks"
     flag("--no-tokeniser", action="store_true", help=only)

@@ -1,8 +1,11 @@
-"""Replace scikit-learn in the processes that tests start, because importing it takes seconds.
+"""Make the processes that tests start begin sooner.
 
-fairseq imports these names for tasks on audio and sentence classification, which no test uses.
+Importing scikit-learn takes seconds. fairseq imports these names for tasks on audio and sentence classification, which
+no test uses. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
 """
 
+import importlib.util
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -15,3 +18,29 @@ UNUSED = {
 for _module, _names in UNUSED.items():
     sys.modules[_module] = module_from_spec(ModuleSpec(_module, None))
     vars(sys.modules[_module]).update(dict.fromkeys(_names))
+
+
+class AfterImport:
+    """Finds the module *name*, and calls *change* with it after its import."""
+
+    def __init__(self, name, change):
+        self.name, self.change = name, change
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def load_and_change(module):
+            load(module)
+            self.change(module)
+
+        spec.loader.exec_module = load_and_change
+        return spec
+
+
+if "FORKED_PROGRAMS" in os.environ:
+    AfterImport("recipes.run.shell", lambda shell: setattr(shell, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))

@@ -132,7 +132,8 @@ def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["codes", "model"])
-def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request, capsys, name):
+def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request, capsys, monkeypatch, name):
+    monkeypatch.setattr("recipes.text.lines.SHARE", 1)
     learnt = request.getfixturevalue(name)
     text = [line for line in DIRTY_LINES if "\r" not in line] + read_lines(corpus / "train.de") * 2
     one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
@@ -193,7 +194,8 @@ def test_learning_from_bad_text_is_refused(small, name):
     [("apply", "--codes", "a file of BPE codes ("), ("sentencepiece-encode", "--model", "a sentencepiece model")],
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_files_that_are_not_codes_or_models_are_refused(small, name, flag, kind, workers):
+def test_files_that_are_not_codes_or_models_are_refused(small, monkeypatch, name, flag, kind, workers):
+    monkeypatch.setattr("recipes.text.lines.SHARE", 1)
     words = ["--input", small / "text.en", "--output", small / "out", "--workers", workers]
     (small / "empty").write_bytes(b"")
     for wrong in (write_lines(small / "text", ["a line of text"]), small / "empty"):

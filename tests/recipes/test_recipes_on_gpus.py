@@ -39,7 +39,9 @@ def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, preci
     own = ["--gpus", gpus, "--seed", seed, "--set", f"precision={precision}", "--set", "export_quantization=float32"]
     last = 11 if gpus == 1 else 9
     stages = ["--stage", 7, "--stop-stage", last]
-    printed = run_on_gpus(gpus, "python", "-m", "recipes.pipeline", "demo", *words(work, *own, *stages), cwd=ROOT)
+    printed = run_on_gpus(
+        gpus, "python", "-m", "recipes.pipeline", "demo", *words(work, *own, *stages), cwd=ROOT, is_forked=True
+    )
     model = work / f"transformer_rope.seed{seed}.{label('demo', SHORT)}"
     expected = {"auto": "bf16"}.get(precision, precision)
     assert f"on {gpus} GPU{'s' * (gpus > 1)} in {expected}" in printed
@@ -62,7 +64,7 @@ def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, preci
 @pytest.mark.slow
 def test_runs_share_a_gpu_if_there_are_more_jobs_than_gpus(work):
     own = words(work, "--gpus", 1, "--jobs", 2, "--seeds", 1, "--set", "precision=fp16")
-    printed = run_on_gpus(1, "python", "-m", "recipes.compare", "demo", *own, cwd=ROOT)
+    printed = run_on_gpus(1, "python", "-m", "recipes.compare", "demo", *own, cwd=ROOT, is_forked=True)
     assert printed.index("== transformer_rope, seed 1: begun") < printed.index(", seed 1: done")
     model = work / f"transformer.seed1.{label('demo', [*SHORT, 'precision=fp16'])}"
     assert "training on 1 devices (GPUs/TPUs)" in (model / "logs" / "stage07_train.log").read_text()
@@ -105,7 +107,7 @@ def test_the_experiments_of_the_paper_run_on_gpus_with_the_flags_of_paper_yaml(t
     for name, (gpus, small) in PAPER.items():
         common = ["--settings", texts / "paper.yaml", "--work-dir", tmp_path / name, "--encodings", "rope"]
         words = [*inputs[name], *common, "--gpus", gpus, "--seeds", 1, "--", *small.split()]
-        run_on_gpus(gpus, "python", "-m", f"recipes.paper.{name}", *words, cwd=ROOT)
+        run_on_gpus(gpus, "python", "-m", f"recipes.paper.{name}", *words, cwd=ROOT, is_forked=True)
         histories = sorted(tmp_path.glob(f"{name}/rope.seed1/*/history.jsonl"))
         assert len(histories) == {"fine_tuning": 2, "long_documents": 2}.get(name, 1)
         for history in histories:

@@ -29,6 +29,7 @@ from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
+from tests import forked_programs
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
 
@@ -681,11 +682,11 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     named = [word for name, flags in two.items() for word in ("--system", f"{name}={flags}")]
     command = [sys.executable, "-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), "--seeds", "1"]
 
-    def start(*more):
+    def start(*more, **variables):
         words = [*command, *named, "--jobs", "2", *more]
         in_background = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *words]  # as scripts start "command &"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(in_background, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
+        return subprocess.Popen(in_background, cwd=ROOT, env={**ENVIRONMENT, **variables}, text=True, **pipes)
 
     with start() as process:  # stopped while two runs train
         while len([*tmp_path.glob("*.seed1.*/checkpoints/history.jsonl")]) < len(two):
@@ -702,7 +703,7 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
         time.sleep(0.1)
     assert not remaining
     broken = ["--system", "broken=--arch transformer --max-tokens-valid 3"]  # no validation sentence fits
-    with start(*broken) as process:
+    with start(*broken, FORKED_PROGRAMS=forked_programs.folder()) as process:
         printed = process.stdout.read()
     assert process.returncode == 1 and "1 of 3 runs failed: broken, seed 1" in printed, printed
     folder = tmp_path / f"compare.{label('demo', SETTINGS)}"

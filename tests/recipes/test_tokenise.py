@@ -105,7 +105,8 @@ def test_any_text_keeps_its_lines(tmp_path_factory, text):
     assert len(tokenise(folder, text)) == len(text)
 
 
-def test_two_processes_write_the_same_as_one(tmp_path, capsys):
+def test_two_processes_write_the_same_as_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lines, "SHARE", 1)
     text = [f"{n}. {line}" for n in range(230) for line in CLEAN["en"] + DIRTY_LINES]
     (tmp_path / "in").write_bytes("\n".join(text).encode())  # the last line has no end
     assert os.path.getsize(tmp_path / "in") > 2 * CHUNK_BYTES
@@ -116,6 +117,13 @@ def test_two_processes_write_the_same_as_one(tmp_path, capsys):
         assert printed.startswith(f"{out}: {len(text)} lines in ") and "lines per second" in printed
         assert "per core" in printed and "lines/s" in shown
     assert read_lines(tmp_path / "out1") == read_lines(tmp_path / "out2") == [blanked(line) for line in text]
+
+
+def test_a_short_text_starts_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines.multiprocessing, "get_context", None)
+    source = write_lines(tmp_path / "in", CLEAN["en"])
+    run("--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2, "--no-tokeniser")
+    assert read_lines(tmp_path / "out") == [blanked(line) for line in CLEAN["en"]]
 
 
 @settings(deadline=None)
