@@ -45,14 +45,16 @@ TRANSFORMERS = [
 # - trainings with fairseq's models and the plugin that run with the rotary model in any case
 # - tests whose names contain a word of LONG. Those of its first line train models without our positions, and without a
 #   beam search from left to right. Those of the second line call no function of the plugin, or only NumPy's old names,
-#   which shorter tests need, too. Those of the third line call the same functions of the plugin as tests with similar
-#   names, which remain.
+#   which shorter tests need, too. Those of the third and fourth line call the same functions of the plugin as tests
+#   with similar names, which remain, or as those of reproducibility; tests/patches/test_faults.py has a storage
+#   without renaming.
 # - with the rotary models: tests that are like another one that runs, and those of the choice of validation data
 IS_WHOLE = os.environ.get("FAIRSEQ_SUITE") == "whole"
 LONG = """
     laser insertion cmlm nonautoregressive
     distributed_timeout_wrapper vggtransformer test_data_utils multi_corpus_dataset
-    linformer_roberta_regression linformer_roberta_sentence fconv_lm lightconv_lm lstm_lm_residuals
+    linformer_roberta_regression linformer_roberta_sentence fconv_lm lightconv_lm lstm_lm
+    fconv_self_att_wp iopath
 """.split()
 LEFT_OUT = ("xformers", *(() if IS_WHOLE else LONG))
 LIKE_OTHERS = {
@@ -127,7 +129,7 @@ def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str], 
 
 @pytest.mark.slow
 def test_all_tests_that_pass_with_fairseq_alone_pass_with_the_plugin(suite):
-    left_out = () if IS_WHOLE else (name for name in TRANSFORMERS if "test_binaries" in name)
+    left_out = () if IS_WHOLE else (name for name in TRANSFORMERS if "binaries" in name or "reproducibility" in name)
     cases = ["tests", *(f"--deselect={name}" for name in left_out)]
     assert passing_only_with("nothing", "plugin", suite, cases, refused=set()) == set()
 

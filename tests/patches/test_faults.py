@@ -16,7 +16,7 @@ import time
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, file_io
 
 from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, naming_the_file
 from fairseq_rope.patches.ending import sentence_for
@@ -363,6 +363,20 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     checkpoint_utils.torch_persistent_save({}, str(path))
     checkpoint_utils.PathManager.copy(str(path), str(tmp_path / "checkpoint_last.pt"), overwrite=True)
     assert order == ["fsync", "rename"] * 2
+
+
+def test_a_storage_that_cannot_rename_gets_the_same_checkpoints(data_bin, tmp_path, monkeypatch):
+    train(data_bin, tmp_path / "renamed")
+    monkeypatch.setattr(file_io.PathManager, "supports_rename", lambda path: False)
+    for by_rename in ("fairseq.file_io.PathManager.rename", "fairseq_rope.patches.saving.written_whole"):
+        monkeypatch.setattr(by_rename, None)
+    train(data_bin, tmp_path / "written")
+    renamed, written = (
+        {path.name: load_checkpoint(path)["model"] for path in (tmp_path / folder).glob("*.pt")}
+        for folder in ("renamed", "written")
+    )
+    assert renamed.keys() == written.keys() == {f"checkpoint{which}.pt" for which in ("1", "_best", "_last")}
+    torch.testing.assert_close(written, renamed, rtol=0, atol=0)
 
 
 def test_missing_data_are_named(trained, data_bin, tmp_path):
