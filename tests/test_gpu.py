@@ -1,7 +1,11 @@
 """Models, both criteria and both searches on a pretended GPU: devices, waits of the host, and results as on the CPU."""
 
+import contextlib
+import functools
+import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from tests.pretended_gpu import Waits, WrongDeviceError, to_gpu
 # How often our lines may make the host wait in a search, at its start and in each step: never layer by layer; the fast
 # search compares the rows of the source, and reads the new order.
 WAITS_IN_SEARCH = {"0": (0, 0), "1": (3, 1)}
+DTYPES = {PLAIN: torch.float32, FUSED: torch.float16}
 FIRST = ("rope", "t5", "linear, elu1")
 NAMES = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
@@ -28,28 +33,57 @@ def train_on_gpu(options, criterion, dtype, arch="transformer_rope"):
     return found, waits
 
 
+@contextlib.contextmanager
+def recorded_attention():
+    """Yield a list that gets the arguments of each call of torch's fused attention."""
+    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def recording(q, k, v, attn_mask=None, **options):
+        calls.append((q, k, v, attn_mask, options))
+        return fused(q, k, v, attn_mask=attn_mask, **options)
+
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", recording):
+        yield calls
+
+
+@functools.cache
+def trained(name, criterion):
+    """The gradient of a second training step on the GPU, its waits, and its calls of attention."""
+    with recorded_attention() as calls:
+        found, waits = train_on_gpu(MODELS[name], criterion, DTYPES[criterion])
+    return found, waits, calls[len(calls) // 2 :]
+
+
+@functools.cache
+def searched(name, fast, on_gpu=True):
+    """The hypotheses of a search, when tables are there, its steps, its waits, and its calls of attention."""
+    move = to_gpu if on_gpu else lambda each: each
+    variables = mock.patch.dict(os.environ, FAIRSEQ_ROPE_FAST_SEARCH=fast)
+    with variables, recorded_attention() as calls, Waits() if on_gpu else contextlib.nullcontext() as waits:
+        with torch.no_grad():
+            model = move(build(MODELS[name]))
+            model.eval()(**move(batch())["net_input"])  # tables
+            calls.clear()
+            if waits:
+                waits.places.clear()
+            found, steps = search(model, move(batch()))
+    return found, steps, waits, calls
+
+
 @pytest.mark.parametrize("criterion", [PLAIN, FUSED])
 @pytest.mark.parametrize("name", NAMES)
 def test_training_waits_for_nothing_and_has_the_gradient_of_the_cpu(name, criterion):
-    dtype = {PLAIN: torch.float32, FUSED: torch.float16}[criterion]
-    found, waits = train_on_gpu(MODELS[name], criterion, dtype)
+    found, waits, _ = trained(name, criterion)
     expected = gradient(build(MODELS[name]).train(), criterion, batch())
-    assert float((found - expected).norm() / expected.norm()) < TOLERANCE[dtype]
+    assert float((found - expected).norm() / expected.norm()) < TOLERANCE[DTYPES[criterion]]
     assert waits.of("fairseq_rope") == []
 
 
 @pytest.mark.parametrize("fast", ["0", "1"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_search_waits_rarely_and_finds_the_hypotheses_of_the_cpu(name, fast, monkeypatch):
-    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
-    expected, steps = search(build(MODELS[name]), batch())
-    monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", fast)
-    with Waits() as waits, torch.no_grad():
-        model = to_gpu(build(MODELS[name]))
-        model.eval()(**to_gpu(batch())["net_input"])  # tables
-        waits.places.clear()
-        found, _ = search(model, to_gpu(batch()))
-    assert found == expected
+def test_a_search_waits_rarely_and_finds_the_hypotheses_of_the_cpu(name, fast):
+    found, steps, waits, _ = searched(name, fast)
+    assert found == searched(name, "0", on_gpu=False)[0]
     at_start, in_a_step = WAITS_IN_SEARCH[fast]
     assert len(waits.of("fairseq_rope")) <= at_start + in_a_step * steps, waits.of("fairseq_rope")
 
@@ -66,24 +100,13 @@ def check_strides(calls):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_attention_gives_torchs_kernels_tensors_that_they_take_without_a_copy(name, monkeypatch):
-    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
-
-    def recording(q, k, v, attn_mask=None, **options):
-        calls.append((q, k, v, attn_mask, options))
-        return fused(q, k, v, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recording)
-    train_on_gpu(MODELS[name], PLAIN, torch.float32)
-    del calls[: len(calls) // 2]  # those of the first step
+def test_attention_gives_torchs_kernels_tensors_that_they_take_without_a_copy(name):
+    *_, calls = trained(name, PLAIN)
     check_strides(calls)
     causal = [mask for *_, mask, options in calls if options["is_causal"]]
     assert causal == [None] * (LAYERS if name in CAUSAL else 0)
     for fast in "01":
-        calls.clear()
-        monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", fast)
-        with Waits(), torch.no_grad():
-            _, steps = search(to_gpu(build(MODELS[name])), to_gpu(batch()))
+        _, steps, _, calls = searched(name, fast)
         check_strides(calls)
         # self-attention and cross-attention of each step, after the encoder's layers
         assert len(calls) == LAYERS * ((0 if name in WITHOUT else 1 + steps) + steps)
