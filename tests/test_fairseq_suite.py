@@ -48,7 +48,8 @@ TRANSFORMERS = [
 #   which shorter tests need, too. Those of the third and fourth line call the same functions of the plugin as tests
 #   with similar names, which remain, or as those of reproducibility; tests/patches/test_faults.py has a storage
 #   without renaming.
-# - with the rotary models: tests that are like another one that runs, and those of the choice of validation data
+# - with the rotary models: tests that are like another one that runs (that of --eval-bleu: like one of
+#   tests/test_compatibility.py), and those of the choice of validation data
 IS_WHOLE = os.environ.get("FAIRSEQ_SUITE") == "whole"
 LONG = """
     laser insertion cmlm nonautoregressive
@@ -58,6 +59,7 @@ LONG = """
 """.split()
 LEFT_OUT = ("xformers", *(() if IS_WHOLE else LONG))
 LIKE_OTHERS = {
+    "tests/test_binaries.py::TestTranslation::test_eval_bleu",
     "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch",
     "tests/test_binaries.py::TestLanguageModeling::test_transformer_lm",
     "tests/test_binaries.py::TestMaskedLanguageModel::test_roberta_regression_single",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from recipes.pipeline.__main__ import main
+from tests import forked_programs
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, call, outputs
 from tests.recipes.site import Reply, Site
 from tests.recipes.small_demo import label, run_here
@@ -157,11 +158,12 @@ def test_the_documented_command_for_own_texts_runs_all_stages(tmp_path):
     page = (ROOT / "docs" / "your_own_data.md").read_text()
     (command,) = re.findall(r"^    (bash recipes/multi30k_en_de/run.sh --data-dir.*?)\n\n", page, re.M | re.S)
     command = command.replace("my-texts", str(texts)).replace("my-work", str(tmp_path / "my-work"))
+    forking = {**ENVIRONMENT, "FORKED_PROGRAMS": forked_programs.folder()}
     small = "layers=1 width=32 ffn_width=32 heads=2 max_epochs=1 average_checkpoints=1 vocab_size=60".split()
     command += "".join(f" --set {setting}" for setting in small)
     for more in ("", " --set valid_files= --set holdout_every=20 --stop-stage 4"):
         done = subprocess.run(
-            command + more, shell=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
+            command + more, shell=True, cwd=ROOT, env=forking, capture_output=True, text=True, timeout=LIMIT
         )
         assert done.returncode == 0, done.stdout + done.stderr
         if not more:
