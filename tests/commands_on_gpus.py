@@ -97,7 +97,7 @@ def environment(gpus, out_of_memory=""):
 def run_on_gpus(gpus, *words, out_of_memory="", check=True, timeout=LIMIT, is_forked=False, **kwargs):
     """Run a program of this environment on *gpus* GPUs. Returns its output and its log; *check* that it succeeds.
 
-    If *is_forked*, the program is one of tests/forked_programs.py. A recipe runs them.
+    If *is_forked*, the program is one of tests/forked_programs.py; if it is python, the commands of the recipe are.
     """
     if REAL_GPU and gpus > torch.cuda.device_count():
         pytest.skip(f"needs {gpus} GPUs, and this machine has {torch.cuda.device_count()}")

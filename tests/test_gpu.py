@@ -62,9 +62,9 @@ def searched(name, fast, on_gpu=True):
     with variables, recorded_attention() as calls, Waits() if on_gpu else contextlib.nullcontext() as waits:
         with torch.no_grad():
             model = move(build(MODELS[name]))
-            model.eval()(**move(batch())["net_input"])  # tables
-            calls.clear()
-            if waits:
+            if on_gpu:
+                search(model, move(batch()))  # makes the tables
+                calls.clear()
                 waits.places.clear()
             found, steps = search(model, move(batch()))
     return found, steps, waits, calls

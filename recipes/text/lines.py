@@ -22,7 +22,7 @@ from fairseq_rope.lines import chunks_of, count_lines, lines_of, split
 Convert = Callable[[list[str]], list[str]]  # takes and returns lines without their ends, in equal number
 # The characters that Moses' remove-non-printing-char.perl replaces by blanks, and two more that end lines in Python.
 NOT_PRINTING = regex.compile(r"[\p{C}\u2028\u2029]")
-SHARE = 1 << 20  # bytes of text for each process: starting another one for less takes longer than it saves
+SHARE = 1 << 20  # bytes of text for each process, at least: starting another one for less takes longer than it saves
 
 
 def pairs_of(paths: Sequence[str]) -> Iterator[Any]:
@@ -44,15 +44,15 @@ def progress(items: Iterable[Any] | None, total: int | None, title: str, unit: s
 def convert_file(make: Callable[[], Convert], source: str, target: str, workers: int, title: str) -> None:
     """Write the lines of *source*, converted in up to *workers* processes, to *target* in their order.
 
-    A text of less than :data:`SHARE` bytes is converted in this process. Each process calls *make*, which must be
-    importable from a module, for the function that converts. Raises an InputError if *source* is empty or not UTF-8,
-    *workers* is below 1, a process was killed, or the number of lines changed.
+    A text of less than two times :data:`SHARE` bytes is converted in this process. Each process calls *make*, which
+    must be importable from a module, for the function that converts. Raises an InputError if *source* is empty or not
+    UTF-8, *workers* is below 1, a process was killed, or the number of lines changed.
     """
     if workers < 1:
         raise InputError(f"--workers {workers}: must be at least 1")
     start = time.perf_counter()
     total = count_lines(source)
-    workers = min(workers, 1 + os.path.getsize(source) // SHARE)
+    workers = min(workers, max(1, os.path.getsize(source) // SHARE))
     done = 0
     with written_whole(target) as (file,), progress(None, total, title) as bar:
         for expected, converted in _in_order(make, source, workers):
@@ -102,8 +102,8 @@ def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterato
             try:
                 answer = connection.recv()
             except (EOFError, OSError):
-                killed = "one of the processes was killed; if memory ran out, use fewer workers"
-                raise InputError(f"--workers {workers}: {killed}") from None
+                which = f"one of the {workers} processes of --workers was killed"
+                raise InputError(f"{which}; if memory ran out, use fewer workers") from None
             if answer is None:
                 return
             if isinstance(answer, Exception):

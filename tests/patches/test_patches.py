@@ -738,8 +738,8 @@ thread.join()""",
     + "; ".join(f"import {module}" for module in MODULES),
     "z-a": "; ".join(f"import {module}" for module in reversed(MODULES)),
 }
-# Fork a process for each case after loading fairseq's dependencies, but neither fairseq nor the plugin.
-# Runs the code of each case in a process of its own. A case that is a package has cases, which run after its code.
+# Load fairseq's dependencies, but neither fairseq nor the plugin. Then fork a process for each case. The process of a
+# package imports it, and forks a process for each of its cases.
 EACH = """
 import importlib, os, sys, torch, hydra, omegaconf, sacrebleu
 def run_each(cases):

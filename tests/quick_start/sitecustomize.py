@@ -32,6 +32,8 @@ class AfterImport:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        if spec is None:
+            return None
         load = spec.loader.exec_module
 
         def load_and_change(module):

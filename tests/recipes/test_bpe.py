@@ -9,6 +9,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE, SubwordNMTBPEConfig
 
 from recipes.text import bpe
+from recipes.text.lines import SHARE
 from tests.commands import BIN, LIMIT
 from tests.recipes.texts import DIRTY_LINES, read_lines, start_tool, write_lines
 from tests.recipes.wmt14_lookalike import write_lookalike
@@ -139,6 +140,15 @@ def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request,
     one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
     assert one == two and len(one) == len(text)
     assert capsys.readouterr().out.count(f"{len(text)} lines in ") == 2
+
+
+def test_the_program_writes_the_same_in_two_processes(codes, corpus, tmp_path):
+    text = read_lines(corpus / "train.de")
+    source = write_lines(tmp_path / "in", text * (2 * SHARE // len("".join(text)) + 1))
+    words = ["apply", "--codes", codes, "--input", source, "--output", tmp_path / "out", "--workers", 2]
+    with start_tool(*words, module="bpe") as process:
+        assert process.wait(LIMIT) == 0
+    assert set(read_lines(tmp_path / "out")) == set(apply(codes, text, tmp_path))
 
 
 @pytest.fixture

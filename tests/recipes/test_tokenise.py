@@ -138,7 +138,8 @@ def test_chunks_join_to_the_file_and_end_at_line_ends(tmp_path_factory, contents
     assert count_lines(str(path)) == "".join(chunks).count("\n")
 
 
-def test_bad_input_is_refused_in_one_sentence(tmp_path):
+def test_bad_input_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "SHARE", 1)
     (tmp_path / "empty").write_bytes(b"")
     # The wrong byte is in the second chunk. A CR does not end a line.
     (tmp_path / "latin").write_bytes(b"a line\r of text\n" * 9000 + "Größe\n".encode("latin-1"))
@@ -233,7 +234,7 @@ def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == {"interrupted": 130, "the run": -9, "a worker": 1}[killed] and "Traceback" not in err
     if killed == "a worker":
-        assert err.splitlines()[-1].startswith("recipes.text.tokenise: --workers 2: one of the processes was killed")
+        assert err.splitlines()[-1].startswith("recipes.text.tokenise: one of the 2 processes of --workers was killed")
     assert all_gone(children) and not (tmp_path / "out").exists()
     assert killed == "the run" or [path.name for path in tmp_path.iterdir()] == ["in"]
 
