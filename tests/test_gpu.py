@@ -63,7 +63,7 @@ def searched(name, fast, on_gpu=True):
         with torch.no_grad():
             model = move(build(MODELS[name]))
             if on_gpu:
-                search(model, move(batch()))  # makes the tables
+                model.eval()(**move(batch())["net_input"])  # makes the tables
                 calls.clear()
                 waits.places.clear()
             found, steps = search(model, move(batch()))
