@@ -47,4 +47,4 @@ class ShiftedSinusoidalEmbedding(SinusoidalPositionalEmbedding):
         if self.training:
             shift = torch.randint(0, self.max_shift + 1, [batch, 1], device=input.device)
             rows = rows + shift * input.ne(self.padding_idx)
-        return self.weights.index_select(0, rows.view(-1)).view(batch, length, -1).detach()
+        return self.weights.index_select(0, rows.view(-1)).view(batch, length, self.embedding_dim).detach()

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _batch_by_size = data_utils.batch_by_size
 _get_batch_iterator = FairseqTask.get_batch_iterator
 OF_EVAL_LM = "eval_lm_dataloader"  # the method of a task that makes the batches of fairseq-eval-lm
+OF_SAMPLING = "construct_batch_sampler"  # makes those of translation_multi_simple_epoch, where nothing skips
 _batch_arguments = inspect.signature(_batch_by_size)
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 
@@ -51,13 +52,13 @@ def _name_the_longest(indices: Any, num_tokens_fn: Any, max_tokens: Any = None, 
         skip = ", or skip such sentences with --skip-invalid-size-inputs-valid-test"
         raise InputError(
             f"sentence {number} has {length} tokens, more than {flag} {max_tokens}: give {length} or more"
-            f"{'' if _is_called_by(OF_EVAL_LM) else skip}"
+            f"{'' if _is_called_by(OF_EVAL_LM, OF_SAMPLING) else skip}"
         )
 
 
-def _is_called_by(function: str) -> bool:
-    """Return whether a function of this name is running."""
-    return any(frame.f_code.co_name == function for frame, _ in traceback.walk_stack(None))
+def _is_called_by(*functions: str) -> bool:
+    """Return whether a function of one of these names is running."""
+    return any(frame.f_code.co_name in functions for frame, _ in traceback.walk_stack(None))
 
 
 class _SkippingLongerThanABatch(InPlaceOf):

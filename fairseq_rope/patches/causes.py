@@ -3,6 +3,7 @@
 An error that no row describes keeps its traceback.
 """
 
+import ast
 import contextlib
 import re
 import traceback
@@ -72,11 +73,25 @@ def _lacking_source(local: Variables, _: str) -> str | None:
     return "--print-alignment: a language model has no attention to a source; drop the flag"
 
 
+def _overrides(flag: str, value: str) -> str | None:
+    with contextlib.suppress(ValueError, SyntaxError):
+        ast.literal_eval(value)
+        return None  # another value is not a literal
+    return f"{flag} {value}: must be a Python dictionary, like {{'dropout': 0.1}}"
+
+
+def _optimizer_overrides(local: Variables, _: str) -> str | None:
+    return _overrides("--optimizer-overrides", local["cfg"].optimizer_overrides)
+
+
+def _model_overrides(local: Variables, _: str) -> str | None:
+    return _overrides("--model-overrides", local["cfg"].common_eval.model_overrides)
+
+
 DAMAGED = "is damaged, or has another --dataset-impl; copy it again, or repeat fairseq-preprocess"
 OF_DATA = r"(?:ValueError|AssertionError|KeyError|error):"
 IN_WORKER = r'ValueError: Caught ValueError in DataLoader worker .*indexed_dataset\.py", line \d+, in __getitem__'
 NOT_LITERAL = "(?:ValueError: malformed node|SyntaxError)"
-DICTIONARY = "must be a Python dictionary, like {{'dropout': 0.1}}"
 TEXT = "must be text in UTF-8"
 CAUSES = [
     # values that are missing
@@ -170,15 +185,12 @@ CAUSES = [
         "must be JSON, like '{{\"beam\": 4}}'",
     ),
     Cause(
-        "fairseq.checkpoint_utils.load_checkpoint",
-        NOT_LITERAL,
-        f"--optimizer-overrides {{cfg.optimizer_overrides}}: {DICTIONARY}",
+        "fairseq.optim.lr_scheduler.manual_lr_scheduler.parse_manuallr_args",
+        f"(?:{NOT_LITERAL}|ValueError: epoch2lr/update2lr|TypeError: argument of type 'int')",
+        "--epoch2lr or --update2lr {lr_args_str}: must be a Python dictionary with text as keys, like {{'1-3': 0.001}}",
     ),
-    Cause(
-        "fairseq_cli.(generate|interactive|eval_lm|validate).(_main|main)",
-        NOT_LITERAL,
-        f"--model-overrides {{cfg.common_eval.model_overrides}}: {DICTIONARY}",
-    ),
+    Cause("fairseq.checkpoint_utils.load_checkpoint", NOT_LITERAL, _optimizer_overrides),
+    Cause("fairseq_cli.(generate|interactive|eval_lm|validate).(_main|main)", NOT_LITERAL, _model_overrides),
     Cause(
         "fairseq_cli.train.train",
         ".*local variable 'valid_losses'",

@@ -54,12 +54,21 @@ def sentence_for(error: BaseException, trace: TracebackType | None) -> str | Non
             return f"{error}: exists already"
         known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         return str(error) if known or raised else None
-    if type(error) in (Exception, ValueError) and raised and "\n" not in str(error):
+    if type(error) in (Exception, ValueError) and raised and "\n" not in str(error) and _is_whole(error):
         return str(error)
     names_flag = re.search(r"(?<!\S)--[a-z]", str(error))
     if names_flag and (raised or (inside and isinstance(error, AssertionError))):
         return " ".join(str(error.args[0]).split())
     return None
+
+
+def _is_whole(error: BaseException) -> bool:
+    """Return whether the message of *error* says its cause.
+
+    fairseq says "please ensure that the architectures match" whatever went wrong while a model loaded its weights.
+    """
+    cause = None if error.__suppress_context__ else error.__context__
+    return cause is None or isinstance(cause, InputError) or str(cause).startswith("Error(s) in loading state_dict")
 
 
 def program_of(trace: TracebackType | None) -> str | None:

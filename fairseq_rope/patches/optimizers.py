@@ -205,9 +205,11 @@ def zero_grad(self: Any) -> None:
 def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     _init_amp(self, cfg, *args, **kwargs)
     default = CommonConfig()
-    if cfg.common.amp_init_scale != default.amp_init_scale or cfg.common.amp_scale_window is not None:
-        window = cfg.common.amp_scale_window or self.scaler.get_growth_interval()
-        self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=cfg.common.amp_init_scale, growth_interval=window)
+    own_scale, window = cfg.common.amp_init_scale != default.amp_init_scale, cfg.common.amp_scale_window
+    if own_scale or window is not None:
+        scale = cfg.common.amp_init_scale if own_scale else cfg.common.fp16_init_scale  # the one that fairseq has given
+        window = window or self.scaler.get_growth_interval()
+        self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=scale, growth_interval=window)
 
 
 @functools.wraps(amp_optimizer.AMPOptimizer.step)

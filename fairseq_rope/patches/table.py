@@ -6,6 +6,7 @@ a file. ``Patch.prevents`` says which of these. A row that only changes the text
 error", and one that computes the same in less time prevents "lost time".
 """
 
+import builtins
 import fnmatch
 import pkgutil
 import sys
@@ -39,7 +40,7 @@ from . import (
 class Patch(NamedTuple):
     """One row of the table."""
 
-    target: str  # dotted name of what is replaced; "fairseq.*.NAME" is a global of each loaded module of fairseq
+    target: str  # dotted name of what is replaced; "fairseq.*.NAME" is a global of each loaded module that has it
     replacement: Any  # the object that takes its place
     prevents: str  # "code execution", "lost data", "wrong results", "an unreadable error" or "lost time"
     reason: str  # what happens without the replacement
@@ -240,7 +241,7 @@ PATCHES: list[Patch] = [
         "fairseq decodes pieces with SentencePiece",
     ),
     Patch(
-        "fairseq.data.data_utils.post_process",
+        "fairseq.*.post_process",
         pieces.post_process,
         "wrong results",
         "--remove-bpe sentencepiece joins pieces without their model. Here it also turns pieces for bytes into "
@@ -248,7 +249,7 @@ PATCHES: list[Patch] = [
         "fairseq decodes bytes",
     ),
     Patch(
-        "fairseq.models.roberta.model.RobertaHubInterface",
+        "fairseq.models.roberta.model*.RobertaHubInterface",
         roberta.RobertaHub,
         "wrong results",
         "If <s> or </s> is among the most probable words for a mask, fairseq's fill_mask drops it but not its "
@@ -402,6 +403,7 @@ def owners(target: str) -> list[Any]:
     """Return (module or class, attribute) for each place that *target* of a ``Patch`` names."""
     path, _, name = target.rpartition(".")
     if "*" in path:
-        names = [module for module in list(sys.modules) if fnmatch.fnmatch(module, path)]
-        return [(sys.modules[module], name) for module in names if not module.startswith("fairseq.examples.")]
+        modules = {module: sys.modules[module] for module in list(sys.modules) if fnmatch.fnmatch(module, path)}
+        having = {module: it for module, it in modules.items() if name in vars(it) or hasattr(builtins, name)}
+        return [(it, name) for module, it in having.items() if not module.startswith("fairseq.examples.")]
     return [(pkgutil.resolve_name(path), name)]

@@ -76,7 +76,7 @@ class PositionEncoding(nn.Module):
             side: the encoder's attention sees both directions, the decoder's sees the past
             embed_dim: C; C / H is the number of dimensions of a head that the encoding can change
             heads: H
-            options: a value for each of ``options_of`` the side
+            options: a value for each of ``options_of`` the side; with ``has_limit`` also ``positions``
 
         Raises:
             ValueError: an option has a value that is not allowed; the message names the flag

@@ -106,6 +106,8 @@ def set_language_model_defaults(args: Namespace) -> None:
     for name, option in TransformerLanguageModelConfig.__dataclass_fields__.items():
         if not str(option.default).startswith("${"):  # an option of the task
             setattr(args, name, getattr(args, name, option.default))
+    if args.offload_activations:
+        args.checkpoint_activations = True
 
 
 def set_roberta_defaults(args: Namespace) -> None:

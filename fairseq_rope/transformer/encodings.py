@@ -163,7 +163,8 @@ def _kept_layers(side: SideOptions, state_dict: Mapping[str, Tensor], name: str)
 def _trained_names(module: nn.Module, kept: Sequence[int]) -> dict[str, Tensor]:
     """Return the parameters of the positions of *module*, whose layers have the numbers *kept* in a checkpoint."""
     own = {key: value for key, value in module.state_dict().items() if is_of_positions(key)}
-    return {re.sub(r"(?<=^layers\.)\d+", lambda match: str(kept[int(match[0])]), key): own[key] for key in own}
+    numbers = {str(number): str(in_checkpoint) for number, in_checkpoint in enumerate(kept)}  # more with --base-layers
+    return {re.sub(r"(?<=^layers\.)\d+", lambda it: numbers.get(it[0], it[0]), key): own[key] for key in own}
 
 
 def _fit_layers(

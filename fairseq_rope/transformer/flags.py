@@ -120,9 +120,16 @@ def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
 
 
 def users_of(name: str) -> list[str]:
-    """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's."""
-    names = (name, name.partition("_")[2])
-    return [user for user, encoding in ENCODINGS.items() if any(option in encoding.options for option in names)]
+    """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's.
+
+    "alibi in the encoder" is an encoding that uses it there only.
+    """
+    users = []
+    for user, encoding in ENCODINGS.items():
+        using = [side for side in SIDES if {name, name.partition("_")[2]} & encoding.options_of(side).keys()]
+        if using:
+            users.append(user if len(using) == len(SIDES) else f"{user} in the {using[0]}")
+    return users
 
 
 def all_flags(sides: Sequence[str] = SIDES) -> dict[str, Option]:

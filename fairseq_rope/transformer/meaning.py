@@ -17,7 +17,7 @@ from ..errors import flag_of
 from .defaults import complete
 from .flags import OF_BOTH_BLOCKS, WITH_SIDES
 from .layer_numbers import is_pruned, numbers_after_pruning
-from .options import ModelOptions, is_ours, read
+from .options import ModelOptions, encodings_of, is_ours, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
@@ -112,9 +112,10 @@ def meaning(options: Any, layers: Mapping[str, Sequence[int]] | None = None) -> 
     If only some layers of a side are used, *layers* has their numbers. Raises the InputError of :func:`.options.read`.
     """
     options = _completed(options)
-    values = meaning_of(read(options), layers)
-    if not is_ours(options):  # the encodings alone: our block and scalings are not there
-        values = {name: value for name, value in values.items() if name.endswith("position_encoding")}
+    if is_ours(options):
+        values = meaning_of(read(options), layers)
+    else:  # the encodings alone: our block and scalings are not there, and the layers can be those of convolutions
+        values = {f"{side}_position_encoding": encoding for side, encoding in encodings_of(options).items()}
     for name in (*FUNCTION, *OF_OTHER_MODELS):
         value = option_value(options, name)
         value = getattr(DEFAULTS, name, None) if value is None else value

@@ -71,6 +71,13 @@ def test_a_long_sentence_is_named_or_skipped_in_translation(long_bin, trained, f
     assert sorted(outputs(printed)) == others
 
 
+def test_the_task_that_samples_languages_skips_no_sentence(long_bin, tmp_path):
+    task = "--task translation_multi_simple_epoch --lang-pairs en-de,de-en --encoder-langtok src".split()
+    sampling = "--sampling-method temperature --virtual-epoch-size 200 --ignore-unused-valid-subsets".split()
+    with pytest.raises(InputError, match=rf"^sentence \d+ has {LONG + 2} tokens, .*: give {LONG + 2} or more$"):
+        train(long_bin, tmp_path, *task, *sampling, "--max-tokens", 50, SKIP)
+
+
 def test_the_lengths_of_other_data_sets_are_checked_too():
     lengths = {0: 9, 1: 70, 2: 5}
     with pytest.raises(InputError, match="^sentence 1 has 70 tokens, more than --max-tokens 69: "):

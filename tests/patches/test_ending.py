@@ -90,6 +90,16 @@ TRAININGS = [
     ("--required-batch-size-multiple 0", (), "--required-batch-size-multiple 0: must be 1 or more"),  # fairseq crashes
     ("--num-workers -1", (), "--num-workers -1: must be 0 or more"),
     ("--dropout 1.5", (), "--dropout 1.5: must be from 0 to 1"),
+    (
+        "--lr-scheduler manual --epoch2lr {1-3:0.001}",
+        ("--warmup-updates 20",),
+        "--epoch2lr or --update2lr {1-3:0.001}: must",
+    ),
+    (
+        "--lr-scheduler manual --update2lr {1:0.001}",
+        ("--warmup-updates 20",),
+        "--epoch2lr or --update2lr {1:0.001}: must",
+    ),
 ]
 
 
@@ -246,6 +256,19 @@ def test_errors_of_fairseq_without_a_known_cause_keep_their_traceback(data_bin):
     assert sentence_for(ended.value, ended.tb) is None
     with pytest.raises(TypeError) as ended:
         Dictionary.load(str(data_bin / "dict.en.txt")).string(None)
+    assert sentence_for(ended.value, ended.tb) is None
+
+
+def test_an_error_while_a_checkpoint_loads_keeps_its_traceback(data_bin, trained, tmp_path, monkeypatch):
+    """fairseq says of every error that the architectures must match."""
+    shutil.copy(trained / "checkpoint_last.pt", tmp_path)
+
+    def load_state_dict(*args, **kwargs):
+        raise KeyError("of a user's model")
+
+    monkeypatch.setattr("fairseq.models.BaseFairseqModel.load_state_dict", load_state_dict)
+    with pytest.raises(Exception, match="ensure that the architectures match") as ended:
+        call(*training(data_bin, tmp_path, "--max-epoch", 30))
     assert sentence_for(ended.value, ended.tb) is None
 
 

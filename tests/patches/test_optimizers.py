@@ -293,6 +293,8 @@ def test_amp_divides_gradients_by_the_loss_scale_once():
         ({"amp_init_scale": 4}, 4, 2000),
         ({"amp_scale_window": 7}, 128, 7),
         ({"fp16_init_scale": 2}, 2, 2000),
+        ({"fp16_init_scale": 2, "amp_scale_window": 7}, 2, 7),
+        ({"fp16_init_scale": 2, "amp_init_scale": 4}, 4, 2000),
     ],
 )
 def test_amp_takes_its_scale_and_its_window_from_their_flags(given, scale, window, monkeypatch):

@@ -556,6 +556,7 @@ def criteria_are_the_same(request, folder):
 def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
     path, alone = str(request.getfixturevalue("byte_pieces")), without_replacements(data_utils.__file__).post_process
     bpe = SentencepieceBPE(SentencepieceConfig(sentencepiece_model=path))
+    assert pkgutil.resolve_name("fairseq.criterions.ctc").post_process is data_utils.post_process
     lines = ("▁the ▁dog", "d o g ▁the", "▁ ▁the <unk> <x> ▁ ", "<unk> <unk>", "madeupword0000 ▁no", "▁the▁dog", "")
     for line in lines:
         expected = SentencepieceBPE.decode.__wrapped__(bpe, line)
@@ -567,7 +568,10 @@ def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
 
 def a_roberta_with_a_bpe_has_the_same_interface(request, folder):
     """The class adds to fairseq's what is necessary without a BPE; tests/patches/test_roberta.py compares the two."""
-    replacement = pkgutil.resolve_name("fairseq.models.roberta.model.RobertaHubInterface")
+    places = ("", "_camembert", "_gottbert", "_xlmr")
+    (replacement,) = {
+        pkgutil.resolve_name(f"fairseq.models.roberta.model{name}.RobertaHubInterface") for name in places
+    }
     assert issubclass(replacement, RobertaHubInterface)
     task = Namespace(source_dictionary=Dictionary())
     interfaces = [kind(Namespace(bpe="characters"), task, None) for kind in (replacement, RobertaHubInterface)]
@@ -586,9 +590,9 @@ def moses_tokens_are_the_same(request, folder):
 
 SAME = {
     "fairseq.data.encoders.moses_tokenizer.MosesTokenizer.__init__": moses_tokens_are_the_same,
-    "fairseq.models.roberta.model.RobertaHubInterface": a_roberta_with_a_bpe_has_the_same_interface,
+    "fairseq.models.roberta.model*.RobertaHubInterface": a_roberta_with_a_bpe_has_the_same_interface,
     **dict.fromkeys(
-        ("fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode", "fairseq.data.data_utils.post_process"),
+        ("fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode", "fairseq.*.post_process"),
         pieces_without_bytes_are_joined_in_the_same_way,
     ),
     "fairseq.criterions.build_criterion": criteria_are_the_same,

@@ -133,6 +133,12 @@ def test_absolute_positions_are_those_of_fairseqs_transformer(build, task, name,
         assert_same(*found)
 
 
+def test_shape_takes_a_batch_without_sentences(build):
+    embedding = build(position_encoding="shape").encoder.embed_positions
+    for is_training in (True, False):
+        assert embedding.train(is_training)(torch.zeros(0, 5, dtype=torch.int64)).shape == (0, 5, 64)
+
+
 @pytest.mark.parametrize("name", ["sinusoidal", "shape", "learned"])
 def test_vectors_of_absolute_positions_are_added_to_the_embeddings(build, name):
     model, (source, _) = build(position_encoding=name), batch([9, 4], left_pad=True)

@@ -223,6 +223,8 @@ def test_checkpoints_of_opposite_directions_are_refused(tmp_path, capsys):
         ({"rope_base": 10000.0, "rope_layout": "interleaved"}, {}),
         # an architecture of another name, with the same sizes
         ({"arch": "transformer_rope", "encoder_attention_heads": 2, "decoder_attention_heads": 2}, {}),
+        # convolutions, whose layers are texts
+        ({"arch": "fconv_iwslt_de_en"}, {"arch": "fconv_iwslt_de_en", "lr": [0.2]}),
         # a user's architecture, which is not registered
         ({"arch": "of_somebody", "rope_base": 500.0}, {"arch": "of_somebody", "rope_base": 500.0}),
     ],

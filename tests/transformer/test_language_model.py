@@ -236,6 +236,13 @@ def test_each_size_is_fairseqs():
         assert (ours.position_encoding, ours.decoder_learned_pos) == ("rope", False)
 
 
+def test_offloaded_activations_are_those_of_checkpoints():
+    for name in ("transformer_lm_big", "transformer_lm_rope", "transformer_lm_rope_big"):
+        args = Namespace(arch=name, offload_activations=True)
+        ARCH_CONFIG_REGISTRY[name](args)
+        assert args.checkpoint_activations is True
+
+
 # -- fairseq's commands ----------------------------------------------------------------------------
 
 

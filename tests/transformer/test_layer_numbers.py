@@ -79,6 +79,18 @@ def test_layers_to_keep_count_the_layers_of_the_trained_model(build, name):
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["t5", "deberta"])
+def test_a_decoder_with_layers_of_another_kind_loads_its_weights(build, name):
+    """fairseq inserts such layers into the finished decoder with --base-layers, which need several processes."""
+    saved, loaded = build(**ENCODING_OPTIONS[name]), build(**ENCODING_OPTIONS[name])
+    for model in (saved, loaded):
+        model.decoder.layers.insert(1, torch.nn.Linear(2, 3))
+    state = {key: torch.full_like(value, 0.5) for key, value in saved.state_dict().items()}
+    loaded.load_state_dict(dict(state), strict=True)
+    for key, value in loaded.state_dict().items():
+        assert torch.equal(value, state[key]) or key.endswith(".version"), key
+
+
 @pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
 @pytest.mark.parametrize(
     "without, to_keep, left", [("every 2nd", "3,2", "1"), ("0,3", "1,3,0", "0,2"), ("0", "1,2", "")]

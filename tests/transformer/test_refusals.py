@@ -54,7 +54,7 @@ REFUSED = [
     (of("xpos"), f"--position-encoding xpos: .*{USE_XPOS}"),
     ({"encoder_position_encoding": "xpos"}, f"--encoder-position-encoding xpos: .*{USE_XPOS}"),
     ({"decoder_position_encoding": "alibi", "alibi_type": "asymmetric"},
-     rf"--alibi-type asymmetric: {LEFT_OUT} rope \(encoder\) and alibi \(decoder\)"),
+     rf"--alibi-type asymmetric: {LEFT_OUT} rope \(encoder\) and alibi \(decoder\), but by alibi in the encoder"),
     ({"decoder_position_encoding": "xpos", "full_context_alignment": True},
      "--full-context-alignment: lets the decoder see later words, and the position encoding xpos is"),
     (of("t5", **{BUCKETS: "eight"}), "--relative-attention-num-buckets eight: must be an integer"),
