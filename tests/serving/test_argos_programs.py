@@ -65,7 +65,14 @@ def demo(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def programs():
-    """The bin folder of an environment with the programs. It is kept in .venv for the next run with these versions."""
+    return installed_programs()
+
+
+def installed_programs():
+    """Return the bin folder of an environment with the programs, which is kept in .venv for the next run.
+
+    .ci/run calls this while other targets run.
+    """
     if "PROGRAMS" in os.environ:
         return Path(os.environ["PROGRAMS"]).resolve() / "bin"
     versions = "\n".join([sys.version, *REQUIREMENTS])
