@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 _batch_by_size = data_utils.batch_by_size
 _get_batch_iterator = FairseqTask.get_batch_iterator
 OF_EVAL_LM = "eval_lm_dataloader"  # the method of a task that makes the batches of fairseq-eval-lm
-OF_SAMPLING = "construct_batch_sampler"  # makes those of translation_multi_simple_epoch, where nothing skips
+# makes the batches of translation_multi_simple_epoch, which skips no sentence longer than a batch
+OF_SAMPLING = "construct_batch_sampler"
 _batch_arguments = inspect.signature(_batch_by_size)
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 

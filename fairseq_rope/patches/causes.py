@@ -186,7 +186,7 @@ CAUSES = [
     ),
     Cause(
         "fairseq.optim.lr_scheduler.manual_lr_scheduler.parse_manuallr_args",
-        f"(?:{NOT_LITERAL}|ValueError: epoch2lr/update2lr|TypeError: argument of type 'int')",
+        f"{NOT_LITERAL}|ValueError: (?:epoch2lr/update2lr|invalid literal|could not convert)|TypeError: argument of",
         "--epoch2lr or --update2lr {lr_args_str}: must be a Python dictionary with text as keys, like {{'1-3': 0.001}}",
     ),
     Cause("fairseq.checkpoint_utils.load_checkpoint", NOT_LITERAL, _optimizer_overrides),

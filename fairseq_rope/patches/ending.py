@@ -25,6 +25,8 @@ _excepthook = sys.excepthook
 # Named first among the values of --criterion, --task, --arch, … that have a flag.
 USUAL = ("label_smoothed_cross_entropy", "translation", "transformer_rope", "transformer", "adam", "inverse_sqrt")
 MOST_USERS = 6  # the most values that a message lists for a flag that belongs to them
+# fairseq's trainer says this whatever went wrong while a model loaded its weights.
+NO_REASON = "please ensure that the architectures match"
 MOST_CHOICES = 12  # the most values of a flag that a message lists
 
 
@@ -54,21 +56,14 @@ def sentence_for(error: BaseException, trace: TracebackType | None) -> str | Non
             return f"{error}: exists already"
         known = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         return str(error) if known or raised else None
-    if type(error) in (Exception, ValueError) and raised and "\n" not in str(error) and _is_whole(error):
+    if NO_REASON in str(error) and error.__context__ is not None:
+        return sentence_for(error.__context__, error.__context__.__traceback__)
+    if type(error) in (Exception, ValueError) and raised and "\n" not in str(error):
         return str(error)
     names_flag = re.search(r"(?<!\S)--[a-z]", str(error))
     if names_flag and (raised or (inside and isinstance(error, AssertionError))):
         return " ".join(str(error.args[0]).split())
     return None
-
-
-def _is_whole(error: BaseException) -> bool:
-    """Return whether the message of *error* says its cause.
-
-    fairseq says "please ensure that the architectures match" whatever went wrong while a model loaded its weights.
-    """
-    cause = None if error.__suppress_context__ else error.__context__
-    return cause is None or isinstance(cause, InputError) or str(cause).startswith("Error(s) in loading state_dict")
 
 
 def program_of(trace: TracebackType | None) -> str | None:

@@ -124,9 +124,10 @@ def users_of(name: str) -> list[str]:
 
     "alibi in the encoder" is an encoding that uses it there only.
     """
-    users = []
+    users, of_side = [], [side for side in SIDES if name.startswith(f"{side}_")]
     for user, encoding in ENCODINGS.items():
-        using = [side for side in SIDES if {name, name.partition("_")[2]} & encoding.options_of(side).keys()]
+        using = [side for side in SIDES if name in encoding.options_of(side)]
+        using = using or [side for side in of_side if name.partition("_")[2] in encoding.options_of(side)]
         if using:
             users.append(user if len(using) == len(SIDES) else f"{user} in the {using[0]}")
     return users

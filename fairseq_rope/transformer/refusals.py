@@ -215,7 +215,8 @@ def refuse_position(cfg: Any, side: SideOptions, position: PositionEncoding) -> 
     shares_parameters = side.encoding_class.shared and any(True for _ in position.parameters())
     shares_parameters = shares_parameters or bool(side.encoding_class.shared_parameters)
     if several and shares_parameters and cfg.checkpoint_activations:
+        flag = "--offload-activations" if cfg.offload_activations else "--checkpoint-activations"
         raise ValueError(
-            "--checkpoint-activations: needs --ddp-backend legacy_ddp with the position encoding "
-            f"{side.encoding}, whose parameters all layers share; add the flag, or drop --checkpoint-activations"
+            f"{flag}: needs --ddp-backend legacy_ddp with the position encoding {side.encoding}, whose parameters all "
+            f"layers share; add the flag, or drop {flag}"
         )

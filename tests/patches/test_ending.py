@@ -9,6 +9,7 @@ from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, d
 from fairseq.file_chunker_utils import find_offsets
 from torch.utils.data import DataLoader
 
+from fairseq_rope.errors import InputError
 from fairseq_rope.patches.ending import sentence_for
 from tests.commands import PLUGIN, ROOT, call, run_program, training
 
@@ -90,15 +91,9 @@ TRAININGS = [
     ("--required-batch-size-multiple 0", (), "--required-batch-size-multiple 0: must be 1 or more"),  # fairseq crashes
     ("--num-workers -1", (), "--num-workers -1: must be 0 or more"),
     ("--dropout 1.5", (), "--dropout 1.5: must be from 0 to 1"),
-    (
-        "--lr-scheduler manual --epoch2lr {1-3:0.001}",
-        ("--warmup-updates 20",),
-        "--epoch2lr or --update2lr {1-3:0.001}: must",
-    ),
-    (
-        "--lr-scheduler manual --update2lr {1:0.001}",
-        ("--warmup-updates 20",),
-        "--epoch2lr or --update2lr {1:0.001}: must",
+    *(
+        (f"--lr-scheduler manual {flag} {value}", ("--warmup-updates 20",), f"--epoch2lr or --update2lr {value}: must")
+        for flag, value in (("--epoch2lr", "{1-3:0.001}"), ("--update2lr", "{1:0.001}"), ("--epoch2lr", "{'a':0.001}"))
     ),
 ]
 
@@ -142,6 +137,13 @@ def test_data_that_do_not_fit_together_are_named(data_bin, tmp_path):
 def test_a_damaged_dictionary_is_named(tmp_path, text, expected):
     (tmp_path / "dict.en.txt").write_text(text)
     assert sentence(Dictionary.load, str(tmp_path / "dict.en.txt")).startswith(f"{tmp_path}/dict.en.txt: {expected}")
+
+
+def test_a_dictionary_that_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / "dict.en.txt").write_bytes(b"big\xff 3\n")
+    assert f"Incorrect encoding detected in {tmp_path}/dict.en.txt" in sentence(
+        Dictionary.load, str(tmp_path / "dict.en.txt")
+    )
 
 
 @pytest.mark.parametrize("end", ["idx", "bin"])
@@ -264,12 +266,15 @@ def test_an_error_while_a_checkpoint_loads_keeps_its_traceback(data_bin, trained
     shutil.copy(trained / "checkpoint_last.pt", tmp_path)
 
     def load_state_dict(*args, **kwargs):
-        raise KeyError("of a user's model")
+        raise errors.pop()
 
     monkeypatch.setattr("fairseq.models.BaseFairseqModel.load_state_dict", load_state_dict)
-    with pytest.raises(Exception, match="ensure that the architectures match") as ended:
-        call(*training(data_bin, tmp_path, "--max-epoch", 30))
-    assert sentence_for(ended.value, ended.tb) is None
+    # the second one is like that of --optimizer-overrides, whose value is right
+    errors = [InputError("--their-flag 3: is too small"), ValueError("malformed node"), KeyError("of a user's model")]
+    for expected in (None, None, "--their-flag 3: is too small"):
+        with pytest.raises(Exception, match="ensure that the architectures match") as ended:
+            call(*training(data_bin, tmp_path, "--max-epoch", 30))
+        assert sentence_for(ended.value, ended.tb) == expected
 
 
 # -- processes -----------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ REFUSED = [
      "--rope-scaling .*: needs at least 4 rotating dimensions"),
     (of("alibi", rope_scaling="{}"), f"--rope-scaling {{}}: {LEFT_OUT}"),
     ({"decoder_position_encoding": "alibi", "decoder_rope_scaling": {"rope_type": "linear", "factor": 2}},
-     f"--decoder-rope-scaling .*: {LEFT_OUT} rope"),
+     f"--decoder-rope-scaling .*: {LEFT_OUT} rope .*, but by rope in the decoder"),
     ({"attention_length_scaling": 1}, "--attention-length-scaling 1: must be a number above 1, or 0"),
     ({"attention_length_scaling": math.nan}, "--attention-length-scaling nan: must be a number above 1, or 0"),
     # parts of the block
