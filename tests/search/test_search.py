@@ -48,9 +48,9 @@ def test_the_switch_turns_the_search_off_and_on(model, sample, monkeypatch):
     with pytest.raises(ValueError, match="FAIRSEQ_ROPE_FAST_SEARCH is 'yes': must be 0"):
         search(model, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "1")
-    assert ensemble.is_on(torch.device("cuda"))
+    assert ensemble.is_on(torch.device("mps"))
     monkeypatch.delenv("FAIRSEQ_ROPE_FAST_SEARCH")  # by default, on for devices on which it is faster
-    assert ensemble.is_on(torch.device("cpu")) and not ensemble.is_on(torch.device("cuda"))
+    assert [device for device in ("cpu", "cuda", "mps") if ensemble.is_on(torch.device(device))] == ["cpu", "cuda"]
 
 
 @pytest.mark.parametrize(
