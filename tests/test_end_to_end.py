@@ -1,16 +1,11 @@
 """The plugin with fairseq's own commands as a user types them, from text to translations."""
 
-import os
-import signal
-import subprocess
-import time
-
 import pytest
 import torch
 
 import fairseq_rope.__main__
 from fairseq_rope.checkpoints import load_checkpoint
-from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
+from tests.commands import PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
 
 FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 6]
 
@@ -57,33 +52,6 @@ def test_average_generate_and_interactive_agree(trained_checkpoints, data_bin):
     source = (data_bin.parent / "text" / "test.en").read_text()
     assert sorted(generated) == list(range(20))
     assert outputs(run_program("fairseq-interactive", data_bin, *flags, input=source).stdout) == generated
-
-
-@pytest.mark.slow
-def test_killed_training_resumes_with_the_same_losses(trained_checkpoints, data_bin, tmp_path):
-    folder, undisturbed = trained_checkpoints
-    command = training(data_bin, tmp_path, *FLAGS, "--keep-last-epochs", 3)
-    process = subprocess.Popen(
-        [str(BIN / command[0]), *(str(word) for word in command[1:])],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=ENVIRONMENT,
-    )  # fmt: skip
-    deadline = time.time() + 120
-    while not (tmp_path / "checkpoint2.pt").exists():
-        assert process.poll() is None and time.time() < deadline, "training ended before it was killed"
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(LIMIT)
-    resumed = run_program(*command)
-    output = resumed.stdout + resumed.stderr
-    assert "Loaded checkpoint" in output
-    losses = valid_losses(output)
-    assert 6 in losses and 1 not in losses
-    assert losses.items() <= valid_losses(undisturbed).items()
-    states = [load_checkpoint(str(path / "checkpoint_last.pt")) for path in (tmp_path, folder)]
-    resumed_updates, updates = (state["optimizer_history"][-1]["num_updates"] for state in states)
-    assert resumed_updates == updates
-    epochs = [path.stem for path in tmp_path.glob("checkpoint?*.pt") if path.stem[-1].isdigit()]
-    assert sorted(epochs) == ["checkpoint4", "checkpoint5", "checkpoint6"]
 
 
 @pytest.mark.slow

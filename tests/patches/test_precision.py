@@ -1,5 +1,6 @@
 """fairseq_rope/patches/precision.py: --bf16, --fp16, --amp and --tpu do what they say, or end in one sentence."""
 
+import functools
 import re
 
 import pytest
@@ -119,6 +120,18 @@ def assert_rounded(state, dtype):
     assert not all(torch.equal(weight, weight.to(torch.float8_e4m3fn).float()) for weight in weights)
 
 
+def losses_of(data, folder, *flags):
+    return {epoch: float(loss) for epoch, loss in valid_losses(train(data, folder, *FEW, *flags)).items()}
+
+
+@pytest.fixture(scope="module")
+def in_float32(data_bin, tmp_path_factory):
+    """in_float32(*flags): the losses of three epochs in float32 with *flags*."""
+    return functools.cache(
+        lambda *flags: losses_of(data_bin, tmp_path_factory.mktemp("float32"), *flags, "--max-epoch", 3)
+    )
+
+
 @pytest.mark.parametrize(
     "flags, dtype",
     [
@@ -135,18 +148,16 @@ def assert_rounded(state, dtype):
         ),
     ],
 )
-def test_16_bits_train_on_a_cpu_close_to_float32_and_resume_to_the_last_bit(data_bin, tmp_path, flags, dtype):
-    def losses(name, *more):
-        return {
-            epoch: float(loss) for epoch, loss in valid_losses(train(data_bin, tmp_path / name, *FEW, *more)).items()
-        }
-
-    in_float32 = [flag for flag in flags if "16" not in str(flag)]
-    expected = losses("float32", *in_float32, "--max-epoch", 3)
-    whole = losses("whole", *flags, "--max-epoch", 3)
+def test_16_bits_train_on_a_cpu_close_to_float32_and_resume_to_the_last_bit(
+    data_bin, tmp_path, in_float32, flags, dtype
+):
+    whole = losses_of(data_bin, tmp_path / "whole", *flags, "--max-epoch", 3)
+    expected = in_float32(*(flag for flag in flags if "16" not in str(flag)))
     assert whole == pytest.approx(expected, rel=0.02) and len(whole) == 3
     train(data_bin, tmp_path / "resumed", *FEW, *flags, "--max-epoch", 1)
-    assert losses("resumed", *flags, "--max-epoch", 3) == {epoch: whole[epoch] for epoch in (2, 3)}
+    assert losses_of(data_bin, tmp_path / "resumed", *flags, "--max-epoch", 3) == {
+        epoch: whole[epoch] for epoch in (2, 3)
+    }
 
     one, other = (load_checkpoint(str(tmp_path / name / "checkpoint_last.pt")) for name in ("whole", "resumed"))
     assert_rounded(one, dtype)
