@@ -112,6 +112,19 @@ def test_attention_gives_torchs_kernels_tensors_that_they_take_without_a_copy(na
         assert len(calls) == LAYERS * ((0 if name in WITHOUT else 1 + steps) + steps)
 
 
+@pytest.mark.parametrize("name", ["rope", "alibi", pytest.param("t5, kv heads", marks=pytest.mark.slow)])
+def test_the_layers_of_a_fast_search_share_their_masks(name):
+    """No layer copies a mask. Sources have 9 tokens, and most steps no multiple of 8 keys."""
+    _, steps, _, calls = searched(name, "1")
+    of_search = calls[LAYERS:]
+    for step in range(steps):
+        of_step = [mask for *_, mask, _ in of_search[2 * LAYERS * step :][: 2 * LAYERS]]
+        of_self, of_source = of_step[::2], of_step[1::2]
+        assert all(mask is of_source[0] for mask in of_source) and of_source[0] is not None
+        if name != "rope":  # whose mask is a part of the cache's
+            assert all(mask is of_self[0] for mask in of_self)
+
+
 @pytest.mark.parametrize("of_user, expected", [(None, "1"), ("0", "0")])
 def test_the_plugin_puts_cudnns_attention_last_unless_the_user_decides(of_user, expected):
     variable = "TORCH_CUDNN_SDPA_DEPRIORITIZED"

@@ -1,6 +1,11 @@
 """RMSNorm, which normalises without mean and bias: ``--norm-type rms`` and ``--qk-norm``."""
 
+from typing import Any
+
+from fairseq.modules import LayerNorm
 from torch import nn
+
+LAYER_NORMS: Any = (nn.LayerNorm, type(LayerNorm(1)))  # with apex, fairseq's norm has another class on a GPU
 
 
 class RMSNorm(nn.RMSNorm):

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..modules.masks import PAD_SCORE
+from ..modules.masks import PAD_SCORE, aligned
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
 from .rotation import rotation_at
@@ -71,7 +71,8 @@ class Beams:
         if end > self._scores.size(1):
             capacity = self._scores.size(1)
             self._scores = F.pad(self._scores, (0, capacity), value=float("-inf"))
-            self._cache = {layer: F.pad(buffer, (0, 0, 0, capacity)) for layer, buffer in self._cache.items()}
+            for layer in self._cache:  # one after the other, so that only one is in memory twice
+                self._cache[layer] = F.pad(self._cache[layer], (0, 0, 0, capacity))
         scores = self._scores.view(self.sentences, self.beam, -1)
         scores_of_pads = is_pad.view(self.sentences, self.beam) * PAD_SCORE
         scores[:, :, begin:end].diagonal(dim1=1, dim2=2).copy_(scores_of_pads)
@@ -100,7 +101,7 @@ class Beams:
             by_hypothesis = bias.unflatten(0, (-1, self.beam if bias.size(0) > 1 else 1)).transpose(1, 2).squeeze(3)
             mask = mask + by_hypothesis.repeat_interleave(self.beam, dim=3)  # a key of each hypothesis at each step
         if position.shared:
-            self._of_step[position] = mask
+            mask = self._of_step[position] = self._for_all_layers(mask)
         return mask
 
     def mask_of_groups(self, mask: Tensor, group: int) -> Tensor:
@@ -110,8 +111,14 @@ class Beams:
         key = (mask, group)
         if key not in self._of_step:
             is_one = mask.size(1) == 1  # for all heads
-            self._of_step[key] = mask.repeat(1, 1, group, 1) if is_one else mask.unflatten(1, (-1, group)).flatten(2, 3)
+            grouped = mask.repeat(1, 1, group, 1) if is_one else mask.unflatten(1, (-1, group)).flatten(2, 3)
+            self._of_step[key] = self._for_all_layers(grouped)
         return self._of_step[key]
+
+    @staticmethod
+    def _for_all_layers(mask: Tensor) -> Tensor:
+        """Return *mask* in memory that the kernels of a GPU take without a copy in each layer."""
+        return mask if mask.device.type == "cpu" else aligned(mask)
 
     def turned(self, position: PositionEncoding, q: Tensor, k: Tensor) -> list[Tensor]:
         """Return queries (N, H, K, D) and keys (N, G, K, D) of this step as *position* changes them."""

@@ -9,7 +9,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
-from ..modules.masks import pad_scores
+from ..modules.masks import aligned, pad_scores
 from ..modules.overrides import is_exactly
 from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions.sharing import forward_pass
@@ -40,6 +40,8 @@ def begin(decoder: Any, encoder_out: dict[str, list[Tensor]], beam: int, project
     states = encoder_out["encoder_out"][0].contiguous()  # (S, N, C)
     masks = encoder_out["encoder_padding_mask"]
     mask = pad_scores(masks[0], states) if masks and masks[0].any() else None
+    if mask is not None and mask.device.type != "cpu":
+        mask = aligned(mask)  # once, and not in each layer
     source: dict[Any, tuple[Tensor, ...]] = {}  # keys and values, each (N, G, S, D), contiguous
     for attention in (layer.encoder_attn for layer in decoder.layers):
         projected = attention.k_proj(states), attention.v_proj(states)

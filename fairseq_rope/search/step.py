@@ -20,7 +20,7 @@ from ..modules.attention import CrossAttention, SelfAttention
 from ..modules.dropout import Dropout
 from ..modules.feed_forward import GatedLinear
 from ..modules.masks import aligned
-from ..modules.norms import RMSNorm
+from ..modules.norms import LAYER_NORMS, RMSNorm
 from ..modules.overrides import hooked, is_exactly, is_plain_linear
 from ..positions import PositionEncoding
 from ..positions.rotary import RotaryEmbedding
@@ -46,7 +46,7 @@ def _can_bind(layer: Any) -> bool:
     return bool(
         all(is_plain_linear(module) for module in linear_layers)
         and len({projection.bias is None for projection in _projections(self_attn)[:3]}) == 1
-        and all(is_exactly(norm, nn.LayerNorm, RMSNorm) for norm in norms)
+        and all(is_exactly(norm, *LAYER_NORMS, RMSNorm) for norm in norms)
         and len(head_norms) in (0, 2)
         and all(is_exactly(norm, RMSNorm) for norm in head_norms)
         and is_exactly(layer.dropout_module, Dropout)

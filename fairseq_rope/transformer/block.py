@@ -4,17 +4,14 @@ import copy
 from typing import Any
 
 from fairseq.models.transformer import TransformerConfig
-from fairseq.modules import LayerNorm
 from fairseq.modules.quant_noise import quant_noise
 from torch import nn
 from torch.nn import functional as F
 
 from ..modules.feed_forward import GatedLinear, identity
-from ..modules.norms import RMSNorm
+from ..modules.norms import LAYER_NORMS, RMSNorm
 from .encodings import own_random_numbers
 from .options import SideOptions
-
-LAYER_NORMS: Any = (nn.LayerNorm, type(LayerNorm(1)))  # with apex, fairseq's norm has another class
 
 
 def with_inner_width(cfg: TransformerConfig, side: SideOptions) -> TransformerConfig:
