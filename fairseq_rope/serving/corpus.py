@@ -186,6 +186,8 @@ def _refuse_outputs(inputs: Sequence[str], folder: str) -> None:
     """Raise a TranslateError if an output exists before the run has begun."""
     for name in (name for path in inputs for name in _names_for(output_name(path))):
         if os.path.lexists(output := os.path.join(folder, name)):
+            if os.path.exists(output) and any(os.path.samefile(output, path) for path in inputs):
+                raise TranslateError(f"--output-dir {folder}: {output} is an input; give another folder")
             raise TranslateError(f"--output-dir: {output} exists already; remove it, or give another folder")
 
 

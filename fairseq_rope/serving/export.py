@@ -129,6 +129,10 @@ def segment_settings(args: argparse.Namespace, task: Any) -> dict[str, Any] | No
         shown = f"--segment-tokens, --separator and {path} give {json.dumps(segments)[:200]}"
         raise ExportError(f"{shown}, and the segments must be {allowed}")
     if segments["tokens"] == 1:  # trained on single sentences
+        if "separator" in flags:
+            raise ExportError(
+                f"--separator {segments['separator']}: the segments have 1 token, so no sentences are joined"
+            )
         return None
     separator = segments["separator"]
     languages = (task.cfg.source_lang, task.cfg.target_lang)

@@ -109,7 +109,12 @@ class Reference:
         limit = LONGEST_SCALED_SAMPLE if is_scaled else LONGEST_SAMPLE
         longest = min([limit, *(count - 1 for count in most if count is not None)])
         fits_all = longest == limit
-        self.real = [pair for pair in validation_pairs(task) if fits_all or max(map(len, pair)) <= longest]
+        self.real = [
+            pair
+            for pair in validation_pairs(task)
+            if all(len(line) < (count or math.inf) for line, count in zip(pair, most))
+            and (fits_all or max(map(len, pair)) <= longest)
+        ]
         self.pairs = [*random_pairs(task, longest), *self.real]
 
     @cached_property
@@ -201,7 +206,8 @@ def check_scores(
         distances = [[abs(a - b) for a, b in zip(*scores)] for scores in zip(expected, exported)]
         measured, what = statistics.mean(map(statistics.mean, distances)), "on average"
     else:
-        measured, what = max(abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)), "at most"
+        means = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)]
+        measured, what = math.nan if any(map(math.isnan, means)) else max(means), "at most"
     bound, name = BOUNDS[quantization], quantization or "float32"
     if computed not in (name, f"{name}_float32"):  # this CPU does not support the type
         bound = max(bound, BOUNDS.get(computed, 0.0))

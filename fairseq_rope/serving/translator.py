@@ -90,6 +90,9 @@ class Translator:
         refuse_topk(folder, sampling)
         cores = threads or available_cores()
         self._search = Search(folder, self.settings, cores, device, shortlist, replace_unk, sampling)
+        if exported_settings(folder) != self.settings:  # which have the checksums of all files
+            self._search.close()
+            raise TranslateError(f"--model {folder}: was replaced while it was loaded; start again")
         self._together = Together(self._search.at_once)
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()

@@ -7,6 +7,9 @@ from typing import Any
 from .languages import language
 from .subwords import read_bpe, read_sentencepiece, text_of_pieces, without_bpe
 
+# subword-nmt keeps the subwords of every word. They are dropped after so many words, or a line of so many characters.
+MOST_WORDS, LONG_LINE = 100_000, 10_000
+
 
 class Tokeniser:
     """Converts plain text to tokens and back, as ``fairseq-interactive`` does with the flags of the recipes.
@@ -37,7 +40,10 @@ class Tokeniser:
         if self._tokeniser is not None:
             line = self._tokeniser.tokenize(line, aggressive_dash_splits=self._dash_splits, return_str=True)
         if self._bpe is not None:
+            characters = len(line)
             line = self._bpe.process_line(line)
+            if len(self._bpe.cache) > MOST_WORDS or characters > LONG_LINE:
+                self._bpe.cache = {}  # a new one, because another thread can be reading the old one
         if self._pieces is not None:
             line = " ".join(self._pieces.encode(line, out_type=str))
         return line.split()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fairseq_rope.files import NUMBERS
 from recipes.pipeline.experiment import Experiment
+from recipes.run.history import logged
 from recipes.run.run import StageError
 
 
@@ -34,12 +35,26 @@ def check_checkpoints(experiment: Experiment) -> None:
 
 def check_limit(experiment: Experiment) -> None:
     """Raise a StageError if a checkpoint is from a longer training than the settings allow."""
-    numbers = [number for number, _ in to_average(experiment)]
-    limit = "max_updates" if experiment.settings.save_every_updates else "max_epochs"
-    allowed = getattr(experiment.settings, limit)
-    if allowed and numbers and numbers[-1] > allowed:
-        earlier = experiment.model / "earlier"
-        shorter = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
-        trained = f"is already trained for {numbers[-1]} {limit[4:]}, beyond {limit}={allowed}"
-        instead = f"set {limit}={numbers[-1]}, or train another model with --name NAME{shorter}"
-        raise StageError(f"stage 7 (train): {experiment.checkpoints} {trained}: {instead}")
+    for limit, number in _trained(experiment).items():
+        allowed = getattr(experiment.settings, limit)
+        if allowed and number > allowed:
+            earlier = experiment.model / "earlier"
+            shorter = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
+            trained = f"is already trained for {number} {limit[4:]}, beyond {limit}={allowed}"
+            instead = f"set {limit}={number}, or train another model with --name NAME{shorter}"
+            raise StageError(f"stage 7 (train): {experiment.checkpoints} {trained}: {instead}")
+
+
+def _trained(experiment: Experiment) -> dict[str, int]:
+    """How many epochs and updates the last checkpoint has, by the setting that limits them; {} without checkpoints."""
+    last = to_average(experiment)[-1:]
+    if not last:
+        return {}
+    ((number, path),) = last
+    epoch = re.fullmatch(r"checkpoint_(\d+)_\d+\.pt", path.name)
+    if epoch:
+        return {"max_updates": number, "max_epochs": int(epoch[1])}
+    lines = experiment.history.read_text(encoding="utf-8").splitlines() if experiment.history.exists() else []
+    entries = [entry for entry in map(logged, lines) if entry.get("epoch") == number]
+    updates = [int(entry.get(f"{part}_num_updates", 0)) for entry in entries for part in ("train", "valid")]
+    return {"max_epochs": number, "max_updates": max(updates, default=0)}

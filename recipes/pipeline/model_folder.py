@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,32 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.moves import Moves, first_unused
+from recipes.run.precision import last_process
 from recipes.run.stamps import Stamps
 
+ARCH = "--arch"  # its name in what identifies a training
 
-def learnt_from(stage: TranslationStage, stamps: Stamps) -> dict[str, Any]:
-    """What identifies a training: the data, and the settings that must not change when it resumes."""
+
+def learnt_from(experiment: Experiment, stage: TranslationStage, stamps: Stamps) -> dict[str, Any]:
+    """What identifies a training: the architecture, the data, and the settings that must not change when it resumes."""
     can_change = {*stage.settings} - {*LEARNT_FROM}
-    return {name: value for name, value in stamps.of(stage).items() if name not in can_change}
+    same = {name: value for name, value in stamps.of(stage).items() if name not in can_change}
+    return {**same, ARCH: experiment.arch}
 
 
-def begun(checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
+def begun(experiment: Experiment, checkpoints: Path, stamps: Stamps) -> dict[str, Any] | None:
     """:func:`learnt_from` of the training in the folder *checkpoints*; None if begun.json cannot be read."""
     try:
-        return stamps.current(json.loads((checkpoints / "begun.json").read_text()))
+        training = stamps.current(json.loads((checkpoints / "begun.json").read_text()))
     except (OSError, ValueError, AttributeError):
         return None
+    return {ARCH: trained_arch(checkpoints / "history.jsonl") or experiment.arch, **training}
+
+
+def trained_arch(history: Path) -> str:
+    """The architecture of the training in the file *history*; "" if it is not known."""
+    found = re.search(rf" {ARCH} (\S+)", last_process(history).get("command", ""))
+    return found[1] if found else ""
 
 
 def choose_training(experiment: Experiment, stage: TranslationStage, stamps: Stamps, moves: Moves) -> None:
@@ -36,9 +48,9 @@ def choose_training(experiment: Experiment, stage: TranslationStage, stamps: Sta
     """
     if not all(path.exists() or path in stamps.remade for path in stage.inputs(experiment)):
         return  # a dry run, before there is data
-    wanted = learnt_from(stage, stamps)
+    wanted = learnt_from(experiment, stage, stamps)
     trainings = {
-        folder: begun(folder / "checkpoints", stamps)
+        folder: begun(experiment, folder / "checkpoints", stamps)
         for folder in sorted(experiment.work.glob(f"{experiment.model.name}*"))
         if folder.name.partition(".old-")[0] == experiment.model.name
     }

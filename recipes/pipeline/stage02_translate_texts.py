@@ -50,6 +50,8 @@ class TranslateTexts(TranslationStage):
         flags = shlex.split(settings.translate_flags)
         if not re.search("--(jobs|launcher)", settings.translate_flags):
             flags += ["--jobs", str(available_cores())]
-        shell.tool(f"fairseq-rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}")
+        shell.tool(
+            f"python -m fairseq_rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}"
+        )
         shell.write(f"cat {quoted(shards / given.name)}", made, makes=[made])
         shell.command(f"rm -rf {quoted(shards)}")

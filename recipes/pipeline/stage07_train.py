@@ -9,7 +9,7 @@ from recipes.pipeline import fairseq_train
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit, to_average
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import check_lengths
-from recipes.pipeline.model_folder import begun, choose_training, learnt_from
+from recipes.pipeline.model_folder import ARCH, begun, choose_training, learnt_from, trained_arch
 from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run import history, precision
@@ -30,6 +30,12 @@ class Train(TranslationStage):
         *("save_every_updates", "average_checkpoints"),
     )
 
+    def depends_on(self, experiment: Experiment) -> dict[str, Any]:
+        depends = super().depends_on(experiment)
+        if trained_arch(experiment.history) not in ("", experiment.arch):
+            depends[ARCH] = experiment.arch  # the folder has the name of the system, whose architecture has changed
+        return depends
+
     def inputs(self, experiment: Experiment) -> list[Path]:
         return [*experiment.binary_data, *filter(None, [experiment.start_checkpoint])]
 
@@ -44,10 +50,7 @@ class Train(TranslationStage):
     def resumed(self, experiment: Experiment) -> str:
         """The precision of the training in the model's folder that these settings resume; "" if there is none."""
         stamps = Stamps(experiment)
-        is_same = experiment.last_checkpoint.exists() and begun(experiment.checkpoints, stamps) == learnt_from(
-            self, stamps
-        )
-        if not is_same:
+        if not experiment.last_checkpoint.exists() or not self._has_begun(experiment, stamps):
             return ""
         return precision.of_process(precision.last_process(experiment.history))
 
@@ -56,9 +59,13 @@ class Train(TranslationStage):
         return {"training": {"device": device_in_words(gpus), "precision": number_format}}
 
     def refuse(self, experiment: Experiment, stamps: Stamps) -> None:
-        if begun(experiment.checkpoints, stamps) == learnt_from(self, stamps):
+        if self._has_begun(experiment, stamps):
             check_limit(experiment)
             fairseq_train.refuse_another(experiment, self.resumed(experiment))
+
+    def _has_begun(self, experiment: Experiment, stamps: Stamps) -> bool:
+        """Whether the training in the model's folder is the one that the settings describe."""
+        return begun(experiment, experiment.checkpoints, stamps) == learnt_from(experiment, self, stamps)
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings
@@ -101,8 +108,8 @@ class Train(TranslationStage):
     def _begin_or_resume(self, experiment: Experiment) -> None:
         """Write begun.json, which identifies the training, unless this training has already begun."""
         stamps = Stamps(experiment)
-        wanted = learnt_from(self, stamps)
-        if begun(experiment.checkpoints, stamps) != wanted:
+        if not self._has_begun(experiment, stamps):
             # The history can be that of another training, which ended before its first checkpoint.
             experiment.history.unlink(missing_ok=True)
+            wanted = learnt_from(experiment, self, stamps)
             write_whole(experiment.checkpoints / "begun.json", json.dumps(wanted, indent=1))

@@ -4,6 +4,7 @@ A function replaces the commands. It writes files of the same names with unique 
 distinguish a model that was trained again from the earlier one.
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -156,6 +157,41 @@ def test_other_data_rename_the_model_folder_and_the_first_data_restore_it(work, 
     change_data(work, "data B")
     assert run(work).ran == []
     assert (work / "transformer_rope.seed1" / "averaged.pt").read_text() == second
+
+
+def test_another_architecture_under_the_name_of_a_system_is_trained(work):
+    def ran(arch):
+        of_system = dataclasses.replace(described(work), system="mine", arch=arch)
+        return ensure(of_system, *needed(FROM_TRAINING, of_system))
+
+    assert ran("transformer_rope") == [7, 8, 9, 10]
+    trained = checkpoints(work)
+    for stage in FROM_TRAINING:
+        is_done = [
+            Stamps(dataclasses.replace(described(work), system="mine", arch=arch)).is_done(stage)
+            for arch in ("transformer_rope", "transformer_alibi")
+        ]
+        assert is_done == [True, stage is not TRAIN]
+    assert ran("transformer_alibi") == [7, 8, 9, 10]
+    assert trained.keys() < checkpoints(work).keys()
+    assert ran("transformer_rope") == [] and trained.items() <= checkpoints(work).items()
+    begun = work / "mine.seed1" / "checkpoints" / "begun.json"
+    identity = json.loads(begun.read_text())
+    assert identity.pop("--arch") == "transformer_rope"
+    begun.write_text(json.dumps(identity))  # as earlier versions wrote it
+    assert ran("transformer_rope") == [] and ran("transformer_alibi") == []
+
+
+def test_an_input_that_is_another_model_of_the_same_name_has_one_name_in_stamps(work):
+    """As a checkpoint of the recipe's own settings, from which a training with other settings starts."""
+    (work / "transformer_rope.seed1").mkdir()
+    start = work / "transformer_rope.seed1" / "averaged.pt"
+    start.write_text("weights")
+    run_stamps = Stamps(described(work, "learning_rate=1e-3"))
+    stage = SimpleNamespace(depends_on=lambda run: {"lr": 1}, inputs=lambda run: [start])
+    of = run_stamps.of(stage)
+    (work / "stamp.json").write_text(json.dumps({"of": of, "made": {}}))
+    assert run_stamps.read(work / "stamp.json")["of"] == of == run_stamps.of(stage) and len(of) == 2
 
 
 def test_reusing_a_name_for_another_setting_keeps_the_first_model(work):

@@ -1,6 +1,7 @@
 """The training stage: batches, precision and checkpoints; machine.py: checks before the first stage."""
 
 import contextlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -176,6 +177,19 @@ def test_checkpoints_beyond_the_limit_are_refused(tmp_path, every, limit, last, 
     trained = with_checkpoints(tmp_path, ["average_checkpoints=1", f"save_every_updates={every}", limit], last)
     with refusal(message):
         check_limit(trained)
+
+
+def test_the_limit_of_the_other_kind_counts_too(tmp_path):
+    trained = with_checkpoints(
+        tmp_path / "epochs", ["average_checkpoints=1", "save_every_updates=0", "max_updates=39"], "4"
+    )
+    entries = [{"epoch": epoch, "valid_num_updates": f"{10 * epoch}"} for epoch in (3, 4)]
+    trained.history.write_text("\n".join(map(json.dumps, entries)))
+    with refusal("is already trained for 40 updates, beyond max_updates=39: set max_updates=40, or"):
+        check_limit(trained)
+    settings = ["average_checkpoints=1", "save_every_updates=5", "max_updates=15", "max_epochs=1"]
+    with refusal("is already trained for 2 epochs, beyond max_epochs=1"):
+        check_limit(with_checkpoints(tmp_path / "updates", settings, "_2_15"))
 
 
 def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):

@@ -198,7 +198,7 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
 
     def interrupted(stage, command, *more):
         peak = run_logged(stage, command, *more)
-        if command.startswith("fairseq-rope translate"):
+        if command.startswith("python -m fairseq_rope translate"):
             raise KeyboardInterrupt
         return peak
 
@@ -218,7 +218,7 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
     again = run_here(words(tmp_path, *back_translation, "translate_flags=--jobs 3"))
     assert "translate texts for the training set: done before, skipped" in again, "the flags change no translation"
     dry = run_here([*words(tmp_path / "new", *back_translation), "--dry-run"])
-    assert f"fairseq-rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
+    assert f"python -m fairseq_rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
     assert "python -m recipes.text.mix" in dry and "--tag=<bt>" in dry and not (tmp_path / "new").exists()
 
 
@@ -245,7 +245,7 @@ def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
     assert [[line.replace("@@ ", "") for line in side] for side in train] == clean
     assert not (tmp_path / "bpe" / "train.origin").exists()
     dry = run_here([*words(tmp_path / "new", f"distillation_model={model}"), "--dry-run"])
-    assert f"fairseq-rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
+    assert f"python -m fairseq_rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
 
 
 @pytest.mark.parametrize(

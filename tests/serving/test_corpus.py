@@ -327,6 +327,8 @@ OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slu
         (["--output-dir", "out", "--input", "a", "a.refused.tsv"], "would both be a.refused.tsv; rename one of them"),
         (["--output-dir", "out", "--input", "folder/shards"], "an output cannot have the name 'shards'; rename the in"),
         (["--output-dir", "other", "--input", "b"], "--output-dir: other/b exists already; remove it, or give another"),
+        (["--output-dir", "other", "--input", "other/b"], "--output-dir other: other/b is an input; give"),
+        (["--input", "other/b", "--output", "other/b"], "--output other/b: is the input; give another file"),
         (["--output-dir", "foreign", "--input", "b"], "its folder shards is not of this command; give another folder"),
         (["--output-dir", "out", "--input", "b", "--model", "folder"], "--model folder: must be a folder"),
     ],

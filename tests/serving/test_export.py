@@ -748,6 +748,26 @@ def test_scores_that_are_nan_are_refused(build, task, tmp_path):
             check(folder, model, task, quantization)
 
 
+def test_one_score_that_is_nan_is_refused():
+    expected = [[-1.0, -2.0], [-1.0, -2.0]]
+    target = SimpleNamespace(score=lambda pairs: ([[-1.0, -2.0], [math.nan, -2.0]], "float32"))
+    with pytest.raises(ExportError, match="by nan per word"):
+        export_checks.check_scores(target, [], expected, None)
+
+
+@pytest.mark.parametrize("most", [(150, 1024), (1024, 150)])
+def test_a_model_with_learned_positions_scores_no_sentence_beyond_them(build, task, monkeypatch, most):
+    limits = dict(zip(("max_source_positions", "max_target_positions"), most))
+    model = build(position_encoding="learned", **limits).eval()
+    lengths = ((10, 12), (149, 149), (150, 10), (10, 150))
+    pairs = [([5] * source, [6] * target) for source, target in lengths]
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: pairs)
+    reference = export_checks.Reference(model, task)
+    fit = [pair for pair in pairs if len(pair[0]) < most[0] and len(pair[1]) < most[1]]
+    assert reference.real == fit and len(fit) == 3
+    assert [len(scores) for scores in reference.scores[-3:]] == [len(target) + 1 for _, target in fit]
+
+
 @pytest.mark.usefixtures("without_validation_set")
 def test_a_checkpoint_in_half_precision_is_exported(trained, data_bin, tmp_path):
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
@@ -934,6 +954,7 @@ def test_the_segments_are_those_of_the_data_or_the_flags(segment_settings, text,
     [
         (None, (None, "<sep>"), r'give {"separator": "<sep>"}, and the segments must be .* an object with tokens, an'),
         (None, (64, "a b"), "must be .* separator, one token"),
+        ('{"tokens": 1}', (None, "<sep>"), "--separator <sep>: the segments have 1 token"),
         (None, (64, "<s3>"), "--separator <s3>: the separator <s3> is not a word of dict.en.txt in"),
         (None, (64, "dog"), "--separator dog: the separator dog is not a word of dict.de.txt in"),
         *((None, (64, mark), f"the separator {mark} is not a word") for mark in ("<unk>", "<pad>", "<s>", "</s>")),

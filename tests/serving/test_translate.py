@@ -523,6 +523,19 @@ def test_translate_returns_a_string_for_a_string_and_a_list_for_a_list(model, so
     assert len(list(lines)) == 2  # lines are read only when translations are requested
 
 
+def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(model, tmp_path, refused, monkeypatch):
+    folder = shutil.copytree(model, tmp_path / "replaced")
+    search = translator_module.Search
+
+    def loading(*options):
+        path = folder / "fairseq_rope.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "beam": 7}))
+        return search(*options)
+
+    monkeypatch.setattr(translator_module, "Search", loading)
+    assert refused(folder).endswith("was replaced while it was loaded; start again")
+
+
 @pytest.mark.parametrize("broken", ["model.bin", "fairseq_rope.json", "shared_vocabulary.json"])
 @pytest.mark.parametrize("checksums", [{}, {"sha256": None}])
 def test_a_broken_folder_is_refused_in_one_sentence(model, tmp_path, refused, broken, checksums):

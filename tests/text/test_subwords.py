@@ -6,6 +6,7 @@ import pytest
 import sentencepiece
 
 from fairseq_rope.serving import argos
+from fairseq_rope.text import tokens
 from fairseq_rope.text.subwords import text_of_pieces, undo_subwords
 from fairseq_rope.text.tokens import Tokeniser
 
@@ -26,6 +27,19 @@ def test_text_survives_its_pieces_with_and_without_their_model(byte_pieces, proc
     tokeniser = Tokeniser(str(byte_pieces.parent), settings)
     assert tokeniser.plain(tokeniser.tokens(text)) == text
     assert undo_subwords([" ".join(pieces)]) == ([text], "SentencePiece")
+
+
+def test_the_subwords_of_words_do_not_fill_the_memory(tmp_path, monkeypatch):
+    (tmp_path / "codes").write_text("#version: 0.2\na b\nab c</w>\n")
+    tokeniser = Tokeniser(str(tmp_path), {"moses": None, "subwords": {"kind": "subword_nmt", "file": "codes"}})
+    assert tokeniser.tokens("abc bca") == ["abc", "b@@", "c@@", "a"]
+    kept = tokeniser._bpe.cache
+    assert set(kept) == {"abc", "bca"}
+    for words, long_line in ((1, 100), (100, 7)):
+        monkeypatch.setattr(tokens, "MOST_WORDS", words)
+        monkeypatch.setattr(tokens, "LONG_LINE", long_line)
+        assert tokeniser.tokens("abc bca x") == ["abc", "b@@", "c@@", "a", "x"]
+        assert not tokeniser._bpe.cache and set(kept) == {"abc", "bca"}, "another thread can be reading it"
 
 
 @pytest.mark.parametrize(
