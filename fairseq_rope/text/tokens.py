@@ -7,8 +7,7 @@ from typing import Any
 from .languages import language
 from .subwords import read_bpe, read_sentencepiece, text_of_pieces, without_bpe
 
-# subword-nmt keeps the subwords of every word. They are dropped after so many words, or a line of so many characters.
-MOST_WORDS, LONG_LINE = 100_000, 10_000
+MOST_CHARACTERS = 10_000_000  # subword-nmt keeps the subwords of every word; after so much text, they are dropped
 
 
 class Tokeniser:
@@ -20,6 +19,7 @@ class Tokeniser:
 
     def __init__(self, folder: str, settings: dict[str, Any]) -> None:
         self._tokeniser = self._detokeniser = self._bpe = self._pieces = None
+        self._characters = 0  # of the lines since subwords were dropped
         moses, subwords = settings["moses"], settings["subwords"]
         if moses:
             from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -40,10 +40,11 @@ class Tokeniser:
         if self._tokeniser is not None:
             line = self._tokeniser.tokenize(line, aggressive_dash_splits=self._dash_splits, return_str=True)
         if self._bpe is not None:
-            characters = len(line)
+            self._characters += len(line)
             line = self._bpe.process_line(line)
-            if len(self._bpe.cache) > MOST_WORDS or characters > LONG_LINE:
+            if self._characters > MOST_CHARACTERS:
                 self._bpe.cache = {}  # a new one, because another thread can be reading the old one
+                self._characters = 0
         if self._pieces is not None:
             line = " ".join(self._pieces.encode(line, out_type=str))
         return line.split()

@@ -37,7 +37,7 @@ def check_limit(experiment: Experiment) -> None:
     """Raise a StageError if a checkpoint is from a longer training than the settings allow."""
     for limit, number in _trained(experiment).items():
         allowed = getattr(experiment.settings, limit)
-        if allowed and number > allowed:
+        if allowed and number > float(f"{allowed:g}"):  # as precisely as fairseq's log has it
             earlier = experiment.model / "earlier"
             shorter = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
             trained = f"is already trained for {number} {limit[4:]}, beyond {limit}={allowed}"
@@ -56,5 +56,6 @@ def _trained(experiment: Experiment) -> dict[str, int]:
         return {"max_updates": number, "max_epochs": int(epoch[1])}
     lines = experiment.history.read_text(encoding="utf-8").splitlines() if experiment.history.exists() else []
     entries = [entry for entry in map(logged, lines) if entry.get("epoch") == number]
-    updates = [int(entry.get(f"{part}_num_updates", 0)) for entry in entries for part in ("train", "valid")]
-    return {"max_epochs": number, "max_updates": max(updates, default=0)}
+    # fairseq writes six digits, and from a million on like 1.23457e+06
+    updates = [float(entry.get(f"{part}_num_updates", 0)) for entry in entries for part in ("train", "valid")]
+    return {"max_epochs": number, "max_updates": int(max(updates, default=0))}

@@ -69,6 +69,8 @@ class Runner(Generic[AnyRun]):
         for path in stage.outputs(self.run):
             if not path.exists():
                 raise StageError(f"{title} ended without writing {path}")
+        now = self.stamps.of(stage)  # without what only the outputs before this run depended on
+        of = {name: value for name, value in of.items() if name in now}
         done = {"of": of, "made": self.stamps.made(stage), "seconds": round(time.time() - begun, 1)}
         write_whole(stamp, json.dumps(done, indent=1) + "\n")
         partial.end()

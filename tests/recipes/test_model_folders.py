@@ -145,7 +145,7 @@ def test_other_data_rename_the_model_folder_and_the_first_data_restore_it(work, 
     assert {path.relative_to(aside): contents for path, contents in tree(aside).items()} == {
         path.relative_to(work / "transformer_rope.seed1"): contents for path, contents in first.items()
     }
-    assert f"has other settings or data: moved to {aside}\n" in capsys.readouterr().out
+    assert f"has another architecture, other settings or data: moved to {aside}\n" in capsys.readouterr().out
     scripts = [script.read_text().split() for script in work.glob("transformer*/commands/*.sh")]
     assert len(scripts) == 2 * 4
     for words in scripts:  # they move only the temporary files that they write, and remove nothing
@@ -180,6 +180,18 @@ def test_another_architecture_under_the_name_of_a_system_is_trained(work):
     assert identity.pop("--arch") == "transformer_rope"
     begun.write_text(json.dumps(identity))  # as earlier versions wrote it
     assert ran("transformer_rope") == [] and ran("transformer_alibi") == []
+
+
+def test_another_architecture_after_a_training_without_checkpoints_is_done_when_it_is_trained(work):
+    def of_system(arch):
+        return dataclasses.replace(described(work), system="mine", arch=arch)
+
+    first, second = of_system("transformer_rope"), of_system("transformer_alibi")
+    ensure(first, *needed(FROM_TRAINING, first))
+    for path in first.checkpoints.glob("*.pt"):
+        path.unlink()
+    assert ensure(second, *needed(FROM_TRAINING, second)) == [7, 8, 9, 10]
+    assert Stamps(second).is_done(TRAIN) and ensure(second, *needed(FROM_TRAINING, second)) == []
 
 
 def test_an_input_that_is_another_model_of_the_same_name_has_one_name_in_stamps(work):

@@ -187,6 +187,10 @@ def test_the_limit_of_the_other_kind_counts_too(tmp_path):
     trained.history.write_text("\n".join(map(json.dumps, entries)))
     with refusal("is already trained for 40 updates, beyond max_updates=39: set max_updates=40, or"):
         check_limit(trained)
+    settings = ["average_checkpoints=1", "save_every_updates=0", "max_updates=1234567"]
+    long = with_checkpoints(tmp_path / "long", settings, "4")
+    long.history.write_text(json.dumps({"epoch": 4, "valid_num_updates": f"{1234567:g}"}))
+    check_limit(long)
     settings = ["average_checkpoints=1", "save_every_updates=5", "max_updates=15", "max_epochs=1"]
     with refusal("is already trained for 2 epochs, beyond max_epochs=1"):
         check_limit(with_checkpoints(tmp_path / "updates", settings, "_2_15"))
