@@ -148,7 +148,7 @@ def test_the_last_process_that_trained_an_epoch_says_the_precision(tmp_path, ent
 def trained(run, process):
     """Write what stage 7 leaves in the folder of *run*. Returns the run."""
     run.checkpoints.mkdir(parents=True)
-    (run.checkpoints / "begun.json").write_text(json.dumps(learnt_from(TRAIN, Stamps(run))))
+    (run.checkpoints / "begun.json").write_text(json.dumps(learnt_from(run, TRAIN, Stamps(run))))
     run.last_checkpoint.touch()
     run.history.write_text(json.dumps({"process": process}) + "\n")
     return run
