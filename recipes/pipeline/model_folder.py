@@ -61,7 +61,9 @@ def choose_training(experiment: Experiment, stage: TranslationStage, stamps: Sta
     earlier = next((folder for folder, training in trainings.items() if training == wanted), None)
     trained = any(experiment.checkpoints.glob("*.pt"))
     if trained or earlier is not None and experiment.model.exists():
-        moves.move(experiment.model, _aside(experiment.model, current), "has another architecture, other settings or data")
+        moves.move(
+            experiment.model, _aside(experiment.model, current), "has another architecture, other settings or data"
+        )
     if earlier is not None:
         moves.move(earlier, experiment.model, "has these settings and data")
         check_limit(experiment)

@@ -222,7 +222,9 @@ def test_a_dry_run_shows_what_would_be_moved_and_moves_nothing(work, capsys):
     capsys.readouterr()
     run(work, "--dry-run")
     printed = capsys.readouterr().out
-    (aside,) = re.findall(r"transformer_rope.seed1 has another architecture, other .*: would be moved to (\S+)", printed)
+    (aside,) = re.findall(
+        r"transformer_rope.seed1 has another architecture, other .*: would be moved to (\S+)", printed
+    )
     assert tree(work) == before
     run(work)
     assert (work / aside).exists()
