@@ -1,4 +1,4 @@
-"""RMSNorm, which normalises without mean and bias: ``--norm-type rms`` and ``--qk-norm``."""
+"""fairseq's classes of layer norms, and RMSNorm, without mean and bias: ``--norm-type rms`` and ``--qk-norm``."""
 
 from typing import Any
 

@@ -25,9 +25,9 @@ _excepthook = sys.excepthook
 # Named first among the values of --criterion, --task, --arch, … that have a flag.
 USUAL = ("label_smoothed_cross_entropy", "translation", "transformer_rope", "transformer", "adam", "inverse_sqrt")
 MOST_USERS = 6  # the most values that a message lists for a flag that belongs to them
-# fairseq's trainer says this whatever went wrong while a model loaded its weights.
-NO_REASON = "please ensure that the architectures match"
 MOST_CHOICES = 12  # the most values of a flag that a message lists
+# fairseq's trainer says this, whatever went wrong while a model loaded its weights.
+NO_REASON = "please ensure that the architectures match"
 
 
 def sentence_for(error: BaseException, trace: TracebackType | None) -> str | None:

@@ -57,8 +57,8 @@ class Translator:
             no other one is being created.
 
     Raises:
-        TranslateError: *folder* is not an exported folder, a file in it has changed or was added, CTranslate2 cannot
-            use *device*, or *threads* or *sampling* is not allowed
+        TranslateError: *folder* is not an exported folder, a file in it has changed or was added, it is replaced
+            meanwhile, CTranslate2 cannot use *device*, or *threads* or *sampling* is not allowed
     """
 
     def __init__(

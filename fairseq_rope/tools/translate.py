@@ -275,9 +275,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise TranslateError("standard input or output is closed")
         if args.output is not None:
             refuse_output(args.output)
-            if path not in (None, "-") and os.path.exists(path) and os.path.exists(args.output):
-                if os.path.samefile(path, args.output):
-                    raise TranslateError(f"--output {args.output}: is the input; give another file")
+            files = [file for file in (path, args.output) if file not in (None, "-") and os.path.exists(file)]
+            if len(files) == 2 and os.path.samefile(*files):
+                raise TranslateError(f"--output {args.output}: is the input; give another file")
         with opened(path) as (read, name):
             options = (args.model, args.threads, args.device, not args.no_shortlist, args.replace_unk)
             translator = Translator(*options, _sampling(args))

@@ -30,7 +30,8 @@ class Stamps:
 
     def of(self, stage: StageFiles[Any]) -> dict[str, Any]:
         """What the outputs of *stage* depend on: values by name, as JSON."""
-        # an input can be a file of another model of this work folder, which has the same name without a label
+        # An input can be a file of another model, whose folder differs only in its label. Stamps, when they are read,
+        # have it under the name of this model's folder.
         return self.current(stage.depends_on(self._run) | self.digests(stage.inputs(self._run)))
 
     def made(self, stage: StageFiles[Any]) -> dict[str, str]:
