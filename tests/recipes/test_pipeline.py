@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -552,6 +553,26 @@ def test_a_command_prints_utf8_where_the_users_output_is_not(tmp_path, monkeypat
     repeated = subprocess.run(["bash", shell.script], capture_output=True, check=True, timeout=60)
     assert lines == [repeated.stdout.decode()] == ["für – ▁\n"]
     assert (tmp_path / "train.log").read_text(encoding="utf-8") == "für – ▁\n"
+
+
+def test_a_python_without_a_package_that_the_recipes_import_is_not_taken(tmp_path):
+    script = tmp_path / "recipes/pipeline/run.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text((ROOT / "recipes/pipeline/run.sh").read_text())
+    (script.parent / "__main__.py").write_text("print('taken')")
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "python"):  # without the packages that are installed
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "packages")}
+    printed = []
+    for module in ("fairseq", "sacrebleu", "ruamel", "ruamel/yaml", "tqdm"):
+        (tmp_path / "packages" / module).mkdir(parents=True)
+        (tmp_path / "packages" / module / "__init__.py").touch()
+        done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+        printed.append((done.returncode, done.stdout))
+        assert done.returncode == 0 or "run 'make install' first" in done.stderr
+    assert printed == [(1, "")] * 4 + [(0, "taken\n")]
 
 
 # -- what is refused ---------------------------------------------------------------------------------
