@@ -45,5 +45,5 @@ def is_right_padded(key_padding_mask: Tensor) -> bool:
 
 def assert_right_padded(key_padding_mask: Tensor) -> None:
     """Let the device raise an error if padding of *key_padding_mask* (B, S) is not on the right, without a wait."""
-    message = "--left-pad-target is False, but a target has padding on the left"
+    message = "--left-pad-target is False, but a target has padding on the left, or the word <pad>"
     torch._assert_async(~word_follows_padding(key_padding_mask), message)

@@ -158,6 +158,7 @@ EXTRA_STATE: dict[str, tuple[str, Callable[[Any], bool]]] = {
             and _is_count(value.get("num_runs", 0))
         ),
     ),
+    "early_stopping_metric": ("text", lambda value: isinstance(value, str)),
     "best": ("a number", lambda value: value is None or _is_number(value)),
     "previous_training_time": ("a number", _is_number),
     "metrics": ("a dictionary", lambda value: isinstance(value, dict)),
@@ -194,7 +195,9 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
             raise no_checkpoint(path, f"it has no options of its {part}")
     data, overrides = reading.languages, languages_of(arg_overrides or {})
     # If the data have languages, languages in --model-overrides are the user's decision.
-    if data == UNKNOWN:  # fairseq-validate and from_pretrained give the languages of the data as overrides
+    # fairseq-validate and from_pretrained give the languages of the data as overrides. fairseq-validate has
+    # --model-overrides among them, whose languages have replaced those of the data.
+    if data == UNKNOWN and "_lang" not in str(option_value(arg_overrides or {}, "model_overrides")):
         data, overrides = overrides, UNKNOWN
     source, target = reading.trained_languages if overrides == UNKNOWN else overrides
     # With a joined dictionary the weights load without an error, and the output would be a copy of the input.
@@ -248,11 +251,17 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     )
     with _naming_misfits(reading), _naming_other_optimizer(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
-    has_ended = trainer.cfg.optimization.max_update in range(1, trainer.get_num_updates() + 1)
-    if not (finetunes or cfg.reset_optimizer or cfg.reset_meters):  # as for the best loss in fairseq
-        num_runs = restore_early_stopping(extra_state)
-        has_ended |= getattr(cfg, "patience", -1) in range(1, num_runs + 1)  # fairseq's own tests have no such key
-    if has_ended:
+    updates, runs = trainer.get_num_updates(), 0
+    if not (finetunes or any(resets)):
+        runs = restore_early_stopping(extra_state, cfg)
+    if path == last:  # this training is started again, and not another one that starts from its checkpoint
+        if trainer.cfg.optimization.max_update in range(1, updates + 1):
+            ended = f"it has made {updates:,} updates, and --max-update is {trainer.cfg.optimization.max_update}"
+        elif getattr(cfg, "patience", -1) in range(1, runs + 1):  # fairseq's own tests have no such key
+            ended = f"{runs} validations had no better {cfg.best_checkpoint_metric}, and --patience is {cfg.patience}"
+        else:
+            return extra_state, epoch_itr
+        logger.info(f"the training in --save-dir {cfg.save_dir} has already ended: {ended}")
         epoch_itr = _NoMoreEpochs(epoch_itr)
     return extra_state, epoch_itr
 
@@ -267,6 +276,8 @@ class _NoMoreEpochs(InPlaceOf):
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
+    if not isinstance(arg_overrides or {}, Mapping):
+        raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     data = languages_of(options_of_task(task))
     with _naming_misfits(Reading(filenames, data, builds_model=True)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)

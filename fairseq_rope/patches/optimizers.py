@@ -78,7 +78,7 @@ class Adam(FairseqAdam):
                 if weight.grad is None:
                     continue
                 state = self._state_of(weight, group)
-                state["step"] += 1
+                state["step"] = state.get("step", group.get("step", 0)) + 1  # apex counts in the group
                 if weight.dtype in NARROW or not weight.is_contiguous():
                     wide = weight.to(state["exp_avg"].dtype, memory_format=torch.contiguous_format, copy=True)
                     self._update([wide], [weight.grad], [state], state["step"], group, scale)

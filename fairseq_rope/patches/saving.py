@@ -100,24 +100,38 @@ def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> An
     if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
         if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint for this epoch
             epoch_itr = _MidEpoch(epoch_itr)
-    return _save_checkpoint(cfg, _WithEarlyStopping(trainer), epoch_itr, val_loss)
+    return _save_checkpoint(cfg, _WithEarlyStopping(trainer, cfg), epoch_itr, val_loss)
 
 
 class _WithEarlyStopping(InPlaceOf):
     """A trainer that also writes the counter of ``--patience`` into its checkpoints."""
 
+    def __init__(self, trainer: Any, cfg: Any) -> None:
+        super().__init__(trainer)
+        self._cfg = cfg
+
     def save_checkpoint(self, filename: str, extra_state: dict[str, Any]) -> Any:
         counters = {name: value for function in _stops_early() for name, value in vars(function).items()}
-        more = {"early_stopping": counters} if "best" in counters else {}
-        return self._replaced.save_checkpoint(filename, {**extra_state, **more})
+        if "best" in counters:
+            more = {"early_stopping": counters, "early_stopping_metric": _metric(self._cfg)}
+            extra_state = {**extra_state, **more}
+        return self._replaced.save_checkpoint(filename, extra_state)
 
 
-def restore_early_stopping(extra_state: dict[str, Any] | None) -> int:
-    """Continue to count the validations without a lower loss, as in the training that wrote *extra_state*.
+def _metric(cfg: Any) -> str:
+    """The name of what ``--patience`` compares, after "-" if higher is better."""
+    return "-" * cfg.maximize_best_checkpoint_metric + cfg.best_checkpoint_metric
 
-    Returns their number.
+
+def restore_early_stopping(extra_state: dict[str, Any] | None, cfg: Any) -> int:
+    """Continue to count the validations without a better result, as in the training that wrote *extra_state*.
+
+    Returns their number: 0 if *cfg*, the options of checkpoints, names another metric than that training had.
     """
-    counters: dict[str, Any] = (extra_state or {}).get("early_stopping", {})
+    extra_state = extra_state or {}
+    counters: dict[str, Any] = extra_state.get("early_stopping", {})
+    if counters and extra_state.get("early_stopping_metric", _metric(cfg)) != _metric(cfg):
+        return 0
     for function in _stops_early():
         vars(function).update(counters)
     return counters.get("num_runs", 0)
@@ -125,6 +139,7 @@ def restore_early_stopping(extra_state: dict[str, Any] | None) -> int:
 
 def _stops_early() -> list[Any]:
     """Return the functions of fairseq's training program that count, with attributes ``best`` and ``num_runs``."""
-    names = ("fairseq_cli.train", "__main__")  # the second one if fairseq's file is run as a script
+    # "__main__" if fairseq's file is run as a script; torch's processes, one for each GPU, call it "__mp_main__"
+    names = ("fairseq_cli.train", "__main__", "__mp_main__")
     functions = (getattr(sys.modules.get(name), "should_stop_early", None) for name in names)
     return [function for function in functions if getattr(function, "__module__", None) in names]

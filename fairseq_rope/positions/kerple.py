@@ -40,5 +40,7 @@ class Kerple(DistanceBias):
 
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L): (H, L)."""
-        r1, r2 = at_least(self.r1).unsqueeze(1), at_least(self.r2).unsqueeze(1)
+        # not in 16 bits, in which r2 * |i - j| can be infinite
+        wide = (r.to(torch.promote_types(r.dtype, torch.float32)) for r in (self.r1, self.r2))
+        r1, r2 = (at_least(r).unsqueeze(1) for r in wide)
         return -r1 * torch.log1p(r2 * distance.abs())

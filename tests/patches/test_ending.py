@@ -46,6 +46,7 @@ COMMANDS = [
     (GENERATE + " --min-len 99 --max-len-b 3", "--min-len 99: .* 3"),
     (GENERATE + " --lm-path {model}", "--lm-path: must be"),
     (GENERATE + " --model-overrides {{a", "--model-overrides {a: must"),
+    (GENERATE + " --model-overrides {{'dropout'}}", "--model-overrides {'dropout'}: must be a Python dictionary"),
     (GENERATE + " --bpe sentencepiece --sentencepiece-model {model}", "--sentencepiece-model .*: is not a model"),
     ("fairseq-eval-lm {lm} --user-dir {plugin} --cpu --path {model}", "language_modeling: needs a language model"),
     ("fairseq-preprocess --user-dir {plugin}", "--trainpref must be set if --srcdict is not"),

@@ -284,7 +284,9 @@ def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
     with pytest.raises(CheckpointError, match=reason):
         TransformerRopeModel.from_pretrained(str(trained), path.name, str(data_bin), source_lang="de", target_lang="en")
     # --model-overrides can state that the model translates in both directions.
-    call(*generate(data_bin, path, *swapped, "--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"))
+    both = ["--model-overrides", "{'source_lang': 'de', 'target_lang': 'en'}"]
+    call(*generate(data_bin, path, *swapped, *both))
+    call("fairseq-validate", data_bin, "--user-dir", PLUGIN, *validate, *both)
 
 
 def test_another_rotation_is_refused_although_all_weights_fit(data_bin, tmp_path):

@@ -96,6 +96,24 @@ def test_adam_has_the_results_and_the_state_of_fairseqs_and_each_continues_the_o
             torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-5)
 
 
+def test_adam_continues_the_state_of_apex_which_counts_updates_in_the_group():
+    """fairseq_cli trains with apex's FusedAdam on a GPU (fairseq/optim/fused_adam.py, FusedAdamV2)."""
+    start = [torch.randn(shape) for shape in SHAPES]
+    gradients = [[torch.randn(shape) for shape in SHAPES] for _ in range(6)]
+    weights = [weight.clone().requires_grad_() for weight in start]
+    ours = adam.Adam(weights, lr=0.01, betas=(0.9, 0.98))
+    run(ours, weights, gradients[:3])
+    state = ours.state_dict()
+    state["param_groups"][0]["step"] = {values.pop("step") for values in state["state"].values()}.pop()
+    resumed = [weight.detach().clone().requires_grad_() for weight in weights]
+    other = adam.Adam(resumed, lr=0.01, betas=(0.9, 0.98))
+    other.load_state_dict(state)
+    run(other, resumed, gradients[3:])
+    expected = by_the_formula(start, gradients, 0.01, (0.9, 0.98), 1e-8, 0.0, False)
+    for weight, reference in zip(resumed, expected, strict=True):
+        torch.testing.assert_close(weight.detach().double(), reference, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [4.0, torch.tensor(4.0), torch.tensor([4.0])], ids=["number", "tensor", "vector"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scale_divides_the_gradients(scale, dtype):

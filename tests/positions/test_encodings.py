@@ -281,6 +281,18 @@ def test_kerple_holds_its_numbers_at_001_and_lets_them_rise_again():
     assert bool((position.r1.grad != 0).all() and (position.r2.grad != 0).all())
 
 
+def test_kerple_in_16_bits_has_the_formula_at_distances_whose_product_with_r2_is_not_finite():
+    position = Kerple(2).half()
+    with torch.no_grad():
+        position.r1.fill_(1.5)
+        position.r2.fill_(16.0)
+    distance = 8000  # 16 * 8000 is above 65,504
+    bias = position.by_distance(torch.tensor([-distance, 0]))
+    assert bias[0].tolist() == pytest.approx([-1.5 * math.log(1 + 16 * distance), 0], rel=1e-6)
+    bias.sum().backward()
+    assert position.r2.grad[0].item() == pytest.approx(-1.5 * distance / (1 + 16 * distance), rel=1e-3)
+
+
 def test_sinusoids_of_distant_positions_are_exact():
     distances = [-5000, -1, 0, 7, 5000, 100_000]
     expected = torch.tensor([sinusoid(n, 64) for n in distances])

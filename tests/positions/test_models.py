@@ -554,6 +554,9 @@ def test_xpos_refuses_positions_whose_factor_its_type_cannot_hold(build, monkeyp
     assert model(source, torch.tensor([5]), held)[0].isfinite().all()
     with pytest.raises(ValueError, match="--xpos-scale-base 4: allows 270 positions in torch.float32, and 1000 are"):
         model(source, torch.tensor([5]), previous)
+    normalised = build(decoder_position_encoding="xpos", xpos_scale_base=4.0, qk_norm=True)  # in float32
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="allows 22 positions in torch.float16"):
+        normalised(source, torch.tensor([5]), held)
     for is_fast in ("0", "1"):
         monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", is_fast)
         with pytest.raises(ValueError, match="^--xpos-scale-base 4: allows 22 positions in torch.float16, and 23 are"):
