@@ -7,7 +7,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from fairseq_cli import train as fairseq_train
 
 from fairseq_rope.checkpoints import CheckpointError, load_checkpoint
 from fairseq_rope.patches.loading import refuse_damaged_extra_state
