@@ -265,7 +265,8 @@ def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal, other
         torch.save(state, second)
     pair = f"{model_path}:{second}"
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path), str(second)])
-    assert_scores_equal_those_of(scores(generate(data_bin, pair, "--score-reference")), models, task)
+    for paths in (pair, f"{second}:{model_path}"):
+        assert_scores_equal_those_of(scores(generate(data_bin, paths, "--score-reference")), models, task)
     assert_translates(data_bin, pair, "--beam", 3)
 
 

@@ -1,4 +1,4 @@
-"""The search: missing constraints, groups of a diverse search, and prefixes of several sentences from Python.
+"""The search: missing constraints, groups of a diverse search, prefixes of several sentences from Python, ensembles.
 
 These functions replace fairseq's; the table in ``patches/table.py`` says why.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from ..errors import InputError
@@ -19,6 +20,7 @@ from .saving import InPlaceOf
 _init_constraints = LexicallyConstrainedBeamSearch.init_constraints
 _diverse_step = DiverseBeamSearch.step
 _generate = GeneratorHubInterface.generate
+_score = SequenceScorer.generate
 _generate_arguments = inspect.signature(_generate)
 
 
@@ -78,3 +80,13 @@ def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> 
     interface = copy.copy(self)
     interface.task = _WithRowsOfBatch(self.task, rows)
     return _generate(interface, tokenized_sentences, *args, **kwargs)
+
+
+@functools.wraps(_score)
+def score(self: Any, models: Any, sample: Any, **kwargs: Any) -> Any:
+    if len(models) > 1:  # each model must give the weights that are added
+        for model in models:
+            layers = getattr(getattr(model, "decoder", None), "layers", None)
+            if layers:
+                layers[-1].need_attn = True  # fairseq's decoder always asks its last layer for them
+    return _score(self, models, sample, **kwargs)

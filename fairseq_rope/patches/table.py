@@ -185,6 +185,14 @@ PATCHES: list[Patch] = [
         "fairseq counts in the batch",
     ),
     Patch(
+        "fairseq.sequence_scorer.SequenceScorer.generate",
+        searching.score,
+        "an unreadable error",
+        "--score-reference with several models adds the weights of their cross-attention, which the plugin's models do "
+        "not compute if nothing reads them. Here they do if they are scored together with other models.",
+        "fairseq adds only weights that are needed",
+    ),
+    Patch(
         "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
         ignored._no_repeat_ngram,
         "wrong results",

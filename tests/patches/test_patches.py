@@ -45,6 +45,7 @@ from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
 from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
@@ -526,6 +527,23 @@ def one_sentence_has_the_same_hypotheses(request, folder):
         assert same_contents(ours, alone) and len(ours) == 3
 
 
+def an_ensemble_has_the_same_scores(request, folder):
+    """test_compatibility.py has ensembles with models of the plugin."""
+    path, data = str(request.getfixturevalue("sinusoidal")), request.getfixturevalue("data_bin")
+    task, sources = translation_task(data), torch.tensor([[5, 6, 2], [7, 4, 2]])
+    for paths in ([path], [path, path]):
+        models, _ = checkpoint_utils.load_model_ensemble(paths, task=task)
+        inputs = {"src_tokens": sources, "src_lengths": torch.tensor([3, 3]), "prev_output_tokens": sources.roll(1, 1)}
+        results = []
+        for score in (SequenceScorer.generate, SequenceScorer.generate.__wrapped__):
+            for model in models:
+                model.make_generation_fast_(need_attn=False)
+            results.append(
+                score(SequenceScorer(task.target_dictionary), models, {"net_input": inputs, "target": sources})
+            )
+        assert same_contents(*results)
+
+
 def losses_without_the_words_left_out_are_the_same(request, folder):
     """test_language_model.py compares all words with a plain computation."""
     criterion = AdaptiveLoss(mock.Mock(**{"target_dictionary.pad.return_value": 1}), sentence_avg=False)
@@ -600,6 +618,7 @@ SAME = {
     "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram": words_that_would_repeat_are_excluded,
     "fairseq.search.DiverseBeamSearch.step": groups_of_one_batch_are_the_same,
     "fairseq.hub_utils.GeneratorHubInterface.generate": one_sentence_has_the_same_hypotheses,
+    "fairseq.sequence_scorer.SequenceScorer.generate": an_ensemble_has_the_same_scores,
     "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints": constraints_are_counted_in_the_same_way,
     "fairseq.options.parse_args_and_arch": flags_have_the_same_meaning,
     "fairseq.distributed.utils.call_main": programs_get_the_same_configuration,
