@@ -188,7 +188,7 @@ def safe_load(file: Any, *args: Any, **kwargs: Any) -> Any:
         content = f"contains {refused.group(1)}, which" if refused else "is damaged, or contains an object that"
         reason = f"it {content} no fairseq checkpoint contains"
         if refused:
-            reason += "; if it is a class of yours, and you trust the file: torch.serialization.add_safe_globals"
+            reason += "; to allow a class of yours, call torch.serialization.add_safe_globals in your --user-dir"
         raise CheckpointError(f"{name} was not loaded, and no code in it was run: {reason}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise no_checkpoint(name, "it has no entry 'model' with weights")

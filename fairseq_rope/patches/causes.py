@@ -192,6 +192,11 @@ CAUSES = [
     Cause("fairseq.checkpoint_utils.load_checkpoint", NOT_LITERAL, _optimizer_overrides),
     Cause("fairseq_cli.(generate|interactive|eval_lm|validate).(_main|main)", NOT_LITERAL, _model_overrides),
     Cause(
+        "fairseq_cli.validate.main",
+        "ValueError: dictionary update sequence|TypeError: '\\w+' object is not iterable",
+        "--model-overrides {cfg.common_eval.model_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}",
+    ),
+    Cause(
         "fairseq_cli.train.train",
         ".*local variable 'valid_losses'",
         "--skip-remainder-batch: an epoch has fewer batches than one update needs (--update-freq, --max-tokens)",

@@ -197,7 +197,8 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     # If the data have languages, languages in --model-overrides are the user's decision.
     # fairseq-validate and from_pretrained give the languages of the data as overrides. fairseq-validate has
     # --model-overrides among them, whose languages have replaced those of the data.
-    if data == UNKNOWN and "_lang" not in str(option_value(arg_overrides or {}, "model_overrides")):
+    decided = re.search(r"(source|target)_lang['\"]", str(option_value(arg_overrides or {}, "model_overrides")))
+    if data == UNKNOWN and not decided:
         data, overrides = overrides, UNKNOWN
     source, target = reading.trained_languages if overrides == UNKNOWN else overrides
     # With a joined dictionary the weights load without an error, and the output would be a copy of the input.
@@ -252,12 +253,13 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     with _naming_misfits(reading), _naming_other_optimizer(reading):
         extra_state, epoch_itr = _load_checkpoint(cfg, trainer, **kwargs)
     updates, runs = trainer.get_num_updates(), 0
-    if not (finetunes or any(resets)):
-        runs = restore_early_stopping(extra_state, cfg)
-    if path == last:  # this training is started again, and not another one that starts from its checkpoint
+    if path == last or (not is_first_launch and os.path.exists(path) and os.path.samefile(path, last)):
+        # This training is started again, and not another one that starts from its checkpoint.
+        if not any(resets):
+            runs = restore_early_stopping(extra_state, cfg)
         if trainer.cfg.optimization.max_update in range(1, updates + 1):
             ended = f"it has made {updates:,} updates, and --max-update is {trainer.cfg.optimization.max_update}"
-        elif getattr(cfg, "patience", -1) in range(1, runs + 1):  # fairseq's own tests have no such key
+        elif runs and runs >= cfg.patience:
             ended = f"{runs} validations had no better {cfg.best_checkpoint_metric}, and --patience is {cfg.patience}"
         else:
             return extra_state, epoch_itr
@@ -276,7 +278,7 @@ class _NoMoreEpochs(InPlaceOf):
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    if not isinstance(arg_overrides or {}, Mapping):
+    if not isinstance({} if arg_overrides is None else arg_overrides, Mapping):
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     data = languages_of(options_of_task(task))
     with _naming_misfits(Reading(filenames, data, builds_model=True)):

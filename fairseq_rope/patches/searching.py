@@ -84,9 +84,16 @@ def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> 
 
 @functools.wraps(_score)
 def score(self: Any, models: Any, sample: Any, **kwargs: Any) -> Any:
-    if len(models) > 1:  # each model must give the weights that are added
-        for model in models:
-            layers = getattr(getattr(model, "decoder", None), "layers", None)
-            if layers:
-                layers[-1].need_attn = True  # fairseq's decoder always asks its last layer for them
-    return _score(self, models, sample, **kwargs)
+    if len(models) == 1:
+        return _score(self, models, sample, **kwargs)
+    # Each model must give the weights that are added. fairseq's decoder always asks its last layer for them.
+    layers = (getattr(getattr(model, "decoder", None), "layers", None) for model in models)
+    last = [of_model[-1] for of_model in layers if of_model]
+    before = [getattr(layer, "need_attn", True) for layer in last]
+    try:
+        for layer in last:
+            layer.need_attn = True
+        return _score(self, models, sample, **kwargs)
+    finally:
+        for layer, needed in zip(last, before, strict=True):
+            layer.need_attn = needed

@@ -63,9 +63,10 @@ class XPos(RotaryEmbedding):
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         length = q.size(2)
-        dtype = q.dtype
-        if torch.is_autocast_enabled(q.device.type):  # normalised queries are in float32, and products are not
-            dtype = torch.get_autocast_dtype(q.device.type)
+        dtype, device = q.dtype, q.device.type
+        # Normalised queries are in float32, and products are not.
+        if dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         self.refuse_too_far(offset + length, dtype)
         q_cos, q_sin, k_cos, k_sin = current_pass().shared(
             "scaled tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)

@@ -9,9 +9,9 @@ is_able() {
 import sys
 from importlib.util import find_spec
 
-assert sys.version_info >= (3, 10)
-for name in "fairseq", "sacrebleu", "ruamel.yaml", "tqdm":
-    assert find_spec(name).origin  # a folder of this name has none
+names = "fairseq", "sacrebleu", "sacremoses", "subword_nmt", "sentencepiece", "ruamel.yaml", "tqdm"
+# A folder of this name has no origin. A package that is missing ends this in an error.
+sys.exit(sys.version_info < (3, 10) or not all(find_spec(name).origin for name in names))
 ' >/dev/null 2>&1
 }
 
@@ -21,5 +21,5 @@ for python in python3 python "$root/.venv/bin/python"; do
         PYTHONUTF8=1 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" "$root/recipes/pipeline/__main__.py" "$@"
     fi
 done
-echo "recipes: no Python >= 3.10 with fairseq, sacrebleu, ruamel.yaml and tqdm found (neither the active one nor $root/.venv); run 'make install' first" >&2
+echo "recipes: no Python >= 3.10 with fairseq and the packages of the recipes found (neither the active one nor $root/.venv); run 'make install' first" >&2
 exit 1

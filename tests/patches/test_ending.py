@@ -47,6 +47,8 @@ COMMANDS = [
     (GENERATE + " --lm-path {model}", "--lm-path: must be"),
     (GENERATE + " --model-overrides {{a", "--model-overrides {a: must"),
     (GENERATE + " --model-overrides {{'dropout'}}", "--model-overrides {'dropout'}: must be a Python dictionary"),
+    ("fairseq-validate {bin} --user-dir {plugin} --task translation --path {model} --max-tokens 500 --cpu "
+     "--model-overrides {{'dropout'}}", "--model-overrides {'dropout'}: must be a Python dictionary"),
     (GENERATE + " --bpe sentencepiece --sentencepiece-model {model}", "--sentencepiece-model .*: is not a model"),
     ("fairseq-eval-lm {lm} --user-dir {plugin} --cpu --path {model}", "language_modeling: needs a language model"),
     ("fairseq-preprocess --user-dir {plugin}", "--trainpref must be set if --srcdict is not"),

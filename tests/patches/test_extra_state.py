@@ -86,7 +86,9 @@ def test_the_counter_of_another_metric_is_not_restored(monkeypatch, start, modul
         monkeypatch.setitem(sys.modules, module, ModuleType(module))
     monkeypatch.setattr(sys.modules[module], "should_stop_early", function, raising=False)
     saved = {**start["extra_state"], "early_stopping": {"best": 2.5, "num_runs": 2}}
-    cfg = Namespace(best_checkpoint_metric=metric, maximize_best_checkpoint_metric=maximize)
+    cfg = Namespace(best_checkpoint_metric=metric, maximize_best_checkpoint_metric=maximize, patience=-1)
+    assert restore_early_stopping(saved, cfg) == 0 and not hasattr(function, "best")
+    cfg.patience = 3
     assert restore_early_stopping(saved, cfg) == runs
     restored = {name: value for name, value in vars(function).items() if name in ("best", "num_runs")}
     assert restored == ({"best": 2.5, "num_runs": 2} if runs else {})
@@ -101,7 +103,7 @@ def test_a_training_that_starts_from_one_that_has_ended_trains(data_bin, start, 
     old = tmp_path / "old" / "checkpoint_last.pt"
     torch.save({**start, "extra_state": state}, old)
     updates = start["optimizer_history"][-1]["num_updates"]
-    for number, flags in enumerate((["--max-update", 1, "--max-epoch", 9], ["--patience", 3, "--reset-dataloader"])):
+    for number, flags in enumerate((["--max-update", 1, "--max-epoch", 9], ["--patience", 4, "--max-epoch", 3])):
         folder = tmp_path / f"new{number}"
         output = train(data_bin, folder, "--restore-file", old, *flags)
         made = load_checkpoint(str(folder / "checkpoint_last.pt"))["optimizer_history"][-1]["num_updates"]
@@ -110,5 +112,9 @@ def test_a_training_that_starts_from_one_that_has_ended_trains(data_bin, start, 
                          ("--patience", "3 validations had no better loss, and --patience is 1")):  # fmt: skip
         before = old.read_bytes()
         output = train(data_bin, old.parent, flag, 1, "--max-epoch", 9)
+        named = train(
+            data_bin, old.parent, flag, 1, "--max-epoch", 9, "--restore-file", f"{old.parent}/../old/{old.name}"
+        )
+        assert f"has already ended: {reason}" in named
         assert f"the training in --save-dir {old.parent} has already ended: {reason}" in output
         assert old.read_bytes() == before

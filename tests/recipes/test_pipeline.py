@@ -566,13 +566,22 @@ def test_a_python_without_a_package_that_the_recipes_import_is_not_taken(tmp_pat
         (tmp_path / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "packages")}
     printed = []
-    for module in ("fairseq", "sacrebleu", "ruamel", "ruamel/yaml", "tqdm"):
+    for module in (
+        "fairseq",
+        "sacrebleu",
+        "sacremoses",
+        "subword_nmt",
+        "sentencepiece",
+        "ruamel",
+        "ruamel/yaml",
+        "tqdm",
+    ):
         (tmp_path / "packages" / module).mkdir(parents=True)
         (tmp_path / "packages" / module / "__init__.py").touch()
         done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
         printed.append((done.returncode, done.stdout))
         assert done.returncode == 0 or "run 'make install' first" in done.stderr
-    assert printed == [(1, "")] * 4 + [(0, "taken\n")]
+    assert printed == [(1, "")] * 7 + [(0, "taken\n")]
 
 
 # -- what is refused ---------------------------------------------------------------------------------
