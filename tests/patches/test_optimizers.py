@@ -97,7 +97,7 @@ def test_adam_has_the_results_and_the_state_of_fairseqs_and_each_continues_the_o
 
 
 def test_adam_continues_the_state_of_apex_which_counts_updates_in_the_group():
-    """fairseq_cli trains with apex's FusedAdam on a GPU (fairseq/optim/fused_adam.py, FusedAdamV2)."""
+    """fairseq trains with apex's FusedAdam on a GPU if apex is installed (fairseq/optim/fused_adam.py, FusedAdamV2)."""
     start = [torch.randn(shape) for shape in SHAPES]
     gradients = [[torch.randn(shape) for shape in SHAPES] for _ in range(6)]
     weights = [weight.clone().requires_grad_() for weight in start]

@@ -566,16 +566,7 @@ def test_a_python_without_a_package_that_the_recipes_import_is_not_taken(tmp_pat
         (tmp_path / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "packages")}
     printed = []
-    for module in (
-        "fairseq",
-        "sacrebleu",
-        "sacremoses",
-        "subword_nmt",
-        "sentencepiece",
-        "ruamel",
-        "ruamel/yaml",
-        "tqdm",
-    ):
+    for module in "fairseq sacrebleu sacremoses subword_nmt sentencepiece ruamel ruamel/yaml tqdm".split():
         (tmp_path / "packages" / module).mkdir(parents=True)
         (tmp_path / "packages" / module / "__init__.py").touch()
         done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
