@@ -146,8 +146,8 @@ PATCHES: list[Patch] = [
         "fairseq read from file names into new checkpoints. It names the file and the reason if weights do not fit, "
         "and warns if --restore-file does not exist. It restores the counter of --patience if the same "
         "training starts again, with the same metric and without a --reset-… flag. A training that has reached "
-        "--max-update, or that --patience has ended, ends at once when it is started again, and the log says why; fairseq trains on each "
-        "time.",
+        "--max-update, or that --patience has ended, ends at once when it is started again, and the log says "
+        "why; fairseq trains on each time.",
         "the row of load_checkpoint_to_cpu goes",
     ),
     Patch(
