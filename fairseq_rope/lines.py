@@ -14,6 +14,7 @@ from typing import IO
 
 from .errors import InputError
 
+GZIP = b"\x1f\x8b"  # gzip files begin with these bytes, and text in UTF-8 does not
 CHUNK_BYTES = 1 << 16  # bytes: a few hundred lines, which take 50 ms to tokenise
 
 
@@ -92,7 +93,7 @@ def read_lines(path: str, may_be_blank: bool = False) -> list[str]:
         raise InputError("standard input is closed: give a file instead of -")
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
         data = file.read()
-    if data.startswith(b"\x1f\x8b"):  # gzip files begin with these bytes, and text in UTF-8 does not
+    if data.startswith(GZIP):
         with naming_damage(named(path)):
             data = gzip.decompress(data)
     text = decode(data.removeprefix(codecs.BOM_UTF8), named(path))

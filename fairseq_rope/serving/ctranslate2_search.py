@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .exported_folder import INT8, LONGEST_LINE, TranslateError, vocabulary
+from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, vocabulary
 from .target import Pair, Scores
 
 # Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
@@ -63,17 +63,19 @@ def _is_marked(words: Sequence[str]) -> bool:
     return not words or "<s>" in words or "</s>" in words
 
 
-def with_copies(words: Tokens, line: Tokens, attention: Sequence[Sequence[float]]) -> Tokens:
+def with_copies(words: Tokens, line: Tokens, attention: Sequence[Sequence[float]], separator: str = "") -> Tokens:
     """Return *words* with the word of *line* that an <unk> attends to most in its place.
 
     Args:
         attention: of each word to those of *line* without padding, and to the end
+        separator: the word between the sentences of a segment, which is never copied; "" if there is none
     """
     copied = [word for word in line if word != "<pad>"]
-    if not copied:
+    places = [n for n, word in enumerate(copied) if word != separator]
+    if not places:
         return words
     return [
-        copied[max(range(len(copied)), key=weights.__getitem__)] if word == "<unk>" else word
+        copied[max(places, key=weights.__getitem__)] if word == "<unk>" else word
         for word, weights in zip(words, attention)
     ]
 
@@ -121,6 +123,7 @@ class Search:
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
         self.settings, self.replace_unk, self.sampling = settings, replace_unk, sampling
+        self.separator = separator_of(settings)
         self.shortlist = shortlist and sampling is None
         try:
             if device == "auto":
@@ -257,7 +260,7 @@ class Search:
         """
         words = result.hypotheses[0]
         if self.replace_unk:
-            words = with_copies(words, line, result.attention[0])
+            words = with_copies(words, line, result.attention[0], self.separator)
         return [(words[:limit], result.scores[0] / math.log(2))]
 
     def _ranked(self, line: Tokens, source: Tokens, result: Any, lenpen: float, limit: int, nbest: int) -> Hypotheses:
@@ -282,5 +285,6 @@ class Search:
             scores = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
         order = sorted(range(len(hypotheses)), key=lambda n: -scores[n])
         if self.replace_unk:
-            hypotheses = [with_copies(words, line, weights) for words, weights in zip(hypotheses, result.attention)]
+            with_weights = zip(hypotheses, result.attention)
+            hypotheses = [with_copies(words, line, weights, self.separator) for words, weights in with_weights]
         return [(hypotheses[n], scores[n] / math.log(2)) for n in order[: nbest or 1]]

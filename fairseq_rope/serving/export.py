@@ -177,8 +177,10 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
 
+    # Buckets of lengths would pad the sentences of the data, by which the model is checked.
+    overrides = {"data": args.data, "num_batch_buckets": 0}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], {"data": args.data})
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
     if type(task) is not TranslationTask:
         model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
         raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
@@ -214,7 +216,7 @@ def settings_of(args: argparse.Namespace, model: Any, task: Any, kind: str | Non
         "segments": segment_settings(args, task),  # of translate --documents (null: not trained on segments)
         "quantization": args.quantization,
         "int8_bits": args.int8_bits if args.quantization in INT8 else None,
-        "checkpoint": os.path.basename(args.path),
+        "checkpoint": os.fsencode(os.path.basename(args.path)).decode("utf-8", "backslashreplace"),
         "model": meaning(model.cfg),
         "version": __version__,
         "versions": {module.__name__: module.__version__ for module in (ctranslate2, fairseq, torch)},
@@ -274,6 +276,8 @@ def refuse_other_folders(output: str, args: argparse.Namespace) -> None:
         return
     if not os.path.isdir(output):
         raise ExportError(f"--output {args.output}: is a file, and must be a folder")
+    if os.path.ismount(output):
+        raise ExportError(f"--output {args.output}: is a mount point, and must be a folder in it")
     names = set(os.listdir(output))
     own = {"model.bin", "config.json", SETTINGS, SHORTLIST, "README.md", *SUBWORDS.values()}
     others = {name for name in names - own if not name.endswith("_vocabulary.json")}

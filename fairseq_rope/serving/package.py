@@ -307,6 +307,10 @@ def refuse_to_install(folder: str, top: str, replace: bool) -> None:
         raise ExportError(f"--install {folder}: must be a folder, or a new one in a folder that exists")
     if os.path.ismount(folder):
         raise ExportError(f"--install {folder}: is a mount point, and must be a folder in it")
+    for path in (os.path.dirname(os.path.realpath(folder)), *([folder] if os.path.isdir(folder) else [])):
+        if not os.access(path, os.W_OK | os.X_OK):
+            beside = "" if path == folder else ": the package is unpacked beside the folder first"
+            raise ExportError(f"--install {folder}: no permission to write into {path}{beside}")
     pair = top.rpartition("-")[0]
     names = os.listdir(folder) if os.path.isdir(folder) else []
     others = sorted(name for name in names if name.startswith(f"{pair}-"))

@@ -21,7 +21,7 @@ from subprocess import PIPE, STDOUT, Popen
 from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
-from ..lines import count_lines, lines_of
+from ..lines import GZIP, count_lines, lines_of
 from .target import Pair
 
 ALIGNER = "eflomal-align"
@@ -65,7 +65,11 @@ def find_aligner() -> str:
 
 
 def refuse_corpus(source: str, target: str) -> None:
-    """Raise an InputError if two files have different numbers of lines, and an OSError if one cannot be read."""
+    """Raise an InputError if two files are compressed or have different numbers of lines; an OSError if one is lost."""
+    for path in (source, target):
+        with open(path, "rb") as file:
+            if file.read(2) == GZIP:
+                raise InputError(f"--shortlist {path}: is compressed with gzip, and must be plain text")
     source_lines, target_lines = count_lines(source), count_lines(target)
     if source_lines != target_lines:
         raise InputError(

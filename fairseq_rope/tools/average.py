@@ -2,7 +2,7 @@
 
 The flags are those of fairseq's ``scripts/average_checkpoints.py``, which cannot load checkpoints on
 torch >= 2.6. Only the sums and one checkpoint are in memory at a time. Everything else in the output comes from the
-newest checkpoint, without ``last_optimizer_state``.
+first checkpoint, which is the newest one if the last are chosen, without ``last_optimizer_state``.
 """
 
 import argparse

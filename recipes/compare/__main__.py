@@ -21,7 +21,7 @@ from recipes.compare.stage13_join import Join
 try:
     from recipes.compare import same_precision, tuning
     from recipes.compare.stage15_report import SEEDS, Report, of_equal_length
-    from recipes.compare.stages import finished, runs_in_folders, stages_of
+    from recipes.compare.stages import finished, outdated, runs_in_folders, stages_of
     from recipes.compare.tuning import Tuning
     from recipes.run import launch
 except ModuleNotFoundError as missing:  # checked now, because the report is written after hours of training
@@ -184,6 +184,7 @@ class Comparison:
             if title in in_report and finished(in_report[title]):  # another process can have finished it
                 del self.failed[title]
         compared, others = of_equal_length(all_finished)
+        others |= self._outdated()
         # A run whose translations a program of --scorer could not score is in the report, but not in all its tables.
         failed = {f"A score of {run}" if run in in_report else run: why for run, why in self.failed.items()} | others
         baseline = self.baseline.system
@@ -192,7 +193,8 @@ class Comparison:
                 lacking = f"the baseline, {baseline}, has no finished run"
                 if baseline in compared:
                     lacking = "no system but the baseline has a finished run"
-                raise StageError(f"no report is written, because {lacking}: {'; '.join(failed) or 'none failed'}")
+                why = "; ".join(f"{run}: {reason}" for run, reason in failed.items())
+                raise StageError(f"no report is written, because {lacking}: {why or 'none failed'}")
             return others
         trained = (f"{name} from seeds {', '.join(str(run.seed) for run in runs)}" for name, runs in compared.items())
         print(f"== report: {'; '.join(trained)}", flush=True)
@@ -200,6 +202,17 @@ class Comparison:
         runner.ensure(report)
         print(report.summary(runner.run), flush=True)
         return others
+
+    def _outdated(self) -> dict[str, str]:
+        """Runs of other seeds that have ended with other settings or data, and what has changed, by their titles."""
+        here = {run.model for run in self.runs}
+        runs = itertools.chain.from_iterable(map(runs_in_folders, self.experiments.values()))
+        changes = {run.title: outdated(dataclasses.replace(run, scorers=())) for run in runs if run.model not in here}
+        return {
+            title: f"{changed} since its end: repeat the command with its seed in --seeds"
+            for title, changed in changes.items()
+            if changed
+        }
 
     def finished_runs(self, experiment: Experiment) -> list[Experiment]:
         """The finished runs of the system of *experiment*, from any seed."""

@@ -149,8 +149,11 @@ def _of_many(results: Results) -> list[str]:
     lead = f", {compared[best]['difference']:+.2f} against {baseline}" if leads else ""
     sentences = [f"{best} has the best result: sacreBLEU {spread(joined['scores'][best])}{lead}."]
     if joined["against_best"]:
-        equal = [name for name in systems if name in joined["against_best"] and as_good(joined["against_best"][name])]
-        claim = "shows that every other system is worse"
+        tested = [name for name in systems if name in joined["against_best"]]  # those with a seed of the best
+        equal = [name for name in tested if as_good(joined["against_best"][name])]
+        claim = f"shows that {listed(tested)} {'is' if len(tested) == 1 else 'are'} worse"
+        if len(tested) == len(systems) - 1:
+            claim = "shows that every other system is worse"
         if equal:
             claim = f"does not show that {listed(equal)} {'is' if len(equal) == 1 else 'are'} worse"
         sentences.append(f"The test {claim}.")

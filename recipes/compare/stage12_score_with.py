@@ -43,6 +43,7 @@ class ScoreWith(TranslationStage):
     settings = ()
     per_model = True
     of_test_set = True
+    is_needed = False
     title = property(lambda self: f"score with {self.scorer.name}")
     label = property(lambda self: f".{self.scorer.name}")
 

@@ -57,9 +57,8 @@ class Report(TranslationStage):
         return {
             "systems": [[system, [run.seed for run in runs]] for system, runs in self.runs.items()],
             "failed": dict(self.failed),
-            "recipe": self.recipe,
+            **self._identity(experiment),
             "tuning": self._tuning(),
-            "scorers": [asdict(scorer) for scorer in experiment.scorers],
             "recipes/compare": hashlib.sha256(code).hexdigest(),
             **SCORE.depends_on(experiment),
             **super().depends_on(experiment),

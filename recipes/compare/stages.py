@@ -9,6 +9,10 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stages import TO_SCORE, TRAIN
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run import launch
+from recipes.run.stamps import Stamps
+
+# Settings that another machine can need, and that do not change what is trained.
+DEVICE_SETTINGS = ("tokens_per_device", "precision")
 
 
 def stages_of(run: Experiment) -> tuple[TranslationStage, ...]:
@@ -20,8 +24,30 @@ def stages_of(run: Experiment) -> tuple[TranslationStage, ...]:
 
 
 def finished(run: Experiment) -> bool:
-    """Whether the stages of *run* are done with the present settings and inputs."""
-    return launch.is_done(run, stages_of)
+    """Whether the stages of *run* are done with the present settings and inputs.
+
+    A run in another precision or with other batches on each device counts, too: the report says how trainings differ.
+    """
+    return launch.is_done(_as_trained(run), stages_of)
+
+
+def outdated(run: Experiment) -> str:
+    """Which setting or input of *run* has changed since its stages have ended; "" if none has, or if one has not."""
+    run = _as_trained(run)
+    stamps = Stamps(run)
+    for stage in stages_of(run):
+        stamp = stamps.last(stage)
+        changed = "" if stamp is None else stamps.changed(stage, stamp)
+        if stamp is None or changed:
+            return changed
+    return ""
+
+
+def _as_trained(run: Experiment) -> Experiment:
+    """*run* with those values of DEVICE_SETTINGS with which it was trained."""
+    stamp = Stamps(run).last(TRAIN) or {"of": {}}
+    values = {name: stamp["of"][name] for name in DEVICE_SETTINGS if name in stamp["of"]}
+    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, **values))
 
 
 def runs_in_folders(experiment: Experiment) -> list[Experiment]:

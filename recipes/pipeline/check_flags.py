@@ -47,7 +47,8 @@ def check_flags(
         ended = f"fairseq ended with status {done.returncode} before it had read all flags"
         why = errors[-1].strip() if errors else ended
         if PARSED in printed[-1:]:
-            sizes = ", ".join(f"{name}={getattr(experiments[0].settings, name)}" for name in SIZES)
+            failing = experiments[printed.count(PARSED) - 1]
+            sizes = ", ".join(f"{name}={getattr(failing.settings, name)}" for name in SIZES)
             why += f" (settings: {sizes})"
         raise StageError(f"{flag} {system}: {why}")
 

@@ -19,6 +19,18 @@ def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tup
     return tokens_per_update // (devices * frequency), frequency
 
 
+def batches_of(command: str) -> dict[str, int | str]:
+    """What *command* says of its batches: "max_tokens", "update_freq" and "batch_size", if it has them.
+
+    The last flag counts, as for fairseq. Flags that the user gives come after those of the recipe.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (("--max-tokens",), ("--update-freq",), ("--batch-size", "--max-sentences")):
+        parser.add_argument(*names)
+    given = vars(parser.parse_known_args(shlex.split(command))[0])
+    return {name: int(value) if value.isdigit() else value for name, value in given.items() if value is not None}
+
+
 def patience(experiment: Experiment) -> int:
     """The number of validations without a lower loss after which the training ends; 0: it does not end early."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -71,19 +71,17 @@ class Train(TranslationStage):
         settings = experiment.settings
         resumed = self.resumed(experiment)
         gpus, number_format = fairseq_train.devices_and_precision(experiment, resumed)
-        tokens = settings.tokens_per_update, settings.tokens_per_device
-        max_tokens, update_freq = fairseq_train.batches(*tokens, max(1, gpus))
-        sizes = {"max_tokens": max_tokens, "update_freq": update_freq}
+        command = fairseq_train.command(experiment, gpus, number_format)
+        sizes = fairseq_train.batches_of(command)
         device = device_in_words(gpus)
-        an_update = f"{max(1, gpus)} × {update_freq} batches of {max_tokens} tokens an update"
+        an_update = f"{max(1, gpus)} × {sizes['update_freq']} batches of {sizes['max_tokens']} tokens an update"
         say(f"on {device} in {number_format}: {an_update} (tokens_per_update: {settings.tokens_per_update})")
         if fairseq_train.asked(experiment)[0] == "auto" and resumed:
             say(f"precision: auto keeps {resumed}, in which this training has begun")
         elif fairseq_train.asked(experiment)[0] == "auto" and experiment.precision_of_others == number_format:
             say(f"precision: auto takes {number_format}, the precision of the earlier runs of this comparison")
-        command = fairseq_train.command(experiment, gpus, number_format)
         if not experiment.dry_run:
-            check_lengths(experiment, max_tokens)
+            check_lengths(experiment, int(sizes["max_tokens"]))
             self._begin_or_resume(experiment)
             batches = {"device": device, "precision": number_format, **sizes}
             process = {**describe(), "batches": batches, "command": command}

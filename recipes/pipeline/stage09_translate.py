@@ -95,6 +95,7 @@ def translate(
         shell.command(
             f"{command(experiment, data, subset)} | tee {quoted(part)} && mv {quoted(part, generated)}",
             on_line=lambda line: bar.update() if line.startswith("D-") else None,
+            makes=[generated],
         )
     if experiment.unit.has_documents:
         moses = "" if experiment.bpe == "sentencepiece" else f" --moses {experiment.source} {experiment.target}"

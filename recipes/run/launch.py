@@ -71,17 +71,18 @@ def is_trained(run: LaunchedRun, stages_of: StagesOf) -> bool:
 def run_stages(run: LaunchedRun, stages_of: StagesOf, program: str) -> str:
     """Run the stages of one run that are not done. Returns why it failed, or ""."""
     escape_unencodable_output()
+    failures = []
     with locked_when_free(run.lock) as lock:
         stages = stages_of(run)
         runner = Runner(run, stages, locks=(lock,), program=program)
-        try:
-            for stage in stages:
+        for stage in stages:
+            try:
                 runner.ensure(stage)
-        except InputError as error:
-            return str(error)
-        except OSError as error:
-            return sentence_of(error, run.model)
-    return ""
+            except (InputError, OSError) as error:
+                failures.append(sentence_of(error, run.model) if isinstance(error, OSError) else str(error))
+                if stage.is_needed:
+                    break
+    return "; ".join(failures)
 
 
 def outcomes(

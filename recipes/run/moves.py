@@ -9,7 +9,7 @@ from typing import Any
 from recipes.run.run import Run
 from recipes.run.shell import named, say
 from recipes.run.stage_files import StageFiles
-from recipes.run.stamps import Stamps, differences
+from recipes.run.stamps import Stamps, differences, partial_of
 
 
 class Moves:
@@ -44,13 +44,15 @@ def set_results_aside(run: Run, stage: StageFiles[Any], stamps: Stamps, moves: M
     """Move outdated results to ``earlier/``, with the ``settings.yaml`` and ``run.yaml`` that describe them.
 
     If the settings or inputs of *stage* have changed, its results are outdated. So are later results that were made
-    from them or with other settings. The *resumable* outputs of the run stay.
+    from them or with other settings. The *resumable* outputs of the run stay, and so do results of *stage* that an
+    interrupted run with these settings and inputs has written.
     """
     model = run.model
     if not stage.per_model or model in moves.planned:
         return
     last = stamps.last(stage)
-    if last is not None and not differences(last["of"], stamps.of(stage)):
+    interrupted = stamps.read(partial_of(stamps.path(stage)))
+    if any(made is not None and not differences(made["of"], stamps.of(stage)) for made in (last, interrupted)):
         return
     settings = run.values()
     outdated = dict.fromkeys(stamps.name(path) for path in stage.outputs(run))

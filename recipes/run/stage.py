@@ -12,6 +12,8 @@ from recipes.run.stamps import Stamps
 class Stage(StageFiles[AnyRun]):
     """A numbered part of a run, and the commands that make its outputs."""
 
+    is_needed = True  # whether later stages of a run cannot do without it
+
     @abstractmethod
     def run(self, run: AnyRun, shell: Shell) -> None:
         """Write the outputs with commands that *shell* runs. Raises a StageError if one fails."""

@@ -106,12 +106,17 @@ class Stamps:
         return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
 
 
+def partial_of(stamp: Path) -> Path:
+    """The file that a stage has, until its end, in place of *stamp*."""
+    return stamp.with_suffix(".partial")
+
+
 class Partial:
     """The finished outputs of a running stage, in a file that remains if the stage is interrupted."""
 
     def __init__(self, stamps: Stamps, stage: StageFiles[Any], of: dict[str, Any]) -> None:
         self._stamps = stamps
-        self._path = stamps.path(stage).with_suffix(".partial")
+        self._path = partial_of(stamps.path(stage))
         before = stamps.read(self._path)
         self._before = before["made"] if before is not None and before["of"] == of else {}
         self._now: dict[str, Any] = {"of": of, "made": {}}

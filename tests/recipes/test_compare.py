@@ -25,13 +25,14 @@ import sacrebleu
 
 from fairseq_rope.scorers import Scorer
 from fairseq_rope.tools import score
-from recipes.compare import page, stage13_join, stage15_report
+from recipes.compare import page, stage13_join, stage15_report, stages
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.collect import tokeniser_of
 from recipes.compare.comparison import compared_sets
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
+from recipes.compare.stage14_translate_joined import TranslateJoined
 from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.compare.tuning import Tuning
 from recipes.pipeline.settings import check_values, read_settings
@@ -41,6 +42,7 @@ from recipes.run.moves import Moves
 from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.shell import Shell
+from recipes.run.stamps import Stamps, differences
 from recipes.text import segments
 from tests.commands import LIMIT, ROOT, outputs
 from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
@@ -491,6 +493,86 @@ def test_a_program_scores_again_if_its_command_or_the_texts_change(three, tmp_pa
         report = Report({name: [replace(run, scorers=scorers) for run in of] for name, of in runs.items()}, "demo")
         report.prepare(dry := replace(report.experiments[0], dry_run=True), Runner(dry).stamps, Moves(dry))
         assert ("is another report (differs in scorers)" in capsys.readouterr().out) == differ
+
+
+def test_a_program_that_fails_does_not_stop_the_others(three, tmp_path, monkeypatch):
+    command = f"{sys.executable} -S {tmp_path}/words.py {{hypothesis}}"
+    bad, good = Scorer("bad", command), Scorer("good", command)
+    score_here = Shell.command
+
+    def fail(shell, line, makes=()):
+        if "bad=" in line:
+            raise StageError("no memory")
+        score_here(shell, line, makes)
+
+    monkeypatch.setattr(Shell, "command", fail)
+    run = replace(three[ARCHS[0]][0], scorers=(bad, good))
+    assert launch.run_stages(run, lambda run: [*map(ScoreWith, run.scorers)], "x") == "no memory"
+    assert [ScoreWith(scorer).is_done(run) for scorer in run.scorers] == [False, True]
+
+
+def test_an_interrupted_translation_of_joined_lines_continues(report, monkeypatch):
+    run = report.experiments[0]
+    stage = TranslateJoined()
+    shutil.rmtree(run.model / "joined")
+    for path in stage.inputs(run):
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.touch()
+    written = []
+
+    def translate(_, line, *more):
+        path = Path(shlex.split(line)[-1])
+        if path.suffix:
+            path.write_text("translated")
+            written.append(path.name)
+        else:
+            path.mkdir(exist_ok=True)
+
+    def interrupt(stage, line, *more):
+        if "4.generate" in line:
+            raise KeyboardInterrupt
+        translate(stage, line)
+
+    monkeypatch.setattr("recipes.run.shell.run_logged", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Runner(run).ensure(stage)
+    assert written == ["2.generate.txt", "2.de"]
+    monkeypatch.setattr("recipes.run.shell.run_logged", translate)
+    Runner(run).ensure(stage)
+    assert written[2:] == ["4.generate.txt", "4.de", "8.generate.txt", "8.de"]
+    assert Runner(run).stamps.is_done(stage) and not (run.model / "earlier").exists()
+
+
+def test_runs_count_in_any_precision_and_are_named_if_other_settings_have_changed(report, monkeypatch):
+    run, other = report.runs[ARCHS[0]]
+    stamps = Stamps(run)
+    stamps.path(TRAIN).parent.mkdir()
+    stamps.path(TRAIN).write_text(json.dumps({"of": stamps.of(TRAIN), "made": stamps.made(TRAIN)}))
+    monkeypatch.setattr(stages, "stages_of", lambda _: [TRAIN])
+
+    def changed(**values):
+        return replace(run, settings=replace(run.settings, **values))
+
+    for same in (run, changed(precision="bf16"), changed(tokens_per_device=7)):
+        assert stages.finished(same) and stages.outdated(same) == ""
+    longer = changed(max_epochs=99, precision="bf16")
+    assert not stages.finished(longer) and stages.outdated(longer) == "max_epochs changed"
+    assert not stages.finished(other) and stages.outdated(other) == "", "it has never ended"
+
+    comparison = Comparison(Namespace(), "", {ARCHS[0]: longer, ARCHS[1]: report.runs[ARCHS[1]][0]}, [other])
+    why = "max_epochs changed since its end: repeat the command with its seed in --seeds"
+    message = f"the baseline, {ARCHS[0]}, has no finished run: {ARCHS[0]}, seed 1: {why}$"
+    with pytest.raises(StageError, match=message):
+        comparison.report(None, must_be=True)
+    assert comparison.report(None, must_be=False) == {f"{ARCHS[0]}, seed 1": why}
+
+
+def test_a_report_is_written_again_if_only_its_settings_have_changed(report):
+    experiment = report.experiments[0]
+    before = Stamps(experiment).of(report)
+    for run in report.experiments:
+        run.settings.max_len_b = 60
+    assert differences(before, Stamps(experiment).of(report)) == "settings changed"
 
 
 def texts(results):

@@ -324,8 +324,14 @@ def test_the_report_of_ten_systems_names_the_best_the_differences_and_the_missin
     # Better than the best system in the seeds that both have.
     ten["joined"][0]["against_best"][name(0)]["difference"] = 0.1
     assert f" and {name(0)} are worse." in page.verdict(ten)[1]
-    ten["joined"][0]["against_best"] = {name(0): ten["joined"][0]["against_best"][name(1)]}
+    worse = ten["joined"][0]["against_best"][name(1)]
+    ten["joined"][0]["against_best"] = {system: worse for system in ten["systems"] if system != name(9)}
     assert page.verdict(ten)[1] == "The test shows that every other system is worse."
+    # The others share no seed with the best system.
+    ten["joined"][0]["against_best"] = {name(0): worse}
+    assert page.verdict(ten)[1] == f"The test shows that {name(0)} is worse."
+    ten["joined"][0]["against_best"] = {name(0): worse, name(1): worse}
+    assert page.verdict(ten)[1] == f"The test shows that {name(0)} and {name(1)} are worse."
 
 
 def test_the_markdown_has_the_tables_and_names_no_folder(two):

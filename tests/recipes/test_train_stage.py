@@ -52,6 +52,19 @@ def test_wmt14_trains_on_25k_tokens_an_update(gpus, max_tokens, update_freq):
     assert 24_900 <= gpus * max_tokens * update_freq <= 25_000
 
 
+@pytest.mark.parametrize(
+    "flags, batches",
+    [
+        ("", {"max_tokens": 3571, "update_freq": 7}),
+        ("--update-freq 2 --max-tokens 99", {"max_tokens": 99, "update_freq": 2}),
+        ("--update-freq=4,2 --max-sentences 8", {"max_tokens": 3571, "update_freq": "4,2", "batch_size": 8}),
+    ],
+)
+def test_the_batches_of_flags_are_noted_in_place_of_the_settings(flags, batches):
+    command = fairseq_train.command(experiment(overrides=[f"fairseq_train_flags={flags}"]), 1, "fp32")
+    assert fairseq_train.batches_of(command) == batches
+
+
 def test_wmt14_has_the_settings_of_the_papers():
     command, settings = fairseq_train.command(experiment(), 1, "bf16"), experiment().settings
     assert "--adam-betas '(0.9, 0.98)'" in command and "--lr-scheduler inverse_sqrt" in command

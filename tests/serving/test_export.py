@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import ctranslate2
@@ -600,7 +601,7 @@ def test_a_model_with_biases_refuses_longer_lines_with_the_limit(trained, data_b
 
 @pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("flag", ["--replace", "--force"])
-def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_bin, model, tmp_path, flag):
+def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_bin, model, tmp_path, monkeypatch, flag):
     folder = shutil.copytree(model, tmp_path / "model")
     before = (folder / "model.bin").stat().st_ino
     with pytest.raises(SystemExit, match="exists already; --replace replaces it"):
@@ -616,6 +617,10 @@ def test_only_an_exported_model_is_replaced_and_only_with_a_flag(trained, data_b
         exported(trained, data_bin, tmp_path / "texts", flag)
     with pytest.raises(SystemExit, match="is a file, and must be a folder"):
         exported(trained, data_bin, folder / "thesis.tex", flag)
+    (folder / "thesis.tex").unlink()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == folder)
+    with pytest.raises(SystemExit, match=f"--output {folder}: is a mount point, and must be a folder in it"):
+        exported(trained, data_bin, folder, flag)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "model", "texts"]
 
 
@@ -880,6 +885,26 @@ def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
             exported(trained, data, tmp_path / "model")
         assert "\n" not in stopped.value.code
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_model_of_a_training_in_buckets_is_checked_with_sentences_without_padding(trained, data_bin, tmp_path):
+    """With --num-batch-buckets, fairseq pads sentences, by a function of NumPy that NumPy 2 no longer has."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["task"].num_batch_buckets = 4
+    torch.save(state, tmp_path / "model.pt")
+    _, task = export.load(argparse.Namespace(path=str(tmp_path / "model.pt"), data=str(data_bin)))
+    pairs = export_checks.validation_pairs(task)
+    words = {dictionary.pad() for dictionary in (task.source_dictionary, task.target_dictionary)}
+    assert pairs and not words & {word for pair in pairs for side in pair for word in side}
+
+
+def test_a_name_of_a_checkpoint_that_is_not_utf_8_is_written_with_escapes(model, trained, data_bin, tmp_path):
+    path = os.fsencode(tmp_path) + b"/mod\xe8le.pt"
+    os.link(trained / "checkpoint_last.pt", path)
+    exported(Path(os.fsdecode(path)), data_bin, tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "fairseq_rope.json").read_text(encoding="utf-8"))
+    assert settings["checkpoint"] == r"mod\xe8le.pt"
+    assert r"mod\xe8le.pt" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

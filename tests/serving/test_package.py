@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +94,19 @@ def test_an_installed_package_replaces_only_itself(run, tmp_path):
     )
     run("--install", packages, "--replace")
     assert not (packages / TOP / "old").exists() and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("locked", ["", "packages"])
+def test_a_folder_without_permission_to_install_is_refused_before_the_check(run, tmp_path, monkeypatch, locked):
+    """Users of these tests can be root, whom the system refuses nothing."""
+    packages, forbidden = tmp_path / "packages", tmp_path / locked
+    packages.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != forbidden and access(path, mode))
+    sentence = refusal(run, "--install", packages)
+    beside = "" if locked else ": the package is unpacked beside the folder first"
+    assert sentence == f"--install {packages}: no permission to write into {forbidden}{beside}"
+    assert [path.name for path in tmp_path.rglob("*")] == ["packages"]
 
 
 def refusal(run, *flags, **options):

@@ -1,6 +1,7 @@
 """fairseq_rope/serving/shortlist.py, and the shortlist in exports and translations."""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -293,12 +294,14 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, monkeypatch):
         (["--shortlist", "{folder}/two", "{folder}/three"], "they have 2 and 3 lines, not as many"),
         (["--shortlist", "{folder}/three", "{folder}/two"], "they have 3 and 2 lines, not as many"),
         (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
+        (["--shortlist", "{folder}/two", "{folder}/two.gz"], "two.gz: is compressed with gzip, and must be plain text"),
     ],
 )
 def test_wrong_flags_and_corpora_end_in_one_sentence(aligner, trained, data_bin, tmp_path, capsys, flags, message):
     aligner()
     for name, count in (("two", 2), ("three", 3)):
         (tmp_path / name).write_text("a dog\n" * count)
+    (tmp_path / "two.gz").write_bytes(gzip.compress(b"a dog\n" * 2))
     with pytest.raises(SystemExit) as ended:
         exported(trained, data_bin, tmp_path / "model", *(str(flag).format(folder=tmp_path) for flag in flags))
     error = f"{ended.value}{capsys.readouterr().err}"

@@ -34,6 +34,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
+from fairseq_rope.serving.ctranslate2_search import with_copies
 from fairseq_rope.serving.exported_folder import TranslateError, write_folder
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.subwords import SUBWORDS
@@ -137,6 +138,19 @@ def test_unknown_words_are_replaced_as_by_fairseq_interactive(trained, data_bin,
         assert [text for hypotheses in nbest for text, _ in hypotheses] == expected
     with Translator(str(tmp_path / "served")) as translator:
         assert sum("unk" in line for line in translator.translate(lines)) >= 2
+
+
+def test_the_separator_of_segments_is_never_copied(model, tmp_path):
+    """As the model has no such segments, its own search is replaced: <unk> attends to the separator most."""
+    segments = {"tokens": 6, "separator": "<sep>"}
+    folder = edited(model, tmp_path / "model", moses=None, segments=segments)
+    weights = [[0.1, 0.6, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.1, 0.1, 0.1, 0.7]]  # to a, <sep>, b and the end
+    result = SimpleNamespace(hypotheses=[["<unk>", "<sep>", "<unk>"]], scores=[-1.0], attention=[weights])
+    with Translator(str(folder), replace_unk=True) as translator:
+        line = ["a", "<sep>", "b"]
+        ranked = translator.search._ranked(line, line, result, lenpen=1.0, limit=9, nbest=0)
+    assert [words for words, _ in ranked] == [["b", "<sep>", "a"]]
+    assert with_copies(["<unk>"], ["<sep>"], [[1.0, 0.0]], "<sep>") == ["<unk>"]
 
 
 @pytest.fixture
