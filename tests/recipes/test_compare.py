@@ -539,7 +539,7 @@ def test_an_interrupted_translation_of_joined_lines_continues(report, monkeypatc
     assert written == ["2.generate.txt", "2.de"]
     monkeypatch.setattr("recipes.run.shell.run_logged", translate)
     Runner(run).ensure(stage)
-    assert written[2:] == ["4.generate.txt", "4.de", "8.generate.txt", "8.de"]
+    assert written[2:] == ["2.de", "4.generate.txt", "4.de", "8.generate.txt", "8.de"]
     assert Runner(run).stamps.is_done(stage) and not (run.model / "earlier").exists()
 
 
