@@ -93,12 +93,13 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     skipped = samples - sum(map(len, iterator.frozen_batches))
     # fairseq skips samples that are too long. If these are blocks of text, or all samples, that is a mistake.
     are_blocks = option_value(getattr(task, "args", None), "sample_break_mode") in (None, "none")
-    if skipped and (are_blocks or skipped == samples):
-        positions = bound.arguments["max_positions"]
-        raise InputError(
-            f"{skipped:,} of {samples:,} samples have more tokens than the model has positions, {positions}: give "
-            f"--tokens-per-sample {positions} or less"
-        )
+    positions = bound.arguments["max_positions"]
+    too_long = f"{skipped:,} of {samples:,} samples have more tokens than the model has positions, {positions}"
+    instead = f"give --tokens-per-sample {positions} or less"
+    if skipped and skipped == samples:
+        raise InputError(f"{too_long}: {instead}")
+    if skipped and are_blocks:
+        logger.warning(f"{too_long}, and the perplexity is that of the others: {instead}")
     return iterator
 
 

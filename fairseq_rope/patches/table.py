@@ -117,7 +117,7 @@ PATCHES: list[Patch] = [
         "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more "
         "tokens than --max-tokens; fairseq ends with an AssertionError. fairseq-eval-lm skips blocks of text "
         "with more tokens than the model has positions, and prints the perplexity of the rest, or 1.00 if there is no "
-        "rest; here this is an error.",
+        "rest; here a warning names the flag, and without a rest it is an error.",
         "fairseq composes batches from the seed alone, and skips such sentences",
     ),
     Patch(

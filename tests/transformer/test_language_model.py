@@ -306,18 +306,24 @@ def with_lm(folder, weight):
     return ["--lm-path", folder / "checkpoint_last.pt", "--lm-weight", weight]
 
 
-def test_an_evaluation_that_would_leave_out_samples_is_refused(text_bin, tmp_path):
-    """fairseq without the plugin ends in an AssertionError, and in the second case prints a perplexity of 1.00."""
+def test_an_evaluation_that_leaves_out_samples_says_so(text_bin, tmp_path):
+    """fairseq ends in an AssertionError in the first case, and prints a perplexity of 1.00 in the last one.
+
+    In the second case, it prints the perplexity of the last block, as in its own test_transformer_lm.
+    """
     fit(TINY, text_bin, tmp_path, "--max-update", 1)
     words = ["--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--gen-subset", "valid"]
     with pytest.raises(InputError, match=r"^sentence \d+ has 32 tokens, more than --max-tokens 20: give 32 or more$"):
         call("fairseq-eval-lm", text_bin, *words, "--tokens-per-sample", 32, "--max-tokens", 20)
-    too_long = (
-        "of [0-9]+ samples have more tokens than the model has positions, 32: give --tokens-per-sample 32 or less$"
-    )
-    for flags in ([], ["--tokens-per-sample", 100], ["--context-window", 8, "--tokens-per-sample", 100]):
-        with pytest.raises(InputError, match=too_long):
-            call("fairseq-eval-lm", text_bin, *words, *flags)
+    too_long = "samples have more tokens than the model has positions, 32"
+    with pytest.raises(InputError, match=f"^1 of 1 {too_long}: give --tokens-per-sample 32 or less$"):
+        call("fairseq-eval-lm", text_bin, *words)
+    for flags in (["--tokens-per-sample", 100], ["--context-window", 8, "--tokens-per-sample", 100]):
+        log = call("fairseq-eval-lm", text_bin, *words, *flags)
+        (warning,) = [line for line in log.splitlines() if too_long in line]
+        of_whole = re.search(r"(\d) of (\d) samples .*: give --tokens-per-sample 32 or less$", warning)
+        evaluated = int(re.search(r"Evaluated ([\d,]+) tokens", log)[1].replace(",", ""))
+        assert int(of_whole[1]) == int(of_whole[2]) - 1 and 0 < evaluated < 32, "the last block"
     by_line = ["--sample-break-mode", "eos", "--model-overrides"]
     assert "Perplexity" in call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 8}")
     with pytest.raises(InputError, match="^20 of 20 samples have more tokens than the model has positions, 2: give"):
