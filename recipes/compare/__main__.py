@@ -131,7 +131,7 @@ class Comparison:
             if ended[run.seed] < systems_of_a_seed:
                 continue
             is_last = ended.total() == len(self.runs)
-            unwritten = []
+            others, unwritten = {}, []
             try:
                 others = self.report(report_runner, must_be=is_last)
             except (InputError, OSError) as error:
@@ -204,12 +204,12 @@ class Comparison:
         return others
 
     def _outdated(self) -> dict[str, str]:
-        """Runs of other seeds that have ended with other settings or data, and what has changed, by their titles."""
+        """What has changed since the end of each run that is not among :attr:`runs`, by its title."""
         here = {run.model for run in self.runs}
         runs = itertools.chain.from_iterable(map(runs_in_folders, self.experiments.values()))
         changes = {run.title: outdated(dataclasses.replace(run, scorers=())) for run in runs if run.model not in here}
         return {
-            title: f"{changed} since its end: repeat the command with its seed in --seeds"
+            title: f"{changed} since its end: repeat the command with this seed (--seeds) and this system (--only)"
             for title, changed in changes.items()
             if changed
         }

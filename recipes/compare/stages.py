@@ -32,20 +32,18 @@ def finished(run: Experiment) -> bool:
 
 
 def outdated(run: Experiment) -> str:
-    """Which setting or input of *run* has changed since its stages have ended; "" if none has, or if one has not."""
+    """Which setting or input of *run* has changed since all its stages have ended; "" if none has, or one has not."""
     run = _as_trained(run)
     stamps = Stamps(run)
-    for stage in stages_of(run):
-        stamp = stamps.last(stage)
-        changed = "" if stamp is None else stamps.changed(stage, stamp)
-        if stamp is None or changed:
-            return changed
-    return ""
+    ended = [(stage, stamps.last(stage)) for stage in stages_of(run)]
+    if any(stamp is None for _, stamp in ended):
+        return ""
+    return next(filter(None, (stamps.changed(stage, stamp) for stage, stamp in ended if stamp is not None)), "")
 
 
 def _as_trained(run: Experiment) -> Experiment:
     """*run* with those values of DEVICE_SETTINGS with which it was trained."""
-    stamp = Stamps(run).last(TRAIN) or {"of": {}}
+    stamp = Stamps(run.training).last(TRAIN) or {"of": {}}
     values = {name: stamp["of"][name] for name in DEVICE_SETTINGS if name in stamp["of"]}
     return dataclasses.replace(run, settings=dataclasses.replace(run.settings, **values))
 

@@ -36,7 +36,7 @@ from recipes.compare.stage14_translate_joined import TranslateJoined
 from recipes.compare.stage15_report import Report, of_equal_length
 from recipes.compare.tuning import Tuning
 from recipes.pipeline.settings import check_values, read_settings
-from recipes.pipeline.stages import TRAIN
+from recipes.pipeline.stages import AVERAGE, TRAIN
 from recipes.run import launch
 from recipes.run.moves import Moves
 from recipes.run.run import StageError
@@ -558,11 +558,21 @@ def test_runs_count_in_any_precision_and_are_named_if_other_settings_have_change
     longer = changed(max_epochs=99, precision="bf16")
     assert not stages.finished(longer) and stages.outdated(longer) == "max_epochs changed"
     assert not stages.finished(other) and stages.outdated(other) == "", "it has never ended"
+    search = replace(changed(precision="bf16"), system="search", training_of=ARCHS[0])
+    monkeypatch.setattr(stages, "stages_of", lambda run: [TRAIN] if run.training is run else [AVERAGE])
+    path = Stamps(search).path(AVERAGE)
+    path.parent.mkdir(parents=True)
+    as_before = Stamps(replace(run, system="search", training_of=ARCHS[0]))
+    path.write_text(json.dumps({"of": as_before.of(AVERAGE), "made": as_before.made(AVERAGE)}))
+    assert stages.finished(search), "a system with the model of another one, too"
+    monkeypatch.setattr(stages, "stages_of", lambda run: [TRAIN, AVERAGE])
+    assert stages.outdated(longer) == "", "one of its stages has never ended"
+    monkeypatch.setattr(stages, "stages_of", lambda _: [TRAIN])
 
     comparison = Comparison(Namespace(), "", {ARCHS[0]: longer, ARCHS[1]: report.runs[ARCHS[1]][0]}, [other])
-    why = "max_epochs changed since its end: repeat the command with its seed in --seeds"
-    message = f"the baseline, {ARCHS[0]}, has no finished run: {ARCHS[0]}, seed 1: {why}$"
-    with pytest.raises(StageError, match=message):
+    why = "max_epochs changed since its end: repeat the command with this seed (--seeds) and this system (--only)"
+    message = f"the baseline, {ARCHS[0]}, has no finished run: {ARCHS[0]}, seed 1: {why}"
+    with pytest.raises(StageError, match=f"{re.escape(message)}$"):
         comparison.report(None, must_be=True)
     assert comparison.report(None, must_be=False) == {f"{ARCHS[0]}, seed 1": why}
 
