@@ -11,11 +11,9 @@ from argparse import Namespace
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 from fairseq.logging import progress_bar
 from fairseq.tasks import TASK_REGISTRY
-from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
@@ -72,9 +70,6 @@ def heed_flags(parts: Collection[str | None], options: Namespace, words: list[st
             options.scoring = "sacrebleu"
     if searches:
         options.no_seed_provided = "--no-seed-provided" in words
-    buckets = getattr(task, "load_dataset", None) is TranslationTask.load_dataset and not hasattr(np, "compat")
-    if option_value(options, "num_batch_buckets") and buckets and not is_interactive:
-        raise InputError(f"--num-batch-buckets {options.num_batch_buckets}: fairseq needs NumPy before 2.0 for it")
     trains = "optimization" in parts
     if (
         trains
@@ -88,7 +83,8 @@ def heed_flags(parts: Collection[str | None], options: Namespace, words: list[st
             f"--distributed-init-method {method}: fairseq starts a process for each GPU, and there is none: start the "
             "processes yourself, with --distributed-no-spawn and --distributed-rank"
         )
-    if "dataset_data_loading" in parts and "LM Evaluation" not in parts:  # fairseq-eval-lm reads one part itself
+    # fairseq-eval-lm and fairseq's example of speech synthesis read one part themselves.
+    if "dataset_data_loading" in parts and not {"LM Evaluation", "Speech Generation"} & {*parts}:
         _take_one_shard(options, generates)
 
 

@@ -1,4 +1,4 @@
-"""NumPy as modules of fairseq see it, with a name that newer versions do not have."""
+"""NumPy as modules of fairseq see it, with names that newer versions do not have."""
 
 import types
 from typing import Any
@@ -6,10 +6,16 @@ from typing import Any
 import numpy as np
 
 
-class NumpyWithLong(types.ModuleType):
-    """``numpy`` with ``compat.long``, which newer versions do not have."""
+class NumpyWithOldNames(types.ModuleType):
+    """``numpy`` with ``float``, ``int``, ``compat.long`` and ``percentile(…, interpolation=…)``."""
 
+    float, int = float, int
     compat = types.SimpleNamespace(long=int)
+
+    @staticmethod
+    def percentile(*args: Any, interpolation: str = "linear", **kwargs: Any) -> Any:
+        """Return ``numpy.percentile``, whose *interpolation* is called *method* since NumPy 1.22."""
+        return np.percentile(*args, **{"method": interpolation, **kwargs})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)

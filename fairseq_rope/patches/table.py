@@ -269,11 +269,33 @@ PATCHES: list[Patch] = [
     ),
     Patch(
         "fairseq.data.token_block_dataset.np",
-        numpy_names.NumpyWithLong("numpy"),
+        numpy_names.NumpyWithOldNames("numpy"),
         "an unreadable error",
         "--sample-break-mode eos, and so generation with a language model, needs np.compat.long, which newer versions "
         "of NumPy do not have, and ends with an AttributeError.",
         "fairseq has int in place of np.compat.long",
+    ),
+    Patch(
+        "fairseq.data.language_pair_dataset.np",
+        numpy_names.NumpyWithOldNames("numpy"),
+        "an unreadable error",
+        "--num-batch-buckets of translation needs np.compat.long, too.",
+        "fairseq has int in place of np.compat.long",
+    ),
+    Patch(
+        "fairseq.data.data_utils.np",
+        numpy_names.NumpyWithOldNames("numpy"),
+        "an unreadable error",
+        "--num-batch-buckets needs np.percentile with interpolation, which is called method now, and the masks of "
+        "audio models need np.int. Newer versions of NumPy have neither.",
+        "fairseq has method and int in their place",
+    ),
+    Patch(
+        "fairseq.modules.dynamic_crf_layer.np",
+        numpy_names.NumpyWithOldNames("numpy"),
+        "an unreadable error",
+        "--arch nacrf_transformer needs np.float, which newer versions of NumPy do not have.",
+        "fairseq has float in place of np.float",
     ),
     Patch(
         "fairseq.options.parse_args_and_arch",

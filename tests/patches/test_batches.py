@@ -32,6 +32,23 @@ def long_bin(data_bin, tmp_path_factory):
     return folder / "bin"
 
 
+def test_buckets_of_lengths_pad_sentences_and_change_no_loss_and_no_translation(data_bin, trained, tmp_path):
+    buckets = ["--num-batch-buckets", 3]
+    log = train(data_bin, tmp_path, *buckets)
+    lengths = sorted(len(line.split()) + 1 for line in (data_bin.parent / "text" / "train.en").read_text().splitlines())
+    longest = {lengths[int(part * (len(lengths) - 1))] for part in (1 / 3, 2 / 3, 1)}  # of each bucket
+    logged = re.search(r"bucketing source lengths: (.*)", log)[1].replace("np.int64", "")
+    assert [int(number) for number in re.findall(r"\d+", logged)] == sorted(longest)
+    words = [data_bin, "--path", trained / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu"]
+    losses = [
+        float(re.search(r'"valid_loss": "(.*?)"', call("fairseq-validate", *words, "--log-format", "json", *flags))[1])
+        for flags in ([], buckets)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3)
+    printed = [call("fairseq-generate", *words, *flags) for flags in ([], buckets)]
+    assert outputs(printed[0]) == outputs(printed[1]) and "bucketing" in printed[1]
+
+
 def refusal(limit, flag="--max-tokens"):
     return (
         rf"^sentence 1 has {LONG + 1} tokens, more than {flag} {limit}: "

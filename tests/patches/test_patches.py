@@ -29,7 +29,7 @@ import torch
 from fairseq import checkpoint_utils, criterions, ngram_repeat_block, tasks, trainer, utils
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.data import Dictionary, FastaDataset, data_utils, token_block_dataset
+from fairseq.data import Dictionary, FastaDataset, LanguagePairDataset, data_utils, token_block_dataset
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -40,6 +40,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import AdaptiveSoftmax
+from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
@@ -333,6 +334,41 @@ def token_blocks_are_the_same(request, tmp_path):
         assert [block.tolist() for block in ours] == [block.tolist() for block in stock]
     by_sentence = token_block_dataset.TokenBlockDataset(words, sizes, None, 1, 2, "eos")
     assert [block.tolist() for block in by_sentence] == [sentence.tolist() for sentence in words]
+
+
+def pairs_in_buckets_are_padded(request, tmp_path):
+    """fairseq alone fails with NumPy 2. Two buckets end at the lower median of the lengths, and at the longest one."""
+    dictionary = Dictionary()
+    sizes = [2, 3, 5, 7]
+    sentences = [torch.full((size,), dictionary.eos()) for size in sizes]
+    data = LanguagePairDataset(sentences, np.array(sizes), dictionary, num_buckets=2)
+    assert [len(data[n]["source"]) for n in range(4)] == [3, 3, 7, 7]
+    assert data[0]["source"].tolist() == [dictionary.pad(), dictionary.eos(), dictionary.eos()]
+
+
+def functions_on_data_are_the_same(request, tmp_path):
+    alone = without_replacements(data_utils.__file__)
+    masks = []
+    for module in (data_utils, alone):
+        np.random.seed(3)
+        masks.append(module.compute_mask_indices((2, 20), None, 0.3, 4, min_masks=1))
+    assert masks[0].any() and (masks[0] == masks[1]).all()
+    sizes = np.array([1, 2, 4, 9])
+    assert data_utils.get_buckets(sizes, 3).tolist() == [2, 4, 9]
+    np.random.seed(3)
+    apart = data_utils.compute_mask_indices((1, 40), None, 0.4, 4, no_overlap=True, min_space=2)  # needs np.int
+    begins = np.flatnonzero(np.diff(apart[0].astype(int), prepend=0) == 1)
+    assert len(begins) > 1 and (np.diff(begins) >= 4 + 2).all()
+
+
+def a_conditional_random_field_has_the_probabilities_of_its_equation(request, tmp_path):
+    """With all words in the beam, the layer is exact: the probabilities of all outputs have the sum 1."""
+    words, length = 3, 3
+    layer, emissions = DynamicCRF(words, low_rank=2, beam_size=words), torch.randn(1, length, words)
+    outputs = [torch.tensor([output]) for output in itertools.product(range(words), repeat=length)]
+    mask = torch.ones(1, length, dtype=torch.bool)
+    total = sum(layer(emissions.clone(), output, mask).exp().item() for output in outputs)
+    assert total == pytest.approx(1, abs=1e-5)
 
 
 def flags_have_the_same_meaning(request, folder):
@@ -654,6 +690,9 @@ SAME = {
     "fairseq.checkpoint_utils.load_model_ensemble_and_task": an_ensemble_has_the_same_weights,
     "fairseq.sequence_generator.SequenceGenerator.__init__": generators_find_the_same,
     "fairseq.data.token_block_dataset.np": token_blocks_are_the_same,
+    "fairseq.data.language_pair_dataset.np": pairs_in_buckets_are_padded,
+    "fairseq.data.data_utils.np": functions_on_data_are_the_same,
+    "fairseq.modules.dynamic_crf_layer.np": a_conditional_random_field_has_the_probabilities_of_its_equation,
 }
 
 
