@@ -7,9 +7,9 @@ import numpy as np
 
 
 class NumpyWithOldNames(types.ModuleType):
-    """``numpy`` with ``float``, ``int``, ``compat.long`` and ``percentile(…, interpolation=…)``."""
+    """``numpy`` with ``float``, ``compat.long`` and ``percentile(…, interpolation=…)``."""
 
-    float, int = float, int
+    float = float
     compat = types.SimpleNamespace(long=int)
 
     @staticmethod

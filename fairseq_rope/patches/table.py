@@ -286,9 +286,8 @@ PATCHES: list[Patch] = [
         "fairseq.data.data_utils.np",
         numpy_names.NumpyWithOldNames("numpy"),
         "an unreadable error",
-        "--num-batch-buckets needs np.percentile with interpolation, which is called method now, and the masks of "
-        "audio models need np.int. Newer versions of NumPy have neither.",
-        "fairseq has method and int in their place",
+        "--num-batch-buckets needs np.percentile with interpolation, which newer versions of NumPy call method.",
+        "fairseq has method in place of interpolation",
     ),
     Patch(
         "fairseq.modules.dynamic_crf_layer.np",

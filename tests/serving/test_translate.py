@@ -148,7 +148,7 @@ def test_the_separator_of_segments_is_never_copied(model, tmp_path):
     result = SimpleNamespace(hypotheses=[["<unk>", "<sep>", "<unk>"]], scores=[-1.0], attention=[weights])
     with Translator(str(folder), replace_unk=True) as translator:
         line = ["a", "<sep>", "b"]
-        ranked = translator.search._ranked(line, line, result, lenpen=1.0, limit=9, nbest=0)
+        ranked = translator._search._ranked(line, line, result, lenpen=1.0, limit=9, nbest=0)
     assert [words for words, _ in ranked] == [["b", "<sep>", "a"]]
     assert with_copies(["<unk>"], ["<sep>"], [[1.0, 0.0]], "<sep>") == ["<unk>"]
 
