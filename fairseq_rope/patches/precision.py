@@ -5,6 +5,7 @@ These functions replace fairseq's; the table in ``patches/table.py`` says why.
 
 import functools
 import importlib.util
+import logging
 import os
 import sys
 from argparse import Namespace
@@ -31,6 +32,8 @@ _parse_args_and_arch = options.parse_args_and_arch
 _prepare_for_inference_ = BaseFairseqModel.prepare_for_inference_
 
 # The type of numbers that each flag chooses. Flags of one type can be combined, others cannot.
+logger = logging.getLogger(__name__)
+
 TYPES = {
     "fp16": "float16",
     "memory_efficient_fp16": "float16",
@@ -66,7 +69,7 @@ def refuse_precision(common: Any, optimization: Any) -> None:
     if torch.cuda.is_available() and not option_value(common, "cpu"):
         return
     where = "--cpu" if option_value(common, "cpu") else "this machine has none that torch can use"
-    if option_value(common, "amp"):
+    if option_value(common, "amp") and torch.cuda.is_available():  # torch's GradScaler is for tensors on the GPU
         raise InputError(f"--amp: needs a GPU ({where}); on a CPU, give --bf16, or no such flag for float32")
     is_flat = option_value(common, "fp16") and not option_value(common, "memory_efficient_fp16")
     if is_flat and not option_value(common, "fp16_no_flatten_grads"):
@@ -108,6 +111,8 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
         if option_value(common, f"memory_efficient_{name}") and not option_value(common, name):
             _set(common, name, True)
     refuse_precision(common, optimization)
+    if option_value(common, "amp") and not torch.cuda.is_available():
+        logger.warning("--amp: has no effect without a GPU, and this training computes in float32")
     for name in logs_without_a_package(common):
         _set(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)

@@ -312,9 +312,9 @@ PATCHES: list[Patch] = [
         "fairseq.distributed.utils.call_main",
         precision.call_main,
         "an unreadable error",
-        "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled', and --amp computes in float32 "
-        "with a warning of torch. Here both end in one sentence before data are read, and so does --use-bmuf in types "
-        "in which fairseq would not update the weights.",
+        "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled'. Here it ends in one sentence "
+        "before data are read, and so do --amp with --cpu on a machine with a GPU, and --use-bmuf in types in which "
+        "fairseq would not update the weights.",
         "fairseq checks these flags before it starts",
     ),
     Patch(

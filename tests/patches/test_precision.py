@@ -2,6 +2,7 @@
 
 import functools
 import re
+from argparse import Namespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.patches.linear import Linear
+from fairseq_rope.patches.precision import refuse_precision
 from fairseq_rope.tools.convert_layout import convert_layout
 from tests import forked_programs
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
@@ -54,7 +56,6 @@ def test_flags_of_two_types_are_refused(flags, program, tmp_path):
     "flags, message",
     [
         (["--fp16"], "--fp16: needs a GPU in training (--cpu); on a CPU, give --bf16, --memory-efficient-fp16, or"),
-        (["--amp"], "--amp: needs a GPU (--cpu); on a CPU, give --bf16, or no such flag for float32"),
         (["--tpu"], "--tpu: needs torch_xla, which is not installed"),
         (["--use-bmuf", "--bf16"], "--use-bmuf with --bf16: fairseq would not update the weights; give --memory"),
         (["--use-bmuf", "--memory-efficient-fp16"], "--use-bmuf with --memory-efficient-fp16: fairseq would not"),
@@ -67,12 +68,15 @@ def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, messag
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "name, message", [("fp16", "--fp16: needs a GPU in training (--cpu)"), ("amp", "--amp: needs a GPU (--cpu)")]
-)
-def test_hydra_refuses_them_too(data_bin, tmp_path, name, message):
-    done = by_hydra(data_bin, tmp_path, f"common.{name}=true", check=False)
-    assert done.returncode != 0 and message in done.stdout + done.stderr
+def test_amp_with_cpu_is_refused_on_a_machine_with_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match=r"^--amp: needs a GPU \(--cpu\); on a CPU, give --bf16, or no such flag for"):
+        refuse_precision(Namespace(amp=True, cpu=True), Namespace())
+
+
+def test_hydra_refuses_them_too(data_bin, tmp_path):
+    done = by_hydra(data_bin, tmp_path, "common.fp16=true", check=False)
+    assert done.returncode != 0 and "--fp16: needs a GPU in training (--cpu)" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("flag, cls", [("--bf16", Linear), ("--memory-efficient-fp16", Linear), (None, nn.Linear)])
