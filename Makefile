@@ -31,12 +31,13 @@ install: $(STAMP)
 demo: $(STAMP)
 	$(IN_VENV) bash recipes/demo/run.sh $(if $(ARCH),--arch $(ARCH))
 
+# Tests that wait, for SLURM for example, leave a core idle with two processes on two cores.
 test: $(STAMP)
-	$(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+	$(IN_VENV) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # pytest exits with 5 if no test is marked slow. This is reported, and is not a failure.
 test-slow: $(STAMP)
-	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow tests; status=$$?; \
+	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
 test-gpu: $(STAMP)
