@@ -5,7 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.commands import BIN, ENVIRONMENT, LIMIT, run_program, training, valid_losses
+from tests import forked_programs
+from tests.commands import ENVIRONMENT, LIMIT, run_program, training, valid_losses
 
 
 def free_port():
@@ -22,7 +23,7 @@ def train_in_two_processes(*command):
     ]
     ranks = []
     for rank in range(2):
-        words = [BIN / command[0], *command[1:], *several, "--distributed-rank", rank]
+        words = [f"{forked_programs.folder()}/{command[0]}", *command[1:], *several, "--distributed-rank", rank]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         ranks.append(subprocess.Popen([str(word) for word in words], env=ENVIRONMENT, text=True, **output))
     logs = [process.communicate(timeout=LIMIT)[0] for process in ranks]
@@ -33,7 +34,8 @@ def train_in_two_processes(*command):
 @pytest.mark.slow
 def test_two_processes_train_and_resume_with_the_losses_of_one_with_accumulated_gradients(data_bin, tmp_path):
     same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints", "--save-interval-updates", 1]
-    one = run_program(*training(data_bin, tmp_path / "one", *same, "--update-freq", 2))
+    words = training(data_bin, tmp_path / "one", *same, "--update-freq", 2)
+    one = run_program(*words, programs=forked_programs.folder())
     losses = valid_losses(one.stdout + one.stderr)
     assert len(losses) == 2
     assert valid_losses(train_in_two_processes(*training(data_bin, tmp_path / "two", *same))) == losses

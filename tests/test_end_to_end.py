@@ -5,6 +5,7 @@ import torch
 
 import fairseq_rope.__main__
 from fairseq_rope.checkpoints import load_checkpoint
+from tests import forked_programs
 from tests.commands import PLUGIN, ROOT, outputs, run_program, train, training, valid_losses
 
 FLAGS = ["--rope-layout", "half", "--rope-fraction", 0.5, "--rope-base", 500, "--max-epoch", 6]
@@ -57,14 +58,15 @@ def test_average_generate_and_interactive_agree(trained_checkpoints, data_bin):
 @pytest.mark.slow
 def test_a_resumed_training_ends_at_the_same_epoch_by_its_patience(data_bin, tmp_path):
     """With this learning rate no loss is lower than the first one, so a patience of 2 ends the training at epoch 3."""
+    programs = forked_programs.folder()
     flags = ["--patience", 2, "--lr", 1e-12, "--warmup-init-lr", 1e-12, "--keep-last-epochs", 1]
     for last_epoch, expected in ((2, 2), (9, 3), (9, 3)):
-        run_program(*training(data_bin, tmp_path, *flags, "--max-epoch", last_epoch))
+        run_program(*training(data_bin, tmp_path, *flags, "--max-epoch", last_epoch), programs=programs)
         assert (
             load_checkpoint(str(tmp_path / "checkpoint_last.pt"))["extra_state"]["train_iterator"]["epoch"]
             == expected + 1
         )
-    again = run_program(*training(data_bin, tmp_path, *flags, "--max-epoch", 9, "--reset-meters"))
+    again = run_program(*training(data_bin, tmp_path, *flags, "--max-epoch", 9, "--reset-meters"), programs=programs)
     assert sorted(valid_losses(again.stdout + again.stderr)) == [4, 5, 6], "--reset-meters counts from the beginning"
 
 

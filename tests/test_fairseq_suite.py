@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT
 
 # Tests that train, generate or script with a transformer. The others train other models.
 OF_BINARIES = """
@@ -49,7 +49,8 @@ TRANSFORMERS = [
 #   which shorter tests need, too. Those of the third and fourth line call the same functions of the plugin as tests
 #   with similar names, which remain, or as those of reproducibility; tests/patches/test_faults.py has a storage
 #   without renaming.
-# - with the rotary models: tests that are like another one that runs, and those of the choice of validation data
+# - with the rotary models: tests that are like another one that runs, here or in tests/test_compatibility.py, and those
+#   of the choice of validation data
 IS_WHOLE = os.environ.get("FAIRSEQ_SUITE") == "whole"
 LONG = """
     laser insertion cmlm nonautoregressive
@@ -60,7 +61,10 @@ LONG = """
 LEFT_OUT = ("xformers", *(() if IS_WHOLE else LONG))
 LIKE_OTHERS = {
     "tests/test_binaries.py::TestTranslation::test_eval_bleu",
+    "tests/test_binaries.py::TestTranslation::test_multilingual_transformer",
     "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch",
+    "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch_dicts",
+    "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch_src_tgt_dict_spec",
     "tests/test_binaries.py::TestLanguageModeling::test_transformer_lm",
     "tests/test_binaries.py::TestMaskedLanguageModel::test_roberta_regression_single",
     "tests/test_valid_subset_checks.py",
@@ -105,7 +109,7 @@ def outcomes(suite: Path, mode: str, cases: Iterable[str]) -> dict[str, str]:
         *("-k", f"not ({' or '.join(LEFT_OUT)})", "-c", os.devnull, "--rootdir", str(suite)),
         *("--continue-on-collection-errors", *sorted(cases)),
     ]
-    path = os.pathsep.join([str(suite), str(ROOT / "tests")])
+    path = os.pathsep.join([str(suite), str(ROOT / "tests"), QUICK_START])
     environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "PYTHONPATH": path}
     an_hour = 12 * LIMIT
     done = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, timeout=an_hour)

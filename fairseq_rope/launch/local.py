@@ -58,10 +58,12 @@ class _QuietExecutor(LocalExecutor):
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), 2)
         try:
-            return super()._submit_command(command)
+            job: Any = super()._submit_command(command)
         finally:
             os.dup2(terminal, 2)
             os.close(terminal)
+        job._results_timeout_s = 0  # a result is there when its process ends; submitit waits 15 s for a missing one
+        return job
 
 
 @contextlib.contextmanager

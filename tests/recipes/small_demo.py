@@ -30,6 +30,8 @@ from tests.commands import ROOT
 
 # With another precision, processes that tests start would depend on the machine.
 SMALL = ["vocab_size=250", "width=32", "ffn_width=32", "max_epochs=5", "average_checkpoints=5", "precision=fp32"]
+# Models that have hardly trained write to the limit, which takes time.
+SHORT_OUTPUTS = ["max_len_b=10", "fairseq_generate_flags=--max-len-a=0"]
 # /proc/cpuinfo of a CPU that computes bf16 in hardware, and of one that does not.
 AVX512_BF16 = "model name\t: A CPU\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 gfni\n"
 AVX2 = "model name\t: A CPU\nflags\t\t: fpu sse2 avx2\n"

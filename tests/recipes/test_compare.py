@@ -45,10 +45,19 @@ from recipes.run.shell import Shell
 from recipes.run.stamps import Stamps, differences
 from recipes.text import segments
 from tests.commands import LIMIT, ROOT, outputs
-from tests.recipes.small_demo import SMALL, describe, label, run_here, setting_flags, small_corpus, usage_error
+from tests.recipes.small_demo import (
+    SHORT_OUTPUTS,
+    SMALL,
+    describe,
+    label,
+    run_here,
+    setting_flags,
+    small_corpus,
+    usage_error,
+)
 
 ARCHS = ["transformer", "transformer_rope"]
-SETTINGS = [*SMALL, "max_epochs=2", "average_checkpoints=1"]
+SETTINGS = [*SMALL, *SHORT_OUTPUTS, "max_epochs=2", "average_checkpoints=1"]
 FLAGS = setting_flags(*SETTINGS)
 TIMES = (2, 4, 8)
 LABEL = label("demo", SETTINGS)

@@ -10,9 +10,10 @@ import pytest
 
 from fairseq_rope.lines import read_lines
 from fairseq_rope.serving.translator import Translator
+from tests import forked_programs
 from tests.commands import LIMIT
 from tests.real_slurm import Launched
-from tests.recipes.small_demo import SMALL, label, setting_flags, small_corpus
+from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, label, setting_flags, small_corpus
 from tests.serving.exports import exported
 
 pytestmark = pytest.mark.slow
@@ -48,7 +49,7 @@ class QuickLaunched(Launched):
             (self.folder / name / "end").touch()
 
 
-SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]
+SETTINGS = [*SMALL, *SHORT_OUTPUTS, "max_epochs=1", "average_checkpoints=1"]
 NAMES = ("transformer", "transformer_rope")  # the systems of a comparison
 
 
@@ -61,7 +62,8 @@ def compared(slurm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     where = ["--data-dir", small_corpus(200, 17), "--work-dir", folder / "work"]
     flags = ["--seeds", "2", "--gpus", "0", "--launcher", "slurm", "--slurm", "time=60", "--slurm", "gres=second:1"]
-    launched = Launched(slurm, folder, ["-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), *flags])
+    words = ["-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), *flags]
+    launched = Launched(slurm, folder, words, FORKED_PROGRAMS=forked_programs.folder())
     slurm.wait_until(lambda: launched.shows("== transformer_rope, seed 2: begun"), "not submitted", LIMIT)
     slurm.do("scancel", *(launched.job(f"{name}, seed 2") for name in NAMES))
     return launched
@@ -77,7 +79,7 @@ def limited(slurm, tmp_path_factory):
 
 
 def test_cancelled_jobs_are_noticed_within_a_minute_and_a_requeued_one_is_waited_for(
-    slurm, compared, limited, tmp_path
+    slurm, limited, compared, tmp_path
 ):
     names = ["cancelled", "requeued", "waiting", "dropped"]
     launched = QuickLaunched(slurm, tmp_path, names, "--slurm", "gres=first:1", seconds={})

@@ -8,9 +8,9 @@ import pytest
 from recipes.paper.study import HERE
 from tests.commands import ROOT
 from tests.commands_on_gpus import PAPER, RECIPES, are_free, run_on_gpus
-from tests.recipes.small_demo import SMALL, label, run_here, setting_flags, small_corpus
+from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, label, run_here, setting_flags, small_corpus
 
-SHORT = [*SMALL, "layers=1", "max_epochs=1", "average_checkpoints=1", "max_len_b=10"]
+SHORT = [*SMALL, *SHORT_OUTPUTS, "layers=1", "max_epochs=1", "average_checkpoints=1"]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
 from tests import forked_programs
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
-from tests.recipes.small_demo import SMALL, describe, label, setting_flags, small_corpus
+from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, describe, label, setting_flags, small_corpus
 
 ROPE = System("rope", "transformer_rope")
 HALF = System("half", "transformer_rope", "--rope-layout half")
@@ -672,7 +672,7 @@ def test_a_run_that_another_process_trains_is_waited_for(tmp_path):
             assert float(second.stdout.readline().split()[1]) >= ended
 
 
-SETTINGS = [*SMALL, "max_epochs=1", "average_checkpoints=1"]
+SETTINGS = [*SMALL, *SHORT_OUTPUTS, "max_epochs=1", "average_checkpoints=1"]
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from tests.recipes.small_demo import SMALL, run_here, setting_flags, small_corpu
 
 pytestmark = pytest.mark.slow
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
-LINES = 200
+LINES = 60
 
 # For each line of standard input: its sentences, the library's translation, and what LibreTranslate makes of it.
 LIBRARY = """

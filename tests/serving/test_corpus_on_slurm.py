@@ -30,7 +30,7 @@ def inputs(tmp_path_factory):
 def expected(model, inputs, tmp_path_factory):
     """What processes of this machine write."""
     folder = tmp_path_factory.mktemp("expected")
-    words = ["--model", model, "--output-dir", folder, "--shard-lines", 10, "--input", *inputs]
+    words = ["--model", model, "--output-dir", folder, "--shard-lines", 100, "--input", *inputs]
     translate.main([*map(str, words)])
     return texts(folder)
 
@@ -87,7 +87,7 @@ def test_the_output_is_that_of_processes_of_this_machine(start, expected):
 
 
 def test_cancelled_and_held_jobs_are_named_and_the_same_command_continues(slurm, start, expected, inputs):
-    launched = start(seconds={"ASKING": 2, "LATE": 1, "PENDING": 10})
+    launched = start(seconds={"ASKING": 2, "LATE": 1, "PENDING": 5})
     (running, other), (pending, held, *_) = launched.wait_for_jobs(7)
     slurm.do("scancel", running, pending)
     slurm.do("scontrol", "hold", held)
