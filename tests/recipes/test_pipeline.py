@@ -349,21 +349,21 @@ def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
 def test_a_training_in_bf16_on_the_cpu_is_warned_of_and_resumes_in_bf16(copied, refused, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
     name, few = ["--gpus", "0", "--name", "sixteen"], ["--set", "average_checkpoints=1", "--set"]
-    small(copied, *name, *few, "max_epochs=1", "--set", "precision=bf16")
-    printed = capsys.readouterr()
-    (line,) = [line for line in printed.err.splitlines() if "warning" in line]
+    printed = run_here(["demo", *words(copied, *name, *few, "max_epochs=1", "--set", "precision=bf16")])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert line.startswith("recipes/demo: warning: --set precision=bf16: this CPU has no instructions for bf16 ")
-    assert "  on the CPU in bf16: " in printed.out and printed.out.splitlines()[-1].startswith("sacreBLEU ")
+    assert "  on the CPU in bf16: " in printed and printed.splitlines()[-1].startswith("sacreBLEU ")
     model = copied / "transformer_rope.seed1.sixteen"
     assert yaml.safe_load((model / "run.yaml").read_text())["training"] == {"device": "the CPU", "precision": "bf16"}
     state = torch.load(model / "checkpoints" / "checkpoint1.pt", weights_only=False)
     assert state["cfg"]["common"]["bf16"] and state["optimizer_history"][-1]["optimizer_name"] == "FP16Optimizer"
 
     assert "precision=fp32: the training in" in refused(copied, *name, *few, "max_epochs=2")
-    small(copied, *name, *few, "max_epochs=2", "--stop-stage", "7", "--set", "precision=auto")
-    printed = capsys.readouterr()
-    assert f"recipes/demo: warning: the training in {model}/checkpoints has the precision bf16: " in printed.err
-    assert "  precision: auto keeps bf16, in which this training has begun\n" in printed.out
+    longer = ["max_epochs=2", "--stop-stage", "7", "--set", "precision=auto"]
+    printed = run_here(["demo", *words(copied, *name, *few, *longer)])
+    warning = f"recipes/demo: warning: the training in {model}/checkpoints has the precision bf16: "
+    assert warning in capsys.readouterr().err
+    assert "  precision: auto keeps bf16, in which this training has begun\n" in printed
     history = [json.loads(line) for line in (model / "checkpoints" / "history.jsonl").read_text().splitlines() if line]
     assert [entry["epoch"] for entry in history if "valid_loss" in entry] == [1, 2]
 
@@ -632,13 +632,12 @@ def test_sentences_that_fairseq_skipped_are_reported(copied, tmp_path):
         check_counts(Binarise(), experiment, LEARNT, log)
 
 
-def test_a_model_whose_translations_are_all_empty_has_0_bleu(copied, capsys):
+def test_a_model_whose_translations_are_all_empty_has_0_bleu(copied):
     flags = setting_flags("fairseq_generate_flags=--max-len-a 0 --max-len-b 0 --min-len 0")
-    small(copied, "--stage", "9", *flags)
+    printed = run_here(["demo", *words(copied, "--stage", "9", *flags)])
     model = copied / MODEL
     hypotheses = (model / "hypotheses.de").read_text()
     assert hypotheses and not hypotheses.strip()
-    printed = capsys.readouterr().out
     assert "all translations are empty" in printed and printed.endswith("\nsacreBLEU 0.00\n")
     (system,) = json.loads((model / "score.json").read_text())["systems"]
     assert system["name"] == str(model / "hypotheses.de") and "sacreBLEU_by_source_length" in system
