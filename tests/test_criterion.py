@@ -329,3 +329,14 @@ def test_a_criterion_can_say_that_it_needs_attention(data_bin, tmp_path, monkeyp
         call(*training(data_bin, tmp_path / str(needs), *more, without=("--label-smoothing 0.1",)))
         in_training = [attention for is_training, attention in WithAttention.read if is_training]
         assert in_training and all((attention is not None) is is_read for attention in in_training)
+
+
+def test_a_criterion_of_several_languages_gets_the_attention(data_bin, tmp_path, monkeypatch):
+    monkeypatch.setattr(WithAttention, "read", [])
+    monkeypatch.setitem(CRITERION_REGISTRY, "cross_entropy", WithAttention)
+    languages = ["--task", "multilingual_translation", "--lang-pairs", "en-de,de-en", "--arch"]
+    more = [*languages, "multilingual_transformer_rope", "--criterion", "cross_entropy", "--max-update", 1]
+    small = [f"--{side}-{option}" for side in ("encoder", "decoder") for option in ("embed-dim=32", "ffn-embed-dim=32")]
+    call(*training(data_bin, tmp_path, *more, *small, without=("--label-smoothing 0.1", "--share-all-embeddings")))
+    in_training = [attention for is_training, attention in WithAttention.read if is_training]
+    assert len(in_training) == 2 and all(attention is not None for attention in in_training)

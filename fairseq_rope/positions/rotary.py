@@ -53,10 +53,10 @@ def rotary_tables(
 
 
 def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return what rotates by the angles of *cos* and *sin* (T, d_r / 2), and what rotates a gradient back.
+    """Return what rotates by the angles of *cos* and *sin* (…, T, d_r / 2), and what rotates a gradient back.
 
-    For the interleaved layout, each is the complex numbers cos ± i sin, (T, d_r / 2). For the half layout, each is the
-    cosines and the signed sines of all components, (2, T, d_r).
+    For the interleaved layout, each is the complex numbers cos ± i sin, (…, T, d_r / 2). For the half layout, each is
+    the cosines and the signed sines of all components, (2, …, T, d_r).
     """
     if interleaved:
         return torch.complex(cos, sin), torch.complex(cos, -sin)
@@ -106,7 +106,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: (..., T, D); dimensions after the first d_r pass through unchanged
-        cos, sin: (T, d_r / 2), float32
+        cos, sin: (T, d_r / 2), float32; in cross-attention, (B or 1, 1, T, d_r / 2)
         interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
     """
     dim = 2 * cos.size(-1)  # d_r

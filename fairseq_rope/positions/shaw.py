@@ -83,3 +83,14 @@ class Nezha(Shaw):
 
     def reset_parameters(self) -> None:
         pass
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Nezha":
+        """Do what Module does to move the vectors, and compute them if the model was built on "meta"."""
+        had_none = self.relative_position_keys.is_meta
+        super()._apply(*args, **kwargs)
+        device, dtype = self.relative_position_keys.device, self.relative_position_keys.dtype
+        if had_none and device.type != "meta":
+            with device:
+                self.make_vectors(self.relative_position_keys.size(1))
+            self.to(dtype)
+        return self

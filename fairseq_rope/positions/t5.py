@@ -97,4 +97,6 @@ class T5Bias(DistanceBias):
 
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L): (H, L)."""
-        return self.relative_attention_bias[self.buckets(distance)].t()
+        table = self.relative_attention_bias
+        wide = table if table.dtype == torch.float64 else table.float()  # the gradient of a row is a sum of many
+        return wide[self.buckets(distance)].t()

@@ -109,11 +109,13 @@ class Beams:
         if group == 1:
             return mask
         key = (mask, group)
-        if key not in self._of_step:
-            is_one = mask.size(1) == 1  # for all heads
-            grouped = mask.repeat(1, 1, group, 1) if is_one else mask.unflatten(1, (-1, group)).flatten(2, 3)
-            self._of_step[key] = self._for_all_layers(grouped)
-        return self._of_step[key]
+        if key in self._of_step:
+            return self._of_step[key]
+        is_one = mask.size(1) == 1  # for all heads
+        grouped = mask.repeat(1, 1, group, 1) if is_one else mask.unflatten(1, (-1, group)).flatten(2, 3)
+        if mask is self.mask or any(mask is shared for shared in self._of_step.values()):  # else it is of one layer
+            grouped = self._of_step[key] = self._for_all_layers(grouped)
+        return grouped
 
     @staticmethod
     def _for_all_layers(mask: Tensor) -> Tensor:

@@ -72,6 +72,11 @@ class PrunedModel(BaseFairseqModel):
         return loaded
 
 
+def needs_attention(args: Namespace) -> bool:
+    """Return whether the criterion of *args* says that it reads the weights of cross-attention."""
+    return bool(getattr(CRITERION_REGISTRY.get(getattr(args, "criterion", None)), "needs_attention", False))
+
+
 @register_model("transformer_rope")
 class TransformerRopeModel(PrunedModel, TransformerModel):
     """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
@@ -105,9 +110,7 @@ class TransformerRopeModel(PrunedModel, TransformerModel):
             model = super().build_model(args, task)
         save_in_configuration(config, args)
         cfg = getattr(task, "cfg", None)
-        criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None))
-        needs_attention = bool(getattr(criterion, "needs_attention", False))
-        model.decoder.attention_in_training = needs_attention or bool(getattr(cfg, "load_alignments", False))
+        model.decoder.attention_in_training = needs_attention(args) or bool(getattr(cfg, "load_alignments", False))
         right_padded = str(getattr(cfg, "left_pad_target", None)) == "False"
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention):

@@ -13,7 +13,7 @@ from torch import nn
 
 from .defaults import as_namespace
 from .meaning import refuse_other_model
-from .models import TransformerRopeModel, with_options
+from .models import TransformerRopeModel, needs_attention, with_options
 
 
 @register_model("multilingual_transformer_rope")
@@ -32,6 +32,8 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
         args = as_namespace(args)
         with with_options(args):
             model = super().build_model(args, task)
+        for of_pair in model.models.values():
+            of_pair.decoder.attention_in_training = needs_attention(args)
         model.refuse_other_model = refuse_other_model  # fairseq builds an object of its own class
         return model
 

@@ -236,6 +236,25 @@ def test_gradients_of_tupe_in_bf16_are_sums_over_many_padded_sentences():
     torch.testing.assert_close(*gradients, atol=0.1 * float(gradients[1].norm()) / math.sqrt(C), rtol=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_gradient_of_t5s_largest_distances_is_their_sum_in_16_bits(dtype):
+    """887 of the distances to 1,000 keys are at least 113, where the last bucket begins."""
+    decoder = T5Bias(1, C, bidirectional=False).to(dtype)
+    decoder.by_distance(-torch.arange(1000)).sum().backward()
+    assert decoder.relative_attention_bias.grad[-1].item() == pytest.approx(887, rel=2**-8)
+
+
+def test_the_vectors_of_nezha_are_there_if_the_model_was_built_without_memory():
+    build = partial(ENCODINGS["nezha"].build, "encoder", C, H)
+    with torch.device("meta"):
+        empty = build()
+    assert empty.to("meta").relative_position_keys.is_meta
+    for dtype in (torch.float32, torch.bfloat16):
+        filled, expected = copy.deepcopy(empty).to(dtype).to_empty(device="cpu"), build().to(dtype)
+        for name in ("relative_position_keys", "relative_position_values"):
+            assert torch.equal(getattr(filled, name), getattr(expected, name))
+
+
 def test_buckets_of_t5_are_those_computed_by_hand():
     # Range k begins at 16 * 8^(k/16) = 16 * 2^(3k/16) in the decoder, at 8 * 16^(k/8) = 8 * 2^(k/2) in the encoder.
     decoder_starts = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
