@@ -43,7 +43,7 @@ TRANSFORMERS = [
 ]
 # FAIRSEQ_SUITE=whole runs all tests but those of xFormers. Otherwise, tests are left out that take most of the time:
 # - trainings with fairseq's models and the plugin that run with the rotary model in any case, but for one of a language
-#   model; for --eval-bleu, tests/test_compatibility.py has one
+#   model; for --eval-bleu and the multilingual model, tests/test_compatibility.py has one
 # - tests whose names contain a word of LONG. Those of its first line train models without our positions, and without a
 #   beam search from left to right. Those of the second line call no function of the plugin, or only NumPy's old names,
 #   which shorter tests need, too. Those of the third and fourth line call the same functions of the plugin as tests
@@ -63,7 +63,6 @@ LIKE_OTHERS = {
     "tests/test_binaries.py::TestTranslation::test_eval_bleu",
     "tests/test_binaries.py::TestTranslation::test_multilingual_transformer",
     "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch",
-    "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch_dicts",
     "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch_src_tgt_dict_spec",
     "tests/test_binaries.py::TestLanguageModeling::test_transformer_lm",
     "tests/test_binaries.py::TestMaskedLanguageModel::test_roberta_regression_single",

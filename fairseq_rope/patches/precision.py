@@ -31,9 +31,9 @@ _init_trainer = Trainer.__init__
 _parse_args_and_arch = options.parse_args_and_arch
 _prepare_for_inference_ = BaseFairseqModel.prepare_for_inference_
 
-# The type of numbers that each flag chooses. Flags of one type can be combined, others cannot.
 logger = logging.getLogger(__name__)
 
+# The type of numbers that each flag chooses. Flags of one type can be combined, others cannot.
 TYPES = {
     "fp16": "float16",
     "memory_efficient_fp16": "float16",

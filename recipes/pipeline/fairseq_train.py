@@ -78,8 +78,8 @@ def devices_and_precision(experiment: Experiment, resumed: str = "") -> tuple[in
         others = experiment.precision_of_others
         usual = others in ("fp32", best) or gpus and others == "fp16"
         return gpus, others if usual else best
-    if gpus == 0 and wanted in ("fp16", "amp") and not words.startswith("--memory-efficient"):
-        raise StageError(f"{words}: fairseq trains in {wanted} on GPUs only")
+    if gpus == 0 and wanted == "fp16" and not words.startswith("--memory-efficient"):
+        raise StageError(f"{words}: fairseq trains in fp16 on GPUs only")
     if gpus and wanted == "bf16" and best != "bf16":
         raise StageError(f"{words}: this GPU does not support it; the best is {best}")
     return gpus, wanted

@@ -374,6 +374,15 @@ def test_a_search_across_sentences_is_refused(model, name):
         fast_ensemble.reorder_encoder_out(outs, torch.tensor(REFUSED[name]))
 
 
+@pytest.mark.parametrize("name, kept", [("transformer-xl", 0), ("rope", 1)])
+@torch.no_grad()
+def test_a_mask_for_groups_of_heads_is_kept_only_if_all_layers_have_it(build, name, kept):
+    model = fast(build(decoder_position_encoding=name, decoder_kv_heads=1))
+    fast_ensemble, outs = begun(model)
+    fast_ensemble.forward_decoder(torch.full((9, 1), EOS), outs, [{}])
+    assert len([key for key in outs[0]._of_step if isinstance(key, tuple)]) == kept
+
+
 class OwnSearch(SequenceGenerator):
     """A user's generator, whose search may read the output of the encoder."""
 

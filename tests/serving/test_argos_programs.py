@@ -101,7 +101,7 @@ def install_programs(folder):
 
 @pytest.fixture(scope="module")
 def installed(demo, programs, tmp_path_factory):
-    """A folder with the package, the environment variables for the programs, and 200 lines of the validation set."""
+    """A folder with the package, the environment variables for the programs, and some lines of the validation set."""
     served, work = demo
     folder = tmp_path_factory.mktemp("argos")
     variables = install_package(served, work / "data-bin", folder, programs)
