@@ -279,7 +279,7 @@ PATCHES: list[Patch] = [
         "fairseq.data.language_pair_dataset.np",
         numpy_names.NumpyWithOldNames("numpy"),
         "an unreadable error",
-        "--num-batch-buckets of translation needs np.compat.long, too.",
+        "--num-batch-buckets of translation needs np.compat.long, which newer versions of NumPy do not have.",
         "fairseq has int in place of np.compat.long",
     ),
     Patch(

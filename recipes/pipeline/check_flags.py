@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.start import SIDES, SIZES
+from recipes.run import shell
 from recipes.run.run import ROOT, StageError
 
-PYTHON = sys.executable
 PARSED, PASSED, WARNING = "the flags are known", "the models can be built", "warning: "
 
 
@@ -30,7 +30,7 @@ def check_flags(
 
     *devices* are the number of GPUs and the precision, if another machine trains. *flag* names the systems in messages.
     """
-    words = [PYTHON, "-m", "recipes.pipeline.check_flags"]
+    words = [f"{shell.PROGRAMS}/python", "-m", "recipes.pipeline.check_flags"]
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
         devices_here = devices or fairseq_train.devices_and_precision(experiment)

@@ -68,7 +68,7 @@ def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, messag
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
 
 
-def test_amp_with_cpu_is_refused_on_a_machine_with_a_gpu(tmp_path, monkeypatch):
+def test_amp_with_cpu_is_refused_on_a_machine_with_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(InputError, match=r"^--amp: needs a GPU \(--cpu\); on a CPU, give --bf16, or no such flag for"):
         refuse_precision(Namespace(amp=True, cpu=True), Namespace())

@@ -44,7 +44,5 @@ class AfterImport:
         return spec
 
 
-_FORKED_PYTHON = os.path.join(os.environ.get("FORKED_PROGRAMS", ""), "python")
 if "FORKED_PROGRAMS" in os.environ:
     AfterImport("recipes.run.shell", lambda shell: setattr(shell, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))
-    AfterImport("recipes.pipeline.check_flags", lambda module: setattr(module, "PYTHON", _FORKED_PYTHON))
