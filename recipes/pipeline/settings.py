@@ -55,7 +55,7 @@ class Settings:
     source_lang: str = _setting(MISSING, "code of the source language", **_LANGUAGE)
     target_lang: str = _setting(MISSING, "code of the target language", **_LANGUAGE)
     train_files: str = _setting(
-        MISSING, "training set: FILE or ARCHIVE:MEMBER, with {lang} and {side}; more are joined"
+        MISSING, "training set: FILE or ARCHIVE:MEMBER; {lang} is the language, {side} is src or ref; more are joined"
     )
     valid_files: str = _setting("", "validation set, written like train_files; empty with holdout_every")
     test_files: str = _setting("", "test set, written like train_files; further references after commas; empty: none")
