@@ -128,8 +128,15 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("name", ["in", "in.gz"])
-def test_lines_that_cannot_be_translated_are_empty_and_listed(model, run, tmp_path, capsys, name):
+def test_lines_that_cannot_be_translated_are_empty_and_listed(
+    model, run, tmp_path, capsys, monkeypatch, name, in_pieces
+):
+    if in_pieces:  # as with files of many megabytes, and shards of more than 512 lines
+        for module in (shards, corpus):
+            monkeypatch.setattr(module, "BLOCK", 7)
+        monkeypatch.setattr(shards, "LINES", 3)
     lines = sentences(30)
     with Translator(str(model)) as translator:
         expected = translator.translate(lines)

@@ -397,6 +397,23 @@ def test_a_wrong_model_specification_is_refused(build, task, tmp_path, name):
         check(folder, model, task)
 
 
+def test_a_wrong_model_specification_is_refused_in_8_bits(build, task, tmp_path):
+    options, change = WRONG["no rotation"]
+    model = strong(build("transformer_rope_tiny", position_encoding=options))
+    folder = write(model, task, tmp_path / "model", "int8", change)
+    with pytest.raises(ExportError, match="per word on average, and 0.3 is allowed: nothing was written"):
+        check(folder, model, task, "int8")
+
+
+def test_models_with_rope_scaling_are_compared_on_longer_sentences(build, task, monkeypatch, without_validation_set):
+    monkeypatch.setattr(export_checks, "SAMPLES", 64)
+    lengths = []
+    for options in ({}, {"decoder_rope_scaling": SCALINGS["linear"]}):
+        pairs = export_checks.Reference(build("transformer_rope_tiny", **options), task).pairs
+        lengths.append(max(len(source) for source, _ in pairs))
+    assert 120 < lengths[0] <= 128 and 480 < lengths[1] <= 512
+
+
 REFUSED = {
     "--adaptive-softmax-cutoff": {"adaptive_softmax_cutoff": "20"},
     "--no-cross-attention": {"no_cross_attention": True},

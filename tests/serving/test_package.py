@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import ctranslate2
 import pytest
 import sentencepiece
 from subword_nmt.learn_bpe import learn_bpe
@@ -143,6 +144,8 @@ def test_models_that_a_package_cannot_hold_are_refused(run, served, tmp_path, se
         (["--languages", "EN", "de"], "--languages EN de: must be two codes of two or three lower-case letters"),
         (["--languages", "en", "en"], "--languages en en: must be two codes"),
         (["--languages", "de", "en"], "--languages de en: the model in --model {served} translates en to de"),
+        (["--languages", "de", "fr"], "--languages de fr: the model in --model {served} translates en to de"),
+        (["--languages", "fr", "en"], "--languages fr en: the model in --model {served} translates en to de"),
         (["--package-version", "one"], "--package-version one: must be numbers and dots, such as 1.0"),
         (["--output", "nowhere"], "--output nowhere: must be a folder that exists"),
         (["--install", "nowhere/packages"], "--install nowhere/packages: must be a folder, or a new one"),
@@ -182,6 +185,21 @@ def test_a_package_that_translates_worse_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr(package, "LOSS", -101.0)  # no package is so much better
     assert "it may be -101.0 lower: nothing was written" in refusal(run)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_translations_of_the_package_are_scored_beside_those_of_the_model(run, data_bin, tmp_path, monkeypatch):
+    """The package's are the references, which have 100 sacreBLEU; the model's are not."""
+    references = (data_bin.parent / "text" / "valid.de").read_text().split("\n")
+    sources = (data_bin.parent / "text" / "valid.en").read_text().split("\n")
+    known = dict(zip(sources, references))
+    monkeypatch.setattr(
+        package.Argos, "translate", lambda self, pairs: [known[" ".join(source)].split() for source in pairs]
+    )
+    monkeypatch.setattr(package.Translator, "translate", lambda self, lines: ["nothing like it"] * len(lines))
+    assert "sacreBLEU 100.00 on them with beam 4 and length penalty 0.2" in run()
+    monkeypatch.setattr(package.Argos, "translate", lambda self, pairs: [["nothing"] for _ in pairs])
+    monkeypatch.setattr(package.Translator, "translate", lambda self, lines: [known[line] for line in lines])
+    assert "nothing was written" in refusal(run, "--replace")
 
 
 def test_a_package_cannot_be_checked_without_a_validation_set(run, data_bin, tmp_path):
@@ -297,7 +315,14 @@ def test_a_package_scores_and_translates_as_the_checkpoint(served, loaded, tmp_p
     for scores, expected in zip(target.score(words).log_probs, export_checks.torch_scores(checkpoint, task, pairs)):
         assert scores == pytest.approx(expected, abs=1e-3)
     sources = [source for source, _ in words]
-    assert target.translate(sources) == target.package.search([" ".join(source)] for source in sources)
+
+    def with_options(beam_size=4, length_penalty=0.2):  # those of Argos Translate
+        model = ctranslate2.Translator(str(tmp_path / argos.MODEL))
+        results = model.translate_batch(sources, beam_size=beam_size, length_penalty=length_penalty)
+        return [result.hypotheses[0] for result in results]
+
+    assert target.translate(sources) == with_options()
+    assert with_options(beam_size=1) != with_options() != with_options(length_penalty=3.0)
 
 
 def test_a_package_with_other_scores_than_its_model_is_refused(run, tmp_path, monkeypatch):
