@@ -77,6 +77,34 @@ def test_parameters_of_positions_are_drawn_from_numbers_of_their_own(build, name
     assert not any(torch.equal(another[key], state[key]) for key in own)
 
 
+@pytest.mark.parametrize("name, key", [("t5", "attention_bias"), ("deberta", "embeddings"), ("tupe", "embeddings")])
+def test_tables_of_positions_start_with_the_deviation_of_fairseqs_embeddings(build, name, key):
+    torch.manual_seed(1)
+    sizes = {
+        f"{side}_{size}": n
+        for side in ("encoder", "decoder")
+        for size, n in (("embed_dim", 64), ("attention_heads", 8))
+    }
+    model = build(position_encoding=name, **sizes)
+    tables = [value for path, value in model.named_parameters() if is_of_positions(path) and path.endswith(key)]
+    assert len(tables) == 2
+    for table in tables:
+        assert table.numel() >= 256 and float(table.detach().std()) == pytest.approx(64**-0.5, rel=0.2)
+        assert abs(float(table.detach().mean())) < 0.03
+
+
+def test_kerples_parameters_start_in_the_ranges_of_its_paper(build):
+    """r1 from 0 to 2, r2 from 0 to 1: arXiv:2205.09921, the logarithmic variant."""
+    drawn = {"r1": [], "r2": []}
+    for seed in range(40):
+        torch.manual_seed(seed)
+        for path, value in build(position_encoding="kerple").named_parameters():
+            if is_of_positions(path):
+                drawn[path.rpartition(".")[2]] += value.detach().flatten().tolist()
+    for name, most in (("r1", 2.0), ("r2", 1.0)):
+        assert 0 <= min(drawn[name]) < 0.1 * most and 0.9 * most < max(drawn[name]) <= most
+
+
 def test_two_encodings_train_on_the_same_batches(data_bin, tmp_path, monkeypatch):
     real, batches = TranslationTask.train_step, {}
     for name in ("alibi", "t5"):

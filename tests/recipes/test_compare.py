@@ -624,6 +624,20 @@ def test_the_bootstrap_uses_the_tokeniser_of_the_scores(tmp_path, no_bootstrap, 
         assert results["joined"][0]["scores"][system] == pytest.approx(expected)
 
 
+def test_documents_are_scored_with_the_tokeniser_of_the_scores(tmp_path, no_bootstrap):
+    words = "我们 去 北京。 他 看书".split()
+    report = make_report(tmp_path, target="zh", words=words, tokenize="zh", documents=5)
+    joined = report.results(report.experiments[0])["joined"][0]
+    for system, runs in report.runs.items():
+        for run, actual in zip(runs, joined["document_scores"][system], strict=True):
+            texts = [lines(run.hypotheses), lines(tmp_path / "raw" / "test.sentences.zh")]
+            documents = [[" ".join(side[n : n + 5]) for n in range(0, 17, 5)] for side in texts]
+            expected, other = (
+                sacrebleu.corpus_bleu(documents[0], [documents[1]], tokenize=name).score for name in ("zh", "13a")
+            )
+            assert actual == pytest.approx(expected) != pytest.approx(other)
+
+
 @pytest.mark.parametrize("name", ["13a", "zh", "intl", "char", "none", "ja-mecab", "ko-mecab"])
 def test_the_tokeniser_is_read_from_a_signature(name):
     try:

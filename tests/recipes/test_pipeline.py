@@ -159,6 +159,10 @@ def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, co
 def test_the_exported_model_of_stage_11_translates_as_fairseq(copied, capsys):
     small(copied, "--stage", "11", "--set", "export_shortlist=true", "--dry-run")
     assert re.search(r"fairseq_rope export .* --shortlist$", capsys.readouterr().out, re.M)
+    search = {"beam": 3, "length_penalty": 0.7, "max_len_b": 60}  # no defaults of fairseq-rope export
+    changed = setting_flags("export_quantization=float32", *(f"{name}={value}" for name, value in search.items()))
+    small(copied, "--stage", "11", *changed, "--dry-run")
+    assert re.search(r"fairseq_rope export .* --beam 3 --lenpen 0.7 --max-len-b 60$", capsys.readouterr().out, re.M)
     printed = run_here(["demo", *words(copied, "--stage", "11", "--set", "export_quantization=float32")])
     model, translations = copied / MODEL, copied / "translations"
     assert "differ from the checkpoint's by" in printed and "stage 10" not in printed

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -209,6 +211,21 @@ def test_the_limit_of_the_other_kind_counts_too(tmp_path):
         check_limit(with_checkpoints(tmp_path / "updates", settings, "_2_15"))
 
 
+def test_files_of_the_text_and_of_the_same_model_count_as_free_disk(tmp_path, monkeypatch):
+    own = experiment(tmp=tmp_path, overrides=["disk_gb=1", "memory_gb=0"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=997_000_000))
+    for folder in (own.work / "raw", own.model / "checkpoints", own.work / "transformer.seed9"):
+        folder.mkdir(parents=True)
+    (own.work / "transformer.seed9" / "of another model").write_bytes(bytes(4_000_000))
+    with pytest.raises(StageError, match="^1.0 GB are free on the disk of .*, and 1.0 are needed; .* disk_gb=0$"):
+        check_machine(own)
+    (own.work / "raw" / "train.en").write_bytes(bytes(2_000_000))
+    with pytest.raises(StageError, match="GB are free on the disk of"):
+        check_machine(own)
+    (own.model / "checkpoints" / "checkpoint1.pt").write_bytes(bytes(1_000_000))
+    check_machine(own)
+
+
 def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):
     def check(*overrides, **more):
         check_machine(experiment(tmp=tmp_path / "new", overrides=overrides, **more))
@@ -218,6 +235,11 @@ def test_a_machine_that_is_too_small_is_refused(tmp_path, monkeypatch):
     memory = r"GB of memory, and 1e\+06 are needed; to try anyway, run with --set memory_gb="
     with pytest.raises(StageError, match=memory):
         check("memory_gb=1000000")
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8_000_000_000 // 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    check("memory_gb=7.9", "disk_gb=0")
+    with pytest.raises(StageError, match="this machine has 8.0 GB of memory, and 8.1 are needed; .* memory_gb=8$"):
+        check("memory_gb=8.1", "disk_gb=0")
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **kw: None if name == "subword-nmt" else which(name, **kw))
     with pytest.raises(StageError, match="subword-nmt is neither in "):

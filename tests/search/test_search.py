@@ -425,7 +425,11 @@ def test_an_ensemble_with_another_kind_of_model_finds_the_same(build, task, monk
     assert type(generator.model) is FastEnsemble
     actual = generator.generate(models, sample)
     monkeypatch.setenv("FAIRSEQ_ROPE_FAST_SEARCH", "0")
-    assert_same(actual, generator.generate(models, sample))
+    expected = generator.generate(models, sample)
+    assert_same(actual, expected)
+    for one, other in zip(sum(actual, []), sum(expected, []), strict=True):
+        assert other["attention"].any()
+        torch.testing.assert_close(one["attention"], other["attention"], rtol=0, atol=1e-5)
 
 
 def test_only_fairseqs_search_of_our_models_gets_the_fast_ensemble(build):
