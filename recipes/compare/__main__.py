@@ -265,7 +265,8 @@ def _experiment(
     parser: argparse.ArgumentParser, args: argparse.Namespace, system: System, train_flags: str
 ) -> Experiment:
     """Seed 1 of *system*. Raises a SettingsError if its flags include one that the recipe sets itself."""
-    experiment = describe_experiment(parser, args, system.arch, 1, train_flags)
+    first = launch.seeds_of(args.seeds)[0]  # of which start_checkpoint must exist, if its name has the seed
+    experiment = describe_experiment(parser, args, system.arch, first, train_flags)
     own = experiment.settings
     settings = dataclasses.replace(
         own,
@@ -276,7 +277,7 @@ def _experiment(
     refuse_lost_validations(settings.fairseq_train_flags)
     # Flags of the system are part of its name, so they do not change the label of the folder.
     experiment.scorers = stage12_score_with.chosen(args)
-    return dataclasses.replace(experiment, system=system.name, training_of=system.of, settings=settings)
+    return dataclasses.replace(experiment, seed=1, system=system.name, training_of=system.of, settings=settings)
 
 
 def _tuning(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.run.history import logged
+from recipes.run.history import logged, number_of
 from recipes.run.run import StageError
 
 
@@ -44,11 +44,11 @@ def read_history(path: Path) -> Training:
             peaks.append(float(entry["peak_memory_mib"]))
             continue
         if "valid_loss" in entry:
-            updates = int(entry["valid_num_updates"])
+            updates = number_of(entry["valid_num_updates"])
             _forget(validations, updates)
             validations[updates] = float(entry["valid_loss"]), int(entry["epoch"])
         elif "train_wall" in entry:
-            updates = int(entry["train_num_updates"])
+            updates = number_of(entry["train_num_updates"])
             _forget(epochs, updates)
             # fairseq counts from 0 in every process.
             if float(entry["train_wall"]) < wall:

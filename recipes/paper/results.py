@@ -8,6 +8,7 @@ from recipes.compare.plots import figure_of, style
 from recipes.compare.tables import spread
 from recipes.paper.runs import PaperRun
 from recipes.run import precision
+from recipes.run.history import number_of
 
 Rows = Mapping[str, Mapping[str, Mapping[int, float]]]  # system: column: seed: value
 Panels = Mapping[str, Mapping[str, Sequence[tuple[Sequence[int], Sequence[float]]]]]  # y axis: system: curves
@@ -26,7 +27,7 @@ def curve_of(validations: list[dict[str, str]], metric: str) -> tuple[list[int],
 
     If an interrupted run validated at the same update twice, the later one counts.
     """
-    by_update = {int(entry["valid_num_updates"]): float(entry[f"valid_{metric}"]) for entry in validations}
+    by_update = {number_of(entry["valid_num_updates"]): float(entry[f"valid_{metric}"]) for entry in validations}
     return sorted(by_update), [by_update[update] for update in sorted(by_update)]
 
 

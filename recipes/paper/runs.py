@@ -72,7 +72,7 @@ class PaperRun(Run):
     def command(self, training: Training) -> str:
         """The command of *training*. It resumes from its last checkpoint."""
         gpus = self.devices(training)
-        device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
+        device = f"--distributed-world-size {gpus}" if gpus else "--cpu --distributed-world-size 1"
         start = f" --finetune-from-model {quoted(training.start)}" if training.start else ""
         best = f" --best-checkpoint-metric {training.metric} --maximize-best-checkpoint-metric"
         return (

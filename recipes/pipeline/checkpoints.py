@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fairseq_rope.files import NUMBERS
 from recipes.pipeline.experiment import Experiment
-from recipes.run.history import logged
+from recipes.run.history import logged, number_of
 from recipes.run.run import StageError
 
 
@@ -24,12 +24,14 @@ def check_checkpoints(experiment: Experiment) -> None:
     every = by_update or 1
     expected = [numbers[-1] - every * n for n in reversed(range(count))] if numbers else []
     if numbers != expected or not numbers:
-        unit, limit = ("updates", "max_updates") if by_update else ("epochs", "max_epochs")
+        unit = "updates" if by_update else "epochs"
         last = unit[:-1] if count == 1 else f"{count} {unit}"
         needed = f"the last {last} (multiples of {every})" if by_update else f"the last {last}"
         has = f"those of {', '.join(map(str, numbers))}" if numbers else "none"
         must = f"must have the checkpoints of {needed}, to average them, and has {has}"
-        again = f"train longer ({limit}), or train again with --name NAME"
+        last_ones = next((n for n in range(1, len(numbers)) if numbers[-n - 1] != numbers[-n] - every), len(numbers))
+        fewer = f"average fewer (average_checkpoints={last_ones}), " if last_ones else ""
+        again = f"train longer (max_epochs, max_updates), {fewer}or train again with --name NAME or another --work-dir"
         raise StageError(f"stage 7 (train): {experiment.checkpoints} {must}: {again}")
 
 
@@ -41,7 +43,7 @@ def check_limit(experiment: Experiment) -> None:
             earlier = experiment.model / "earlier"
             shorter = f"; results of shorter trainings are in {earlier}" if earlier.exists() else ""
             trained = f"is already trained for {number} {limit[4:]}, beyond {limit}={allowed}"
-            instead = f"set {limit}={number}, or train another model with --name NAME{shorter}"
+            instead = f"set {limit}={number}, or train another model with --name NAME or another --work-dir{shorter}"
             raise StageError(f"stage 7 (train): {experiment.checkpoints} {trained}: {instead}")
 
 
@@ -56,6 +58,5 @@ def _trained(experiment: Experiment) -> dict[str, int]:
         return {"max_updates": number, "max_epochs": int(epoch[1])}
     lines = experiment.history.read_text(encoding="utf-8").splitlines() if experiment.history.exists() else []
     entries = [entry for entry in map(logged, lines) if entry.get("epoch") == number]
-    # fairseq writes six digits, and from a million on like 1.23457e+06
-    updates = [float(entry.get(f"{part}_num_updates", 0)) for entry in entries for part in ("train", "valid")]
-    return {"max_epochs": number, "max_updates": int(max(updates, default=0))}
+    updates = [number_of(entry.get(f"{part}_num_updates", "0")) for entry in entries for part in ("train", "valid")]
+    return {"max_epochs": number, "max_updates": max(updates, default=0)}

@@ -54,7 +54,7 @@ def refuse_another(experiment: Experiment, resumed: str) -> None:
     wanted, words = asked(experiment)
     if resumed and wanted not in ("auto", resumed):
         has = f"the training in {experiment.checkpoints} has the precision {resumed}, and cannot resume in {wanted}"
-        instead = f"set precision={resumed}, or train another model with --name NAME"
+        instead = f"set precision={resumed}, or train another model with --name NAME or another --work-dir"
         raise StageError(f"stage 7 (train): {words}: {has}: {instead}")
 
 
@@ -132,7 +132,8 @@ def command(experiment: Experiment, gpus: int, number_format: str) -> str:
         saved = f"--save-interval-updates {s.save_every_updates} --keep-interval-updates {s.average_checkpoints}"
         saved += " --no-epoch-checkpoints"
     start = f"--finetune-from-model {quoted(experiment.start_copy)} " if experiment.start_checkpoint else ""
-    device = f"--distributed-world-size {gpus}" if gpus else "--cpu"
+    # Without a number of processes, fairseq starts one for each GPU, also with --cpu.
+    device = f"--distributed-world-size {gpus}" if gpus else "--cpu --distributed-world-size 1"
     needs_no_flag = number_format == "fp32" or precision.flag_in(s.fairseq_train_flags)
     flag = "" if needs_no_flag else f"{quoted(f'--{number_format}')} "
     return (

@@ -81,8 +81,7 @@ class Train(TranslationStage):
         elif fairseq_train.asked(experiment)[0] == "auto" and experiment.precision_of_others == number_format:
             say(f"precision: auto takes {number_format}, the precision of the earlier runs of this comparison")
         if not experiment.dry_run:
-            tokens = settings.tokens_per_update, settings.tokens_per_device
-            check_lengths(experiment, fairseq_train.batches(*tokens, max(1, gpus))[0])
+            check_lengths(experiment, int(sizes["max_tokens"]))
             self._begin_or_resume(experiment)
             batches = {"device": device, "precision": number_format, **sizes}
             process = {**describe(), "batches": batches, "command": command}

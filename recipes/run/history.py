@@ -25,6 +25,11 @@ def logged(line: str) -> dict[str, Any]:
         return {}
 
 
+def number_of(updates: str) -> int:
+    """The number of *updates* in fairseq's log, which has six digits, and from a million on the form 1.23457e+06."""
+    return int(float(updates))
+
+
 def training_bar(updates: int, epochs: int, disable: bool) -> tqdm:
     """A bar of *updates*, or of *epochs* if the updates are not limited, which :func:`follow` moves."""
     return tqdm(
@@ -45,7 +50,7 @@ def follow(bar: tqdm, line: str) -> None:
     elif bar.unit == "update":
         updates = entry.get("num_updates", entry.get("train_num_updates"))
         if updates is not None:
-            bar.update(int(updates) - bar.n)
+            bar.update(number_of(updates) - bar.n)
     elif "update" in entry:  # in epochs, with a fraction
         bar.update(float(entry["update"]) - bar.n)
     elif "train_loss" in entry:

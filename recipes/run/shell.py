@@ -22,6 +22,13 @@ from recipes.run.stamps import Partial
 PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
 DEFAULTS = {"TQDM_MININTERVAL": "0.5"}  # of variables that the user has not set
 
+# fairseq takes the number of processes and their addresses from these variables before its flags. A recipe is one
+# process, and starts those of its GPUs itself, also in an allocation of several tasks.
+OF_LAUNCHERS = (
+    *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
+)
+
 # SLURM sends this signal to all processes of a job before its time limit. Only the job itself, submitit, handles it: it
 # ends the commands, and says that the time was over. A command that ended first would hide this reason.
 IGNORED = "trap '' USR2; "
@@ -73,7 +80,8 @@ class Shell:
             exports = [f'export PATH={shlex.quote(PROGRAMS)}:"$PATH"']
             exports += [f'export {name}="${{{name}-{value}}}"' for name, value in DEFAULTS.items()]
             exports += [f"export {name}={value}" for name, value in UTF8.items()]
-            head = "\n".join(["set -euo pipefail", f"cd {shlex.quote(str(ROOT))}", *exports, ""])
+            unset = f"unset {' '.join(OF_LAUNCHERS)}"
+            head = "\n".join(["set -euo pipefail", f"cd {shlex.quote(str(ROOT))}", unset, *exports, ""])
             self.script.write_text(head, encoding="utf-8")
 
     def command(
@@ -122,7 +130,8 @@ def run_logged(
 
     Returns the peak host memory of its largest process, in MiB.
     """
-    environment = {**DEFAULTS, **os.environ, **UTF8, "PATH": f"{PROGRAMS}:{os.environ.get('PATH', '')}"}
+    own = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    environment = {**DEFAULTS, **own, **UTF8, "PATH": f"{PROGRAMS}:{own.get('PATH', '')}"}
     # python -m recipes.… needs the project's root; fairseq finds the plugin by --user-dir.
     environment["PYTHONPATH"] = ":".join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -219,6 +219,10 @@ def test_each_system_starts_from_a_checkpoint_of_its_own(tmp_path, capsys, monke
         Path(path).touch()
     main(run)
     assert re.findall(r"old_model checkpoint --input (\S+)", capsys.readouterr().out) == checkpoints
+    second = [str(tmp_path / "one.seed2.pt"), *setting_flags(f"start_checkpoint={tmp_path}/one.seed{{seed}}.pt")]
+    Path(checkpoints[0]).unlink()
+    main([*run, "--seeds", "2-2", *second[1:]])
+    assert re.findall(r"old_model checkpoint --input (\S+)", capsys.readouterr().out) == second[:1] * 2
 
 
 # -- the report of hand-made outputs -----------------------------------------------------------------

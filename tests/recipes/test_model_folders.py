@@ -18,6 +18,7 @@ import yaml
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import main
+from recipes.pipeline.checkpoints import check_checkpoints
 from recipes.pipeline.experiment import SETS, TEST
 from recipes.pipeline.session import announce
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
@@ -349,7 +350,7 @@ def test_a_finished_model_is_not_taken_for_one_of_another_precision(work):
     folder = work / "transformer_rope.seed1" / "checkpoints"
     assert str(refused.value) == (
         f"stage 7 (train): --set precision=bf16: the training in {folder} has the precision fp32, and cannot resume in "
-        "bf16: set precision=fp32, or train another model with --name NAME"
+        "bf16: set precision=fp32, or train another model with --name NAME or another --work-dir"
     )
     with pytest.raises(StageError, match="cannot resume in bf16"):  # not "run with --stage 7"
         Runner(described(work, "precision=bf16"), MODEL_STAGES).refuse_stale_inputs(STAGES[-1])
@@ -427,7 +428,18 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     missing = "transformer_rope.seed1/checkpoints/checkpoint2.pt is missing"
     assert f"stage 7: train (again, since {missing})" in capsys.readouterr().out
     assert "the last 3 epochs, to average them, and has those of 1, 3" in str(refused.value)
-    assert "train longer (max_epochs), or train again with --name NAME" in str(refused.value)
+    remedies = "train longer (max_epochs, max_updates), average fewer (average_checkpoints=1), or train again with"
+    assert remedies in str(refused.value)
+
+
+def test_a_training_that_patience_ends_early_can_average_the_checkpoints_that_it_has(work, monkeypatch):
+    flags = ["max_epochs=3", "average_checkpoints=3"]
+    experiment = run(work, *flags).experiment
+    (experiment.checkpoints / "checkpoint3.pt").unlink()
+    monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train, which does not go on
+    with pytest.raises(StageError, match=r"average fewer \(average_checkpoints=2\), "):
+        run(work, *flags)
+    check_checkpoints(described(work, "max_epochs=3", "average_checkpoints=2"))
 
 
 def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch):

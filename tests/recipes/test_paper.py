@@ -250,7 +250,7 @@ def test_the_later_one_of_two_validations_at_an_update_counts():
     ("loss", 2, "--distributed-world-size 2"),
     ("accuracy", 2, "--distributed-world-size 2"),
     ("f1", 2, "--distributed-world-size 1"),  # fairseq adds the lists of predictions of two GPUs to the number 0
-    ("spearman", 0, "--cpu"),
+    ("spearman", 0, "--cpu --distributed-world-size 1"),
 ])  # fmt: skip
 def test_metrics_that_need_all_predictions_are_computed_on_one_gpu(tmp_path, metric, gpus, device):
     training = Training("train", tmp_path, "sentence_prediction", "", metric=metric)

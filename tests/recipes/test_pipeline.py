@@ -145,7 +145,7 @@ def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, co
     work, printed = finished
     scripts = sorted((work / "commands").glob("*.sh")) + sorted(work.glob(f"{MODEL}/commands/*.sh"))
     in_all = [line for script in scripts for line in script.read_text().splitlines()]
-    in_scripts = [line for line in in_all if not line.startswith(("set -", "cd ", "export "))]
+    in_scripts = [line for line in in_all if not line.startswith(("set -", "cd ", "unset ", "export "))]
     assert in_scripts == re.findall(r"^  \$ (.*)$", printed, re.MULTILINE)
     assert len(in_scripts) > 20
     before = (copied / MODEL / "score.json").read_text()

@@ -183,7 +183,7 @@ def test_another_precision_than_that_of_the_training_is_refused_in_one_sentence(
         fairseq_train.check_devices(run, has)
     assert str(refused.value) == (
         f"stage 7 (train): --set precision={asked}: the training in {run.checkpoints} has the precision {has}, and "
-        f"cannot resume in {asked}: set precision={has}, or train another model with --name NAME"
+        f"cannot resume in {asked}: set precision={has}, or train another model with --name NAME or another --work-dir"
     )
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from recipes.paper.study import HERE
-from tests.commands import ROOT
+from tests.commands import ENVIRONMENT, ROOT
 from tests.commands_on_gpus import PAPER, RECIPES, are_free, run_on_gpus
 from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, label, run_here, setting_flags, small_corpus
 
@@ -59,6 +59,19 @@ def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, preci
     assert "GPU: used, linear layers in float32" in translations.read_text()
     assert len((model / "hypotheses.de").read_text().splitlines()) == 12
     assert (model / "ctranslate2" / "model.bin").exists() == (last == 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_recipe_in_an_allocation_of_two_gpus_uses_as_many_as_its_flag_says(work, gpus, monkeypatch):
+    """With SLURM's variables of a job with one task of no given number, for which fairseq ends with a TypeError."""
+    job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for name, value in {**job, "WORLD_SIZE": "1", "RANK": "0"}.items():
+        monkeypatch.setitem(ENVIRONMENT, name, value)
+    own = ["--gpus", gpus, "--seed", 10 + gpus, "--stage", 7, "--stop-stage", 7]
+    run_on_gpus(2, "python", "-m", "recipes.pipeline", "demo", *words(work, *own), cwd=ROOT, is_forked=True)
+    log = work / f"transformer_rope.seed{10 + gpus}.{label('demo', SHORT)}" / "logs" / "stage07_train.log"
+    assert f"training on {max(1, gpus)} devices (GPUs/TPUs)" in log.read_text()
 
 
 @pytest.mark.slow

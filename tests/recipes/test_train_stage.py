@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.compare.curves import read_history
 from recipes.pipeline import fairseq_train
 from recipes.pipeline.check_machine import check_machine
 from recipes.pipeline.checkpoints import check_checkpoints, check_limit
@@ -20,8 +21,10 @@ from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stage03_tokenise import Tokenise
 from recipes.pipeline.stages import TRAIN, TRANSLATE
+from recipes.run import history
 from recipes.run.run import ROOT, StageError
 from recipes.run.runner import Runner
+from recipes.run.shell import Shell
 
 RECIPES = sorted((ROOT / "recipes").glob("*/settings.yaml"))
 
@@ -164,7 +167,7 @@ def with_checkpoints(tmp_path, overrides, *names):
     [
         (0, "2 3 4", None),
         (0, "1 3 4", "the checkpoints of the last 3 epochs, to average them, and has those of 1, 3, 4:"),
-        (0, "_1_5 _1_10 _2_15", "of the last 3 epochs, to average them, and has none: train longer (max_epochs), or"),
+        (0, "_1_5 _1_10 _2_15", "of the last 3 epochs, to average them, and has none: train longer (max_epochs, max_updates), or"),
         (5, "_1_5 _1_10 _2_15", None),
         (5, "_1_5 _1_6 _2_15", "the last 3 updates (multiples of 5), to average them, and has those of 5, 6, 15:"),
         (10, "_1_5 _1_10 _2_15", "multiples of 10)"),
@@ -209,6 +212,40 @@ def test_the_limit_of_the_other_kind_counts_too(tmp_path):
     settings = ["average_checkpoints=1", "save_every_updates=5", "max_updates=15", "max_epochs=1"]
     with refusal("is already trained for 2 epochs, beyond max_epochs=1"):
         check_limit(with_checkpoints(tmp_path / "updates", settings, "_2_15"))
+
+
+def test_a_line_must_fit_a_batch_of_the_flag_that_counts(tmp_path, monkeypatch):
+    own = experiment("demo", tmp_path, ["tokens_per_update=512", "fairseq_train_flags=--max-tokens 2048"], gpus=0)
+    limits = []
+    monkeypatch.setattr("recipes.pipeline.stage07_train.check_lengths", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)
+    own.checkpoints.mkdir(parents=True)
+    with pytest.raises(StageError, match="and has none"):  # since nothing was trained
+        TRAIN.run(own, Shell(TRAIN, tmp_path / "script.sh"))
+    assert limits == [2048]
+
+
+def test_the_bar_and_the_curve_follow_a_training_beyond_a_million_updates(tmp_path):
+    """fairseq's log has the updates with six digits: {:g}."""
+    lines = [json.dumps({"epoch": 3, "num_updates": f"{n:g}", "loss": "3.1"}) for n in (999_990, 1_000_000, 1_234_570)]
+    with history.training_bar(2_000_000, 0, disable=False) as bar:
+        for line in lines:
+            history.follow(bar, f"2026-01-01 | INFO | train_inner | {line}")
+        assert bar.n == 1_234_570
+    entries = [
+        {
+            "epoch": n,
+            f"{part}_loss": "3.1",
+            f"{part}_num_updates": f"{500_000 * n:g}",
+            f"{part}_wall": f"{n}.0",
+            "train_wps": "9",
+        }
+        for n in (1, 2, 3)
+        for part in ("valid", "train")
+    ]
+    (tmp_path / "history.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    curve = read_history(tmp_path / "history.jsonl")
+    assert [*curve.updates] == [500_000, 1_000_000, 1_500_000]
 
 
 def test_files_of_the_text_and_of_the_same_model_count_as_free_disk(tmp_path, monkeypatch):
