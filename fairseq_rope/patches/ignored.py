@@ -115,6 +115,8 @@ def _take_one_shard(options: Namespace, reads_parts: bool) -> None:
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Set the scores of words to -inf that would repeat *n* words of their hypothesis. TorchScript compiles this.
 
+    If no other word is possible, as in a prefix that the user gives, the words keep their scores.
+
     Args:
         tokens: (bsz * beam_size, any length): the end of sentence, then the *step* words so far, then padding
         lprobs: (bsz * beam_size, words): the scores of the next word
@@ -127,7 +129,9 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         begins_alike = (ngrams[:, :, : size - 1] == last.unsqueeze(1)).all(dim=2)
         counts = torch.zeros_like(lprobs, dtype=torch.int32)
         counts = counts.scatter_add(1, ngrams[:, :, size - 1], begins_alike.int())
-        lprobs = lprobs.masked_fill_(counts > 0, float("-inf"))
+        repeats = counts > 0
+        has_rest = (lprobs.masked_fill(repeats, float("-inf")) > float("-inf")).any(dim=1, keepdim=True)
+        lprobs = lprobs.masked_fill_(repeats & has_rest, float("-inf"))
     return lprobs
 
 

@@ -33,7 +33,8 @@ from ..checkpoints import (
     safe_load,
 )
 from ..errors import InputError
-from .saving import InPlaceOf, restore_early_stopping
+from .precision import narrow
+from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +214,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
 
 @functools.wraps(_load_checkpoint)
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    forget_other_trainings()
     languages = languages_of(options_of_task(trainer.task))
     if hasattr(trainer.cfg.task, "source_lang"):
         # Without --source-lang, the task read the languages from file names; the checkpoint must contain them.
@@ -285,5 +287,5 @@ def load_model_ensemble_and_task(
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:
-            model.bfloat16()
+            narrow(model)
     return loaded

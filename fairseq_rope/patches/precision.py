@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import sys
+import types
 from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 from fairseq import options
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
+from fairseq.modules import LearnedPositionalEmbedding
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, open_dict
+from torch import Tensor, nn
 
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
@@ -120,6 +123,38 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
         replace_linear_layers(self._model)
 
 
+class TorchForTrainers(types.ModuleType):
+    """``torch`` as ``fairseq.trainer`` sees it; a number that it makes stays on the CPU if there is no GPU."""
+
+    @staticmethod
+    def tensor(*args: Any, **kwargs: Any) -> Tensor:
+        made = torch.tensor(*args, **kwargs)
+        return made if torch.cuda.is_available() else made.as_subclass(_OnThisMachine)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _OnThisMachine(Tensor):
+    """A tensor of a machine without a GPU, whose ``cuda()`` is the plain tensor."""
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+def narrow(model: Any) -> None:
+    """Convert *model* to bfloat16, if its input is words.
+
+    fairseq-generate gives other models, such as those of speech, their input in float32. They stay as they are.
+    """
+    encoder = getattr(model, "encoder", None)
+    tables = (module for module in encoder.modules() if isinstance(module, nn.Embedding)) if encoder else ()
+    if encoder is None or not all(isinstance(table, LearnedPositionalEmbedding) for table in tables):
+        model.bfloat16()
+    else:
+        logger.warning("--bf16: has no effect, because the input of this model is no text")
+
+
 def _set(options: Any, name: str, value: Any) -> None:
     if isinstance(options, DictConfig):
         with open_dict(options):
@@ -132,5 +167,5 @@ def _set(options: Any, name: str, value: Any) -> None:
 def prepare_for_inference_(self: Any, cfg: Any) -> Any:
     # fairseq's programs pass their own options, which have a --path. from_pretrained passes those of the training.
     if option_value(cfg.common, "bf16") and option_value(cfg.common_eval, "path"):
-        self.bfloat16()
+        narrow(self)
     return _prepare_for_inference_(self, cfg)

@@ -139,6 +139,16 @@ def restore_early_stopping(extra_state: dict[str, Any] | None, cfg: Any) -> int:
     return counters.get("num_runs", 0)
 
 
+def forget_other_trainings() -> None:
+    """Forget the best result, and the counter of ``--patience``, of a training that this process made before.
+
+    fairseq-hydra-train with ``--multirun`` makes all its trainings in one process.
+    """
+    for function in (checkpoint_utils.save_checkpoint, *_stops_early()):
+        for name in ("best", "num_runs"):
+            vars(function).pop(name, None)
+
+
 def _stops_early() -> list[Any]:
     """Return the functions of fairseq's training program that count, with attributes ``best`` and ``num_runs``."""
     # "__main__" if fairseq's file is run as a script; torch's processes, one for each GPU, call it "__mp_main__"

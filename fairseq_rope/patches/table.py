@@ -23,6 +23,7 @@ from . import (
     ending,
     fasta,
     ignored,
+    indexed,
     loading,
     moses,
     numpy_names,
@@ -266,6 +267,22 @@ PATCHES: list[Patch] = [
         "default, and with bpe=None, encode, decode and fill_mask end with \"'NoneType' object has no attribute "
         "'encode'\". Here the text then consists of words of the dictionary.",
         "fairseq keeps words and probabilities together, and encodes text without a BPE",
+    ),
+    Patch(
+        "fairseq.data.indexed_dataset.MMapIndexedDatasetBuilder.merge_file_",
+        indexed.merge_file_,
+        "wrong results",
+        "With --workers, fairseq-preprocess adds up the lengths of sentences in 32 bits with NumPy 2. From 2 GiB of "
+        "a language on (a billion tokens), the places of sentences in the file are then wrong, after a warning only.",
+        "fairseq adds up Python's integers",
+    ),
+    Patch(
+        "fairseq.trainer.torch",
+        precision.TorchForTrainers("torch"),
+        "wrong results",
+        "With --memory-efficient-fp16 on a machine without a GPU, a training ends at the first overflow of the "
+        "gradients with 'Torch not compiled with CUDA enabled'. Here the update is left out, as on a GPU.",
+        "fairseq makes the norm of such an update on the device of the model",
     ),
     Patch(
         "fairseq.data.token_block_dataset.np",

@@ -37,7 +37,7 @@ class Binarise(TranslationStage):
         if experiment.start_data:
             dictionaries = self._copy_dictionaries(experiment, shell, part)
         shell.command(
-            f"fairseq-preprocess {experiment.languages} {prefixes} "
+            f"fairseq-preprocess --user-dir fairseq_rope {experiment.languages} {prefixes} "
             f"{dictionaries} --workers {available_cores()} --destdir {quoted(part)}"
         )
         # The subword model is kept beside the dictionaries, because translating needs both.

@@ -2,8 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 from fairseq.data import data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 from fairseq_rope.errors import InputError
 from tests.commands import PLUGIN, call, outputs, train
@@ -30,6 +32,21 @@ def long_bin(data_bin, tmp_path_factory):
     dictionary = ["--joined-dictionary", "--srcdict", data_bin / "dict.en.txt"]
     call("fairseq-preprocess", "-s", "en", "-t", "de", *prefixes, *dictionary, "--destdir", folder / "bin")
     return folder / "bin"
+
+
+def test_the_places_of_sentences_in_large_files_are_right(tmp_path):
+    """fairseq-preprocess --workers merges the files of its processes like this. The words themselves are left out."""
+    sizes = [[2**29] * 3, [2**30, 5, 7], [1]]
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "all.bin"), dtype=np.uint16)
+    for number, of_part in enumerate(sizes):
+        (tmp_path / f"{number}.bin").touch()
+        with MMapIndexedDataset.Index.writer(str(tmp_path / f"{number}.idx"), np.uint16) as index:
+            index.write(of_part)
+        builder.merge_file_(str(tmp_path / str(number)))
+    builder.finalize(str(tmp_path / "all.idx"))
+    merged = MMapIndexedDataset.Index(str(tmp_path / "all.idx"))
+    joined = sum(sizes, [])
+    assert [merged[n] for n in range(len(joined))] == [(2 * sum(joined[:n]), size) for n, size in enumerate(joined)]
 
 
 def test_buckets_of_lengths_pad_sentences_and_change_no_loss_and_no_translation(data_bin, trained, tmp_path):

@@ -32,6 +32,7 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import Dictionary, FastaDataset, LanguagePairDataset, data_utils, token_block_dataset
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder as Builder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -259,6 +260,29 @@ def batches_are_the_same(request, folder):
             assert ours[: len(alone)] == alone and len(ours) - len(alone) <= 1
             assert sum(ours, []) == order.tolist()
             assert all(len(batch) < multiple or len(batch) % multiple == 0 for batch in ours)
+
+
+def merged_data_sets_are_the_same(request, folder):
+    """test_the_places_of_sentences_in_large_files_are_right has sizes with which fairseq alone is wrong."""
+    parts = [[torch.tensor([4, 5, 2]), torch.tensor([6, 2])], [torch.tensor([7, 8, 9, 2])]]
+    files = {}
+    for name, merge in (("ours", Builder.merge_file_), ("alone", Builder.merge_file_.__wrapped__)):
+        builder = Builder(str(folder / f"{name}.bin"), dtype=np.uint16)
+        for number, sentences in enumerate(parts):
+            part = Builder(str(folder / f"{name}{number}.bin"), dtype=np.uint16)
+            for sentence in sentences:
+                part.add_item(sentence)
+            part.finalize(str(folder / f"{name}{number}.idx"))
+            merge(builder, str(folder / f"{name}{number}"))
+        builder.finalize(str(folder / f"{name}.idx"))
+        files[name] = [(folder / f"{name}.{end}").read_bytes() for end in ("bin", "idx")]
+    assert files["ours"] == files["alone"]
+
+
+def torch_is_the_same(request, folder):
+    """test_precision.py has a training without a GPU, whose gradients overflow."""
+    assert trainer.torch.tensor([0.5, 1.0]).tolist() == [0.5, 1.0]
+    assert trainer.torch.isfinite is torch.isfinite and trainer.torch.cuda is torch.cuda
 
 
 def a_training_from_the_beginning_takes_the_same_batches(request, folder):
@@ -540,6 +564,11 @@ def words_that_would_repeat_are_excluded(request, folder):
             stock, rest = alone.NGramRepeatBlock(size), (2, 3, step)
             assert torch.equal(block(padded, scores.clone(), *rest), stock(words, scores.clone(), *rest)), (size, step)
             assert step == 0 or not stock(padded, scores.clone(), *rest).any(), "fairseq is fixed: remove the patch"
+    # Where only one word is possible, as in a prefix, it stays so. Each pair of words occurs a second time.
+    forced = torch.full((1, 9), float("-inf"))
+    forced[0, 6] = 0
+    for block in (NGramRepeatBlock(2), torch.jit.script(NGramRepeatBlock(2))):
+        assert torch.equal(block(torch.tensor([[2, 5, 6, 5, 1]]), forced.clone(), 1, 1, 3), forced)
     ones = NGramRepeatBlock(1)(torch.tensor([[2, 5, 6, 1, 1]]), torch.zeros(1, 9), 1, 1, 2)
     assert ones.isinf().nonzero().tolist() == [[0, 5], [0, 6]]
 
@@ -683,6 +712,8 @@ SAME = {
     "fairseq.checkpoint_utils.load_checkpoint": resuming_reads_the_same,
     "fairseq.checkpoint_utils.load_model_ensemble_and_task": an_ensemble_has_the_same_weights,
     "fairseq.sequence_generator.SequenceGenerator.__init__": generators_find_the_same,
+    "fairseq.data.indexed_dataset.MMapIndexedDatasetBuilder.merge_file_": merged_data_sets_are_the_same,
+    "fairseq.trainer.torch": torch_is_the_same,
     "fairseq.data.token_block_dataset.np": token_blocks_are_the_same,
     "fairseq.data.language_pair_dataset.np": pairs_in_buckets_are_padded,
     "fairseq.data.data_utils.np": functions_on_data_are_the_same,

@@ -7,7 +7,9 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq import checkpoint_utils, options, tasks
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel, s2t_transformer_s
 from fairseq.trainer import Trainer
 from torch import nn
 
@@ -115,6 +117,26 @@ def test_hydra_trains_in_16_bits(data_bin, tmp_path, name):
     assert_rounded(state, torch.bfloat16 if "bf16" in name else torch.float16)
     expected = "FP16Optimizer" if name == "bf16" else "MemoryEfficientFP16Optimizer"
     assert state["optimizer_history"][-1]["optimizer_name"] == expected
+
+
+def test_an_update_with_an_overflow_is_left_out_on_a_machine_without_a_gpu(data_bin, tmp_path):
+    log = train(data_bin, tmp_path, "--memory-efficient-fp16", "--fp16-init-scale", 2**40, "--log-interval", 1)
+    skipped = log.count("gradient overflow detected")
+    assert skipped > 1 and "Saved checkpoint" in log
+    whole = train(data_bin, tmp_path / "whole", "--memory-efficient-fp16", "--fp16-init-scale", 4, "--log-interval", 1)
+    assert "overflow" not in whole
+    assert whole.count("train_inner") - log.count("train_inner") in (0, skipped)
+
+
+@pytest.mark.slow
+def test_each_training_of_a_sweep_has_a_best_checkpoint_of_its_own(data_bin, tmp_path):
+    """hydra makes both in one process; the second one, with a rate near 0, stays worse than the first one."""
+    flags = ["optimization.lr=[0.01],[1e-9]", f"hydra.sweep.dir={tmp_path}", "checkpoint.save_dir=model"]
+    by_hydra(data_bin, tmp_path, *flags, "checkpoint.patience=1", "optimization.max_epoch=3", "-m")
+    states = [load_checkpoint(str(tmp_path / str(job) / "model" / "checkpoint_best.pt")) for job in (0, 1)]
+    best = [state["extra_state"]["best"] for state in states]
+    assert best[0] < best[1]
+    assert [state["extra_state"]["val_loss"] for state in states] == best
 
 
 def assert_rounded(state, dtype):
@@ -237,6 +259,20 @@ def types(monkeypatch):
 
 
 BOTH_TYPES = pytest.mark.parametrize("flags, dtype", [([], torch.float32), (["--bf16"], torch.bfloat16)])
+
+
+@BOTH_TYPES
+def test_models_of_speech_keep_their_type(flags, dtype, caplog):
+    """fairseq-generate does not convert the features of sounds, which are their input, to bfloat16."""
+    args = Namespace(input_feat_per_channel=4, input_channels=1, encoder_layers=1, decoder_layers=1)
+    args.max_source_positions = args.max_target_positions = 20
+    s2t_transformer_s(args)
+    model = S2TTransformerModel.build_model(args, Namespace(target_dictionary=Dictionary())).eval()
+    cfg = convert_namespace_to_omegaconf(parsed("--lr", "0.1", *flags))
+    cfg.common_eval.path = "model.pt"
+    model.prepare_for_inference_(cfg)
+    assert model(torch.rand(2, 9, 4), torch.tensor([9, 7]), torch.tensor([[2], [2]]))[0].dtype == torch.float32
+    assert ("--bf16: has no effect" in caplog.text) == bool(flags)
 
 
 @BOTH_TYPES

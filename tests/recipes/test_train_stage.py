@@ -167,7 +167,11 @@ def with_checkpoints(tmp_path, overrides, *names):
     [
         (0, "2 3 4", None),
         (0, "1 3 4", "the checkpoints of the last 3 epochs, to average them, and has those of 1, 3, 4:"),
-        (0, "_1_5 _1_10 _2_15", "of the last 3 epochs, to average them, and has none: train longer (max_epochs, max_updates), or"),
+        (
+            0,
+            "_1_5 _1_10 _2_15",
+            "of the last 3 epochs, to average them, and has none: train longer (max_epochs, max_updates), or",
+        ),
         (5, "_1_5 _1_10 _2_15", None),
         (5, "_1_5 _1_6 _2_15", "the last 3 updates (multiples of 5), to average them, and has those of 5, 6, 15:"),
         (10, "_1_5 _1_10 _2_15", "multiples of 10)"),
