@@ -239,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
+            systems.refuse_other_training(run)
         if not runs[0].settings.test_files:
             raise SettingsError("--set test_files=: a comparison needs a test set")
     except InputError as error:

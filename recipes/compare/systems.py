@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.pipeline.experiment import Experiment
 from recipes.run.yaml_file import SettingsError, read_yaml_file
 
 
@@ -128,6 +129,13 @@ def chosen(args: argparse.Namespace) -> tuple[list[System], list[System]]:
     baseline = args.baseline or names[0]
     systems.sort(key=lambda system: system.name != baseline)
     return systems, [system for system in systems if not args.only or system.name in args.only]
+
+
+def refuse_other_training(run: Experiment) -> None:
+    """Raise a SettingsError if *run* has the model of another system, and its folder has a training of its own."""
+    if run.training_of and any(run.checkpoints.glob("checkpoint*.pt")):
+        has = f"{run.checkpoints} has the checkpoints of an earlier training"
+        raise SettingsError(f"{run.system} is of {run.training_of}, and {has}: give the system another name")
 
 
 def flag(args: argparse.Namespace) -> str:

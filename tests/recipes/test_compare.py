@@ -225,6 +225,18 @@ def test_each_system_starts_from_a_checkpoint_of_its_own(tmp_path, capsys, monke
     assert re.findall(r"old_model checkpoint --input (\S+)", capsys.readouterr().out) == second[:1] * 2
 
 
+def test_a_system_of_another_one_does_not_take_the_name_of_an_earlier_training(tmp_path, capsys):
+    systems = tmp_path / "systems.yaml"
+    systems.write_text(json.dumps({"one": "--arch transformer", "two": {"of": "one", "generate": "--beam 1"}}))
+    run = ["demo", "--work-dir", str(tmp_path), "--systems", str(systems), "--seeds", "2", "--dry-run"]
+    main(run)
+    checkpoints = tmp_path / "two.seed2" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "checkpoint_last.pt").touch()
+    refusal = f"two is of one, and {checkpoints} has the checkpoints of an earlier training: give the system another"
+    assert refusal in usage_error(capsys, main, run)
+
+
 # -- the report of hand-made outputs -----------------------------------------------------------------
 
 
