@@ -287,6 +287,22 @@ def test_the_search_ends_and_ranks_as_in_fairseq(build, task, tmp_path, lenpen):
     assert [actual[n] for n in ended] == [" ".join(expected[n][0]) for n in ended]
 
 
+def test_sentences_of_one_batch_have_length_limits_of_their_own(build, task, tmp_path):
+    """The model never ends, so every output has the length of its limit: that of the source and max_len_b."""
+    dictionary, draw = task.source_dictionary, random.Random(5)
+    sources = [[draw.randrange(4, 44) for _ in range(length)] for length in (6, 1, 4, 3, 5)]
+    model = build()
+    with torch.no_grad():
+        norm, weight = model.decoder.layers[-1].final_layer_norm, model.decoder.output_projection.weight
+        norm.weight[0], norm.bias[0], weight[:, 0] = 0.0, 10.0, 0.0
+        weight[[dictionary.eos(), dictionary.bos(), dictionary.pad()], 0] = -10.0  # a logit of about -100
+        expected = by_fairseq(model, dictionary, sources, beam_size=1, max_len_b=4)
+    assert [len(best) for best, *_ in expected] == [len(source) + 1 + 4 for source in sources]
+    translator = served(model, dictionary, tmp_path, max_len_b=4)
+    actual = translator.translate([dictionary.string(source) for source in sources], 1)
+    assert actual == [" ".join(best) for best, *_ in expected]
+
+
 @pytest.mark.parametrize("encoding", ["none", "learned", "alibi", "t5", "shaw", "nezha", "kerple"])
 def test_its_search_keeps_the_positions_of_the_output(build, task, tmp_path, encoding):
     """A step of the search computes the positions of one word; scores are computed for all words at once."""
