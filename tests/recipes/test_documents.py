@@ -18,8 +18,11 @@ from fairseq_rope.errors import InputError
 from recipes.compare import __main__ as compare
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline.settings import check_values, read_settings
+from recipes.pipeline.stage06_binarise import BinariseTest
 from recipes.pipeline.stages import STAGES, needed
+from recipes.run.run import StageError
 from recipes.run.runner import Runner
+from recipes.run.shell import Shell
 from recipes.run.yaml_file import SettingsError
 from recipes.text import segments as module
 from recipes.text.old_model import with_rows, with_separator
@@ -205,6 +208,19 @@ def test_other_segments_change_only_the_stages_that_depend_on_them(finished, pub
 def test_without_documents_no_command_makes_segments(capsys):
     pipeline.main(["demo", "--dry-run", "--stage", "2"])
     assert not re.search(r"\$ .*(segments|documents)", capsys.readouterr().out)
+
+
+def test_a_test_sentence_without_subwords_is_named_before_the_segments_are_binarised(tmp_path, monkeypatch):
+    """Stage 2 counts it among the sentences of its document, so that the sentences after it would be shifted."""
+    experiment = describe("documents_en_de", "--work-dir", tmp_path)
+    texts = {"raw/test.en": ["a", "", "b"], "raw/test.de": ["A", "", "\u200b"], "bpe/test.en": ["a", "", "b"]}
+    for name, lines in {**texts, "bpe/test.de": ["A", "", ""]}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_lines(tmp_path / name, lines)
+    monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)
+    stage = BinariseTest()
+    with pytest.raises(StageError, match=r"raw/test.de, line 3: has only characters that the tokenisation removes$"):
+        stage.run(experiment, Shell(stage, tmp_path / "script.sh"))
 
 
 def test_with_one_token_a_segment_no_sentences_are_joined(tmp_path):
