@@ -17,10 +17,9 @@ import torch
 from fairseq import options
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
-from fairseq.modules import LearnedPositionalEmbedding
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, open_dict
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
@@ -119,24 +118,26 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     for name in logs_without_a_package(common):
         _set(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
+    TorchForTrainers.on_gpu = bool(self.cuda)
     if not self.cuda and (option_value(common, "bf16") or option_value(common, "fp16")):
         replace_linear_layers(self._model)
 
 
 class TorchForTrainers(types.ModuleType):
-    """``torch`` as ``fairseq.trainer`` sees it; a number that it makes stays on the CPU if there is no GPU."""
+    """``torch`` as ``fairseq.trainer`` sees it; a number that it makes stays on the CPU if the model is there."""
 
-    @staticmethod
-    def tensor(*args: Any, **kwargs: Any) -> Tensor:
+    on_gpu = True  # whether the model of the latest trainer is on a GPU
+
+    def tensor(self, *args: Any, **kwargs: Any) -> Tensor:
         made = torch.tensor(*args, **kwargs)
-        return made if torch.cuda.is_available() else made.as_subclass(_OnThisMachine)
+        return made if self.on_gpu else made.as_subclass(_OnTheCPU)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
 
-class _OnThisMachine(Tensor):
-    """A tensor of a machine without a GPU, whose ``cuda()`` is the plain tensor."""
+class _OnTheCPU(Tensor):
+    """A tensor whose ``cuda()`` is the plain tensor, on the CPU."""
 
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.as_subclass(Tensor)
@@ -148,8 +149,8 @@ def narrow(model: Any) -> None:
     fairseq-generate gives other models, such as those of speech, their input in float32. They stay as they are.
     """
     encoder = getattr(model, "encoder", None)
-    tables = (module for module in encoder.modules() if isinstance(module, nn.Embedding)) if encoder else ()
-    if encoder is None or not all(isinstance(table, LearnedPositionalEmbedding) for table in tables):
+    parts = [name for name, _ in encoder.named_modules()] if encoder is not None else ["embed_tokens"]
+    if any(name.rpartition(".")[2] == "embed_tokens" for name in parts):
         model.bfloat16()
     else:
         logger.warning("--bf16: has no effect, because the input of this model is no text")

@@ -148,7 +148,8 @@ PATCHES: list[Patch] = [
         "and warns if --restore-file does not exist. It restores the counter of --patience if the same "
         "training starts again, with the same metric and without a --reset-… flag. A training that has reached "
         "--max-update, or that --patience has ended, ends at once when it is started again, and the log says "
-        "why; fairseq trains on each time.",
+        "why; fairseq trains on each time. With fairseq-hydra-train --multirun, a training does not compare its "
+        "results with those of the one before.",
         "the row of load_checkpoint_to_cpu goes",
     ),
     Patch(
@@ -198,7 +199,8 @@ PATCHES: list[Patch] = [
         ignored._no_repeat_ngram,
         "wrong results",
         "fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words "
-        "of the sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words.",
+        "of the sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words, "
+        "except in a prefix that the user gives.",
         "fairseq compares the words so far",
     ),
     Patch(
@@ -273,15 +275,16 @@ PATCHES: list[Patch] = [
         indexed.merge_file_,
         "wrong results",
         "With --workers, fairseq-preprocess adds up the lengths of sentences in 32 bits with NumPy 2. From 2 GiB of "
-        "a language on (a billion tokens), the places of sentences in the file are then wrong, after a warning only.",
+        "a language on (a billion tokens), the places of sentences in the file are then wrong, after a warning only. "
+        "fairseq-preprocess has this row with --user-dir, as in the recipes.",
         "fairseq adds up Python's integers",
     ),
     Patch(
         "fairseq.trainer.torch",
         precision.TorchForTrainers("torch"),
         "wrong results",
-        "With --memory-efficient-fp16 on a machine without a GPU, a training ends at the first overflow of the "
-        "gradients with 'Torch not compiled with CUDA enabled'. Here the update is left out, as on a GPU.",
+        "With --memory-efficient-fp16 on a CPU, a training without a GPU ends at the first overflow of the gradients "
+        "with 'Torch not compiled with CUDA enabled', and with --cpu it uses the GPU. Here the update is left out.",
         "fairseq makes the norm of such an update on the device of the model",
     ),
     Patch(
@@ -349,7 +352,8 @@ PATCHES: list[Patch] = [
         "fairseq.models.BaseFairseqModel.prepare_for_inference_",
         precision.prepare_for_inference_,
         "wrong results",
-        "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32.",
+        "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32. Models of "
+        "speech, whose input they give in float32, do so here too, after a warning.",
         "these programs convert models for --bf16",
     ),
     Patch(

@@ -79,7 +79,8 @@ class Comparison:
         """Raise a StageError if the tokeniser, the launcher or fairseq does not take what the flags ask for."""
         check_files(self.baseline)  # the check that takes least time comes first
         load_tokeniser(self.baseline.tokenize)
-        checked = [self.experiments[name] for name in self._trained()]
+        first = self.runs[0].seed  # an old model to start from can have the seed in its name
+        checked = [dataclasses.replace(self.experiments[name], seed=first) for name in self._trained()]
         if self.tuning is not None:
             checked += [of_value[checked[0].system] for of_value in self.tuning.experiments.values()]
         devices = None
@@ -167,6 +168,8 @@ class Comparison:
         self.experiments = {name: chosen[name] for name in self.experiments if name in chosen}
         chosen_runs = (run for run in self.runs if run.system in chosen)
         self.runs = [dataclasses.replace(chosen[run.system], seed=run.seed) for run in chosen_runs]
+        for run in self.runs:
+            systems.refuse_other_training(run)
         return len(tuning_runs)
 
     def _trained(self) -> list[str]:
@@ -239,7 +242,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
-            systems.refuse_other_training(run)
+            if tuned is None:  # else the folders are known when the values are chosen
+                systems.refuse_other_training(run)
         if not runs[0].settings.test_files:
             raise SettingsError("--set test_files=: a comparison needs a test set")
     except InputError as error:

@@ -41,7 +41,8 @@ def check_lengths(
                         continue
                     allowed = f"the {LONGEST} that fairseq takes: divide it, or {MORE_ROOM}"
                 elif tokens > max_tokens and path.stem != "test":
-                    allowed = f"the {max_tokens} of a batch: divide it, or set a larger tokens_per_update"
+                    larger = "set a larger tokens_per_update, or a larger --max-tokens if you give this flag"
+                    allowed = f"the {max_tokens} of a batch: divide it, or {larger}"
                 else:
                     continue
                 raise StageError(f"{stage}: {path}, line {number}, has {tokens} tokens, more than {allowed}")

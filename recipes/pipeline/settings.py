@@ -132,10 +132,11 @@ class Settings:
         return len(next(iter(self.templates("test")), []))
 
 
-# Flags that the recipe sets itself, because they name files, sets and languages. -a, -s and -t are short for others.
+# Flags that the recipe sets itself, because they name files, sets, languages and processes. -a, -s and -t are short for
+# others.
 _LANGUAGES = ("--source-lang", "--target-lang", "-s", "-t")
 OWN_FLAGS = {
-    "train": ("--arch", "-a", "--seed", "--save-dir", *_LANGUAGES),
+    "train": ("--arch", "-a", "--seed", "--save-dir", "--distributed-world-size", "--distributed-port", *_LANGUAGES),
     "generate": ("--path", "--gen-subset", "--results-path", *_LANGUAGES),
 }
 FIELDS = {setting.name: setting for setting in fields(Settings)}

@@ -148,6 +148,7 @@ def test_every_command_is_printed_and_written_to_a_script_that_runs(finished, co
     in_scripts = [line for line in in_all if not line.startswith(("set -", "cd ", "unset ", "export "))]
     assert in_scripts == re.findall(r"^  \$ (.*)$", printed, re.MULTILINE)
     assert len(in_scripts) > 20
+    assert sum("fairseq-preprocess --user-dir fairseq_rope " in line for line in in_scripts) == 1, "it merges files"
     before = (copied / MODEL / "score.json").read_text()
     (copied / MODEL / "score.json").unlink()
     script = copied / MODEL / "commands" / "stage10_score.sh"
