@@ -1,7 +1,9 @@
 """fairseq_rope/launch: results, failures and errors of processes. tests/serving/test_corpus.py kills them."""
 
+import argparse
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from submitit.slurm.slurm import _make_sbatch_string
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.launch import slurm
+from fairseq_rope.launch import flags, slurm
 from fairseq_rope.launch.jobs import Launcher, outcomes, visible_gpus
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
@@ -120,10 +123,48 @@ def squeue(tmp_path, monkeypatch):
 
 def test_only_the_jobs_with_a_script_in_the_folder_are_cancelled(squeue):
     jobs = [f"{number}|{path}" for number, path in ((9, "/out/jobs/1/x.sh"), (10, "/out/jobs/2/y.sh"))]
-    others = ["7|/out/jobs", "8|/out/jobs2/1/x.sh", "11|(null)"]
+    others = ["7|/out/jobs", "8|/out/jobs2/1/x.sh", "11|(null)", r"12|/not\\xfc-utf-8/x.sh"]
     cancelled = squeue("", r"\n".join([jobs[1], *others, jobs[0]]), jobs[0], others[0])
     assert slurm.cancel_jobs_in(Path("/out/jobs")) == ["9", "10"]
     assert cancelled.read_text() == "10 9\n9\n"
+
+
+def test_slurm_is_asked_about_many_jobs_in_parts(tmp_path, monkeypatch):
+    """One argument of a command has at most 128 KiB."""
+    squeue = "#!/bin/bash\nfor job in ${!#/--jobs=/}; do echo \"${job//,/|RUNNING|None$'\\n'}|RUNNING|None\"; done\n"
+    (tmp_path / "squeue").write_text(squeue)
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    jobs = [slurm.SlurmJob(tmp_path, str(10_000_000 + number)) for number in range(15_000)]
+    assert slurm.waiting_jobs(jobs) == {}
+    assert {job.state for job in jobs} == {"RUNNING"}
+
+
+def test_srun_gives_a_job_the_cores_that_it_requests():
+    """Since SLURM 22.05, srun does not take them from sbatch, whose script calls it."""
+    parser = argparse.ArgumentParser()
+    flags.add_flags(parser, "run")
+    words = [
+        "--launcher",
+        "slurm",
+        "--slurm",
+        "time=9",
+        "--slurm",
+        "cpus_per_task=4",
+        "--slurm",
+        "srun_args=--mpi none",
+    ]
+    script = _make_sbatch_string("python x.py", Path("jobs"), **flags.slurm_parameters(parser.parse_args(words)))
+    (srun,) = (shlex.split(line) for line in script.splitlines() if line.startswith("srun "))
+    assert "--cpus-per-task=4" in srun and srun[srun.index("--mpi") + 1] == "none"
+    assert "cpus-per-task" not in str(flags.slurm_parameters(parser.parse_args(words[:4])))
+
+
+def test_a_folder_whose_name_submitit_cannot_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "NEEDED", ())
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc"))
+    with pytest.raises(InputError, match=r"^--launcher slurm: .*: the name must be UTF-8"):
+        slurm.executor({"time": 9}, folder)
 
 
 @pytest.mark.parametrize(

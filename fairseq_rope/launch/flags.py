@@ -63,4 +63,7 @@ def slurm_parameters(args: argparse.Namespace, gpus: int | None = None) -> dict[
         parameters["partition"] = args.slurm_partition
     if gpus:
         parameters.setdefault("gpus_per_node", gpus)
+    if "cpus_per_task" in parameters:  # since SLURM 22.05, srun does not take it from sbatch
+        own = parameters.get("srun_args", [])
+        parameters["srun_args"] = [f"--cpus-per-task={parameters['cpus_per_task']}", *own]  # the last one counts
     return parameters

@@ -5,12 +5,13 @@ submitit asks for states only the accounting, which many clusters lack, and prin
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 from submitit.slurm.slurm import SlurmJob as SubmititJob
 
-from ..errors import InputError
+from ..errors import InputError, refuse_other_bytes
 
 ASKING = 20  # seconds between two questions to SLURM about its jobs
 LATE = 15  # seconds after the end of a job in which a network file system shows its result
 UNKNOWN = 60  # seconds that SLURM has not known a job, after which it counts as failed
 PENDING = 60  # seconds that a job has not begun, after which it has a reason
 ENDING = 60  # seconds that cancelled jobs have to end
+AT_ONCE = 1000  # jobs in one question
 NO_ANSWER = "unable to contact slurm controller|socket timed out"  # what sbatch prints without slurmctld
 # SLURM's names of the states from which a job does not go on. A requeued job is PENDING.
 ENDED = (
@@ -122,11 +124,13 @@ def executor(parameters: Mapping[str, Any], folder: Path) -> SlurmExecutor:
     """Return submitit's executor with *parameters*, whose files will be in *folder*.
 
     Raises:
-        InputError: this machine lacks a program of SLURM, or submitit does not know a parameter
+        InputError: this machine lacks a program of SLURM, submitit does not know a parameter, or the name of *folder*
+            is not UTF-8
     """
     if missing := [program for program in NEEDED if shutil.which(program) is None]:
         why = f"must be programs of the machine that submits jobs, which has no {', '.join(missing)}"
         raise InputError(f"--launcher slurm: {', '.join(NEEDED)} {why}")
+    refuse_other_bytes(str(folder), "--launcher slurm:")
     try:
         created = _Executor(folder=folder)
         created.update_parameters(**{"stderr_to_stdout": True, **parameters})
@@ -145,13 +149,15 @@ def waiting_jobs(jobs: Iterable[SlurmJob]) -> dict[SlurmJob, str]:
     if not asked:
         return {}
     form = ("--noheader", "--states=all", "--format=%i|%T|%r")
-    shown = _ask("squeue", *form, f"--jobs={','.join(asked)}")
-    if shown.returncode and "invalid job id" not in shown.stderr.lower():
-        return {}
-    rows = dict(re.findall(r"^\s*(\d+)\|(.*)$", shown.stdout, re.M))
-    if unknown := [job_id for job_id in asked if job_id not in rows]:
+    rows = dict[str, str]()
+    for part in _in_parts(asked):
+        shown = _ask("squeue", *form, f"--jobs={','.join(part)}")
+        if shown.returncode and "invalid job id" not in shown.stderr.lower():
+            return {}
+        rows |= re.findall(r"^\s*(\d+)\|(.*)$", shown.stdout, re.M)
+    for part in _in_parts([job_id for job_id in asked if job_id not in rows]):
         of_each = ("--allocations", "--noheader", "--parsable2", "--format=JobID,State")
-        rows |= re.findall(r"^(\d+)\|(\w+)", _ask("sacct", *of_each, "--jobs", ",".join(unknown)).stdout, re.M)
+        rows |= re.findall(r"^(\d+)\|(\w+)", _ask("sacct", *of_each, "--jobs", ",".join(part)).stdout, re.M)
     waiting = {}
     for job_id, job in asked.items():
         state, _, reason = rows.get(job_id, "").partition("|")
@@ -159,6 +165,12 @@ def waiting_jobs(jobs: Iterable[SlurmJob]) -> dict[SlurmJob, str]:
         if new := job.waits_for(reason):
             waiting[job] = new
     return waiting
+
+
+def _in_parts(job_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Yield *job_ids* in lists that are not too long for the command line."""
+    pending = iter(job_ids)
+    return iter(lambda: [*itertools.islice(pending, AT_ONCE)], [])
 
 
 def cancel_jobs_in(folder: Path) -> list[str]:
@@ -178,7 +190,8 @@ def cancel_jobs_in(folder: Path) -> list[str]:
             which = f"SLURM's jobs {' '.join(jobs)}" if jobs else f"SLURM does not answer, and its jobs of {folder}"
             raise InputError(f"{which} may still run; cancel them with scancel")
         if jobs:
-            _ask("scancel", *jobs)
+            for part in _in_parts(jobs):
+                _ask("scancel", *part)
             cancelled.update(jobs)
         time.sleep(1)
     return sorted(cancelled, key=int)
@@ -197,7 +210,7 @@ def _ask(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a program of SLURM and keep what it prints. Variables that are options of these programs have no effect."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     pipes: Any = {"stdin": subprocess.DEVNULL, "capture_output": True}
-    try:
-        return subprocess.run(command, **pipes, env=variables, text=True, check=False)
+    try:  # paths of jobs can be bytes that are not UTF-8
+        return subprocess.run(command, **pipes, env=variables, text=True, errors="surrogateescape", check=False)
     except OSError as error:  # not all clusters have sacct
         return subprocess.CompletedProcess(command, 1, "", str(error))

@@ -1,10 +1,9 @@
-"""Moses' rules for a language with a region are those of the language, as in the recipes and tools.
+"""Moses' rules for a code with a region, or for kor, are those of the language, as in the recipes and tools.
 
 This function replaces fairseq's; the table in ``patches/table.py`` says why.
 """
 
 import functools
-import re
 from typing import Any
 
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
@@ -17,7 +16,8 @@ _init = MosesTokenizer.__init__
 @functools.wraps(_init)
 def init(self: Any, cfg: Any) -> None:
     _init(self, cfg)
-    if not any(re.search("[-_]", code or "") for code in (cfg.source_lang, cfg.target_lang)):
+    codes = (cfg.source_lang, cfg.target_lang)
+    source, target = (code and language(code) for code in codes)
+    if (source, target) == codes:
         return
-    source, target = (code and language(code) for code in (cfg.source_lang, cfg.target_lang))
     self.tok, self.detok = type(self.tok)(source), type(self.detok)(target)

@@ -240,7 +240,7 @@ PATCHES: list[Patch] = [
         moses.init,
         "wrong results",
         "--tokenizer moses has no rules for codes with a region, such as fr-CA: l'ami becomes l &apos; ami. Here the "
-        "rules are those of fr, as in the recipes and tools.",
+        "rules are those of fr, as in the recipes and tools. In the same way, those of kor are those of ko.",
         "sacremoses reads codes with a region",
     ),
     Patch(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import refuse_other_bytes
 from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, vocabulary
 from .target import Pair, Scores
 
@@ -56,6 +57,12 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
         batch.append(n)
     if batch:
         yield batch
+
+
+def _refuse_only_its_own(error: Exception) -> None:
+    """Raise *error* again if it is not CTranslate2's. A time limit of SLURM raises an error of a derived class."""
+    if type(error) not in (RuntimeError, ValueError, IndexError):
+        raise error
 
 
 def _is_marked(words: Sequence[str]) -> bool:
@@ -122,6 +129,7 @@ class Search:
 
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
+        refuse_other_bytes(folder, "--model")
         self.settings, self.replace_unk, self.sampling = settings, replace_unk, sampling
         self.separator = separator_of(settings)
         self.shortlist = shortlist and sampling is None
@@ -144,6 +152,7 @@ class Search:
                 self._refuse_other_vocabulary(folder)
             self._known = frozenset(vocabulary(folder, "source")[1] if self.shortlist else ())
         except (RuntimeError, ValueError, IndexError) as error:
+            _refuse_only_its_own(error)
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
         kind = settings["quantization"] if device == "cpu" else device
         self.batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
@@ -209,6 +218,7 @@ class Search:
                     best[n] = self._ranked(sources[n], words[n], result, lenpen, limits[n], nbest)
                 done(len(batch))
         except (RuntimeError, ValueError) as error:
+            _refuse_only_its_own(error)
             raise TranslateError(f"CTranslate2 cannot search with this model: {error}") from None
         return best
 

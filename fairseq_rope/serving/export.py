@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import naming_what_fairseq_reads
+from ..errors import naming_what_fairseq_reads, refuse_other_bytes
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -258,6 +258,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
 def refuse_missing_files(args: argparse.Namespace) -> None:
     """Raise an ExportError or an OSError if a file or folder that *args* name does not exist."""
     os.stat(args.path)
+    refuse_other_bytes(args.output, "--output")
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
     for flag in SUBWORD_FLAGS:

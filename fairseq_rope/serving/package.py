@@ -12,9 +12,9 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from .. import __version__
@@ -189,6 +189,12 @@ def splitter_files(path: str | None) -> dict[str, str]:
     if not os.path.isfile(os.path.join(path, "config.cfg")):
         allowed = "a MiniSBD model (a file .onnx) or a folder that spaCy wrote (with config.cfg)"
         raise ExportError(f"--splitter {path}: must be {allowed}")
+    with open(os.path.join(path, "config.cfg"), encoding="utf-8", errors="replace") as config:
+        pipes = re.search(r"^pipeline\s*=\s*\[(.*?)\]", config.read(), re.M | re.S)
+    if pipes is not None and '"sentencizer"' in pipes[1]:
+        raise ExportError(
+            f"--splitter {path}: has the pipe sentencizer, which the programs add; save it without this pipe"
+        )
     files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     return {f"spacy/{os.path.relpath(file, path)}": file for file in sorted(files)}
 
@@ -285,12 +291,16 @@ Data: {data}
 """
 
 
-def write_zip(path: str, top: str, files: dict[str, str], texts: dict[str, str]) -> None:
+def write_zip(
+    path: str, top: str, files: dict[str, str], texts: dict[str, str], check: Callable[[], None] = lambda: None
+) -> None:
     """Write *files* and *texts* into the zip file *path*, below the folder *top*, completely or not at all.
 
-    The dates of the files are constant, so that the same model gives the same package.
+    The dates of the files are constant, so that the same model gives the same package. *check* is called before the
+    package gets its name.
     """
-    with written_whole(path) as (out,), zipfile.ZipFile(out, "w") as archive:
+    suffix = f".{os.getpid()}.tmp"  # another process can write the same package
+    with written_whole(path, suffix=suffix) as (out,), zipfile.ZipFile(out, "w") as archive:
         for name, text in texts.items():
             archive.writestr(zipfile.ZipInfo(f"{top}/{name}"), text)
         for name, file in files.items():
@@ -299,6 +309,7 @@ def write_zip(path: str, top: str, files: dict[str, str], texts: dict[str, str])
                 archive.open(zipfile.ZipInfo(f"{top}/{name}"), "w", force_zip64=True) as member,
             ):
                 shutil.copyfileobj(model, member, 1 << 20)
+        check()
 
 
 def refuse_to_install(folder: str, top: str, replace: bool) -> None:
@@ -366,7 +377,7 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
         **{"package_version": args.package_version, "argos_version": ARGOS_VERSION, "type": "translate"},
         **{"from_code": from_code, "from_name": from_name, "to_code": to_code, "to_name": to_name},
     }
-    target.texts[METADATA] = json.dumps(metadata, indent=1, ensure_ascii=False) + "\n"
+    target.texts[METADATA] = json.dumps(metadata, indent=1) + "\n"  # ASCII: Windows reads it in its own encoding
     pairs = validation_sentences(args.data, settings, SENTENCES)
     report = "package: not checked, because the data have no validation set"
     if pairs:
@@ -377,7 +388,9 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
         raise ExportError(f"--data {args.data}: has no validation set to check the package (--force writes it anyway)")
     fields = {"version": __version__, "checkpoint": settings.get("checkpoint"), "report": report, **metadata}
     target.texts["README.md"] = README.format(licence=args.licence, data=args.trained_on, **fields)
-    write_zip(path, top, target.all_files(), target.texts)
+    # The check takes minutes, in which the model can be exported again.
+    of_the_report = partial(refuse_changed_files, args.model, settings["sha256"])
+    write_zip(path, top, target.all_files(), target.texts, of_the_report)
     if args.install is not None:
         install(path, top, args.install)
     return path, "\n".join([report, *(f"warning: {sentence}" for sentence in warnings(args.model, settings))])

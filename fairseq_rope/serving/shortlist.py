@@ -67,6 +67,8 @@ def find_aligner() -> str:
 def refuse_corpus(source: str, target: str) -> None:
     """Raise an InputError if two files are compressed or have different numbers of lines; an OSError if one is lost."""
     for path in (source, target):
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise InputError(f"--shortlist {path}: must be a file, because it is read more than once")
         with open(path, "rb") as file:
             if file.read(2) == GZIP:
                 raise InputError(f"--shortlist {path}: is compressed with gzip, and must be plain text")

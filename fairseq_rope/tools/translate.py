@@ -260,6 +260,13 @@ def _translate_corpus(args: argparse.Namespace) -> None:
     translate_corpus(args.input, args.output_dir, how, launcher, args.shard_lines or SHARD_LINES, progress)
 
 
+def _is_input(status: os.stat_result, path: str | None) -> bool:
+    """Return whether the file with this *status* is the input *path*; None and "-" are standard input."""
+    with contextlib.suppress(OSError, ValueError):  # there is no such file; a test's standard input is none
+        return os.path.samestat(status, os.fstat(sys.stdin.fileno()) if path in (None, "-") else os.stat(path))
+    return False
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     parser = build_parser()
@@ -275,8 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise TranslateError("standard input or output is closed")
         if args.output is not None:
             refuse_output(args.output)
-            files = [file for file in (path, args.output) if file not in (None, "-") and os.path.exists(file)]
-            if len(files) == 2 and os.path.samefile(*files):
+            if os.path.exists(args.output) and _is_input(os.stat(args.output), path):
                 raise TranslateError(f"--output {args.output}: is the input; give another file")
         with opened(path) as (read, name):
             options = (args.model, args.threads, args.device, not args.no_shortlist, args.replace_unk)

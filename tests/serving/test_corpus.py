@@ -724,12 +724,15 @@ def test_processes_of_this_machine_divide_its_cores_and_gpus(monkeypatch, flags,
     assert launcher_of(*flags) == (Launcher(jobs, gpus), threads)
 
 
+SIX_CORES = {"cpus_per_task": 6, "srun_args": ["--cpus-per-task=6"]}
+
+
 @pytest.mark.parametrize(
     "flags, jobs, more, threads",
     [
         ([], None, {}, 1),
-        (["--jobs", 4, "--slurm", "cpus_per_task=6"], 4, {"cpus_per_task": 6}, 6),
-        (["--slurm", "cpus_per_task=6", "--threads", 3], None, {"cpus_per_task": 6}, 3),
+        (["--jobs", 4, "--slurm", "cpus_per_task=6"], 4, SIX_CORES, 6),
+        (["--slurm", "cpus_per_task=6", "--threads", 3], None, SIX_CORES, 3),
         (["--device", "cuda"], None, {"gpus_per_node": 1}, 1),
         (["--device", "cuda", "--slurm", "gpus_per_node=2"], None, {"gpus_per_node": 2}, 1),
         (["--slurm-partition", "p"], None, {"partition": "p"}, 1),

@@ -163,6 +163,34 @@ def test_wrong_flags_are_refused_with_one_sentence(run, served, tmp_path, flags,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_splitter_with_a_pipe_that_the_programs_add_is_refused(run, tmp_path):
+    """spaCy raises an error when Argos Translate adds it a second time. This is the start of a file of spaCy 3.8."""
+    (tmp_path / "splitter").mkdir()
+    config = '[nlp]\nlang = "en"\npipeline = {}\nbatch_size = 1000\n\n[components]\n'
+    (tmp_path / "splitter" / "config.cfg").write_text(config.format('["sentencizer"]'))
+    refused = refusal(run, "--splitter", tmp_path / "splitter")
+    assert refused.endswith("has the pipe sentencizer, which the programs add; save it without this pipe")
+    (tmp_path / "splitter" / "config.cfg").write_text(config.format("[]"))
+    run("--splitter", tmp_path / "splitter", "--names", "Русский", "Français")
+    with zipfile.ZipFile(tmp_path / NAME) as archive:
+        metadata = archive.read(f"{TOP}/metadata.json")
+        assert f"{TOP}/spacy/config.cfg" in archive.namelist()
+    assert metadata.isascii() and json.loads(metadata)["from_name"] == "Русский", "Windows reads it in its own encoding"
+
+
+def test_a_model_that_is_exported_again_during_the_check_is_not_packaged(run, served, tmp_path, monkeypatch):
+    model, check_package = shutil.copytree(served, tmp_path / "model"), package.check_package
+
+    def replaced(*args):
+        report = check_package(*args)
+        (model / "model.bin").write_bytes(b"another model")
+        return report
+
+    monkeypatch.setattr(package, "check_package", replaced)
+    assert "model.bin is not the file that was exported" in refusal(run, model=model)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_an_existing_package_is_not_replaced(run, tmp_path):
     (tmp_path / NAME).write_text("mine")
     assert refusal(run) == f"--output {tmp_path}: {NAME} exists already; --replace replaces it"

@@ -294,6 +294,7 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, monkeypatch):
         (["--shortlist", "{folder}/two", "{folder}/three"], "they have 2 and 3 lines, not as many"),
         (["--shortlist", "{folder}/three", "{folder}/two"], "they have 3 and 2 lines, not as many"),
         (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
+        (["--shortlist", "{folder}/pipe", "{folder}/two"], "pipe: must be a file, because it is read more than once"),
         (["--shortlist", "{folder}/two", "{folder}/two.gz"], "two.gz: is compressed with gzip, and must be plain text"),
     ],
 )
@@ -302,6 +303,7 @@ def test_wrong_flags_and_corpora_end_in_one_sentence(aligner, trained, data_bin,
     for name, count in (("two", 2), ("three", 3)):
         (tmp_path / name).write_text("a dog\n" * count)
     (tmp_path / "two.gz").write_bytes(gzip.compress(b"a dog\n" * 2))
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit) as ended:
         exported(trained, data_bin, tmp_path / "model", *(str(flag).format(folder=tmp_path) for flag in flags))
     error = f"{ended.value}{capsys.readouterr().err}"

@@ -32,6 +32,7 @@ import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.sequence_generator import SequenceGenerator
 
+from fairseq_rope.errors import InputError
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
 from fairseq_rope.serving.ctranslate2_search import with_copies
@@ -441,6 +442,53 @@ def test_the_command_ends_quietly_when_the_reader_of_its_output_stops(model, sou
 
 WHOLE = gzip.compress(b"the dog\n" * 20)
 DAMAGED = {"cut": WHOLE[:-9], "flipped": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:], "text": b"the dog\n"}
+
+
+def test_the_file_of_standard_input_is_not_replaced(model, tmp_path):
+    (tmp_path / "text").write_text("the dog\n")
+    words = [
+        sys.executable,
+        "-m",
+        "fairseq_rope",
+        "translate",
+        "--model",
+        str(model),
+        "--output",
+        str(tmp_path / "text"),
+    ]
+    with (tmp_path / "text").open() as text:
+        done = subprocess.run(
+            words, stdin=text, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
+        )
+    assert done.returncode == 1 and "is the input; give another file" in done.stderr
+    assert (tmp_path / "text").read_text() == "the dog\n"
+
+
+def test_an_error_of_a_signal_is_not_one_of_the_model(model):
+    """submitit's handler raises such an error before the time limit of a job of SLURM."""
+
+    class TimeIsOver(RuntimeError):
+        pass
+
+    def end(*_):
+        raise TimeIsOver
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        with Translator(str(model)) as translator, pytest.raises(TimeIsOver):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            while True:
+                translator.search([["DOG"] * 20] * 50)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_model_whose_name_ctranslate2_cannot_read_is_refused(model, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xfc")
+    shutil.copytree(model, folder)
+    with pytest.raises(InputError, match="^--model .*: the name must be UTF-8"):
+        Translator(folder)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,16 @@ def test_the_default_tokeniser_depends_on_language_and_installed_packages(monkey
     assert {lang: languages.default_tokenize(lang) for lang in expected} == expected
 
 
+def test_another_code_of_a_language_has_the_rules_of_moses_for_the_language():
+    """With rules of another language, each syllable of Korean is a token."""
+    of_fairseq = MosesTokenizer(
+        Namespace(source_lang="kor", target_lang="en", moses_no_dash_splits=True, moses_no_escape=False)
+    )
+    exported = Tokeniser("", {"moses": {"source": "kor", "target": "en", "dash_splits": False}, "subwords": None})
+    text = "한국어 문장입니다."
+    assert of_fairseq.encode(text) == "한국어 문장입니다 ." == " ".join(exported.tokens(text))
+
+
 @pytest.mark.parametrize("code", ["fr", "fr-CA", "fr_CA", "fr_XX"])
 def test_a_language_with_a_region_has_the_rules_of_moses_for_the_language(code):
     """French words end with an apostrophe, and have a blank before a question mark."""
