@@ -88,13 +88,16 @@ class Beams:
             self._of_step[rotary] = rotation_at(rotary, self.position, x.dtype, x.device)
         return self._of_step[rotary]
 
-    def mask_with_bias(self, position: PositionEncoding, q: Tensor) -> Tensor:
-        """Return ``mask`` plus the bias of *position*, if any, for queries *q* (N, H, K, D): (N, H, K, n * K)."""
+    def mask_with_bias(self, position: PositionEncoding, q: Tensor, kv_heads: int) -> Tensor:
+        """Return ``mask`` plus the bias of *position*, if any, for queries *q* (N, H, K, D): (N, H, K, n * K).
+
+        *kv_heads* is the number of heads G of the keys.
+        """
         if position in self._of_step:
             return self._of_step[position]
         q = self.rows_of(q)
         # has the shape of the keys, and any computation with it is an error: bias_reads_keys is False
-        of_keys = torch.empty((q.size(0), q.size(1), self.position + 1, q.size(3)), dtype=q.dtype, device="meta")
+        of_keys = torch.empty((q.size(0), kv_heads, self.position + 1, q.size(3)), dtype=q.dtype, device="meta")
         bias = position.bias(q, of_keys, None)  # (1 or N * K, H, 1, n)
         mask = self.mask
         if bias is not None:

@@ -95,7 +95,7 @@ def bind(layer: Any) -> Step | None:
         q = qkv.narrow(1, 0, heads * dim).view(sentences, beam, heads, dim).transpose(1, 2)  # (N, H, K, D)
         new = qkv.narrow(1, heads * dim, 2 * kv_heads * dim)
         new = new.view(sentences, beam, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # (2, N, G, K, D)
-        mask = beams.mask_with_bias(position, q) if biases else beams.mask
+        mask = beams.mask_with_bias(position, q, kv_heads) if biases else beams.mask
         if changes:
             q, k = beams.turned(position, q, new[0])
             new = torch.stack([k, new[1]])

@@ -55,8 +55,12 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
     of *state*, *state* itself is returned.
 
     Raises:
-        LayoutError: the model is not rotary, or has product-quantised projections
+        LayoutError: the model is not rotary, or has product-quantised projections; or there is no such *layout*
     """
+    from omegaconf import DictConfig, OmegaConf
+
+    if layout not in CHOICES:
+        raise LayoutError(f"the layout {layout} must be one of {', '.join(CHOICES)}")
     model = _model(state)
     if model.rotation("rope_layout") == layout:
         return state
@@ -65,6 +69,8 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
         return {name: _convert(name, weight, model, layout) for name, weight in weights.items()}
 
     def with_layout(options: Any) -> Any:
+        if isinstance(options, DictConfig):  # of fairseq-hydra-train, as fairseq reads it
+            return OmegaConf.merge(options, {"rope_layout": layout})
         is_dict = isinstance(options, dict)  # from a YAML file
         return {**options, "rope_layout": layout} if is_dict else Namespace(**{**vars(options), "rope_layout": layout})
 
@@ -152,13 +158,12 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     side = options.encoder if "encoder" in module.split(".") else options.decoder
     if not is_cross and (not _rotates(side) or side.uses_favor != (part == "feature_map")):
         return rows
-    kv_heads = options.cross_kv_heads if is_cross else side.kv_heads
-    heads = {"q_proj": side.heads, "k_proj": kv_heads}.get(part, 1)  # heads share the others
-    if rows.size(0) == 0 or rows.size(0) % heads:
-        raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of its {heads} heads")
-    head_dim = rows.size(0) // heads
+    # Heads share the other parameters. A model whose heads were pruned has fewer than its options say.
+    head_dim = side.embed_dim // side.heads if part in ("q_proj", "k_proj") else rows.size(0)
+    if rows.size(0) == 0 or rows.size(0) % head_dim:
+        raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of the {head_dim} of a head")
     order = row_order(head_dim, rotary_dim(head_dim, model.rotation("rope_fraction")), layout)
-    return rows.unflatten(0, (heads, head_dim))[:, order].flatten(0, 1)
+    return rows.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
 
 
 def _convert_optimiser(state: dict[str, Any], model: _Model, layout: str) -> dict[str, Any]:

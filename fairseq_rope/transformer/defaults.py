@@ -97,7 +97,10 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     options = read(args)
     for name, option in options_of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
         value = options.values[name]
-        setattr(args, name, option.default if value is None else getattr(value, "text", value))
+        value = option.default if value is None else getattr(value, "text", value)
+        if not isinstance(value, (bool, int, float, str, type(None))):  # what read() of a user's encoding made
+            value = getattr(args, name)
+        setattr(args, name, value)
     return options
 
 

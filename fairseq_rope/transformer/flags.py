@@ -114,9 +114,19 @@ OF_BLOCK.update({**WITHOUT_POSITIONS, **CROSS_ATTENTION})
 
 
 def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
-    """Return the options of all encodings on these *sides*, also of those that a user dir has added."""
-    used = ((encoding, side) for encoding in ENCODINGS.values() for side in sides if side in encoding.sides)
-    return _with_sides({name: option for encoding, side in used for name, option in encoding.options_of(side).items()})
+    """Return the options of all encodings on these *sides*, also of those that a user dir has added.
+
+    Raises:
+        ValueError: two encodings have different options of one name
+    """
+    used = ((user, encoding, side) for user, encoding in ENCODINGS.items() for side in sides if side in encoding.sides)
+    options, owners = dict[str, Option](), dict[str, str]()
+    for user, encoding, side in used:
+        for name, option in encoding.options_of(side).items():
+            known, owner = options.setdefault(name, option), owners.setdefault(name, user)
+            if (option.default, option.read) != (known.default, known.read):
+                raise ValueError(f"{user} and {owner} have different options {name}: give one of them another name")
+    return _with_sides(options)
 
 
 def users_of(name: str) -> list[str]:

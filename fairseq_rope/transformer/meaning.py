@@ -94,8 +94,9 @@ def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None
 
 def one_value(by_side: Mapping[str, Any]) -> Any:
     """Return the value that all sides have in common, or a text with the value of each."""
-    if len(set(by_side.values())) == 1:
-        return next(iter(by_side.values()))
+    first, *others = by_side.values()
+    if all(value == first for value in others):
+        return first
     return ", ".join(f"{value} ({side})" for side, value in by_side.items())
 
 

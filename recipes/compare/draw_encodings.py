@@ -26,16 +26,17 @@ def load_model(path: Path) -> Any:
     """The translation model in the checkpoint *path*, without dictionaries. Raises an InputError if it has none."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
+    from omegaconf import OmegaConf
 
     import fairseq_rope.plugin  # noqa: F401  registers the models
-    from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, part_of
+    from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, option_value, part_of
     from fairseq_rope.patches.loading import why_weights_do_not_fit
     from fairseq_rope.transformer.defaults import as_namespace
 
     state = load_checkpoint(str(path))
     options, weights = part_of(state, "model"), state["model"]
     sizes = [weights.get(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder")]
-    arch = getattr(options, "arch", None) or getattr(options, "_name", None)
+    arch = option_value(options, "arch") or option_value(options, "_name")
     if any(size is None for size in sizes) or arch not in ARCH_MODEL_REGISTRY:
         raise InputError(f"{path}: is not a translation model that fairseq or this plugin can build")
     dictionaries = []
@@ -44,9 +45,11 @@ def load_model(path: Path) -> Any:
         for number in range(len(size) - len(dictionary)):
             dictionary.add_symbol(str(number))
         dictionaries.append(dictionary)
-    if getattr(options, "share_all_embeddings", False):
+    if option_value(options, "share_all_embeddings"):
         dictionaries[1] = dictionaries[0]
     task = argparse.Namespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
+    if isinstance(options, dict):  # of fairseq-hydra-train
+        options = OmegaConf.create(options)
     model = ARCH_MODEL_REGISTRY[arch].build_model(as_namespace(options), task)
     try:
         model.load_state_dict(weights, strict=True)

@@ -18,6 +18,7 @@ from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 from torch import nn
 
+from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
@@ -446,6 +447,56 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     torch.manual_seed(3)
     model, sample = fast(build(position_encoding="nearness")), sentences((7, 7, 7))
     assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample))
+
+
+def read_powers(value, flag):
+    try:
+        return [float(power) for power in value.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} {value}: must be numbers with commas between them") from None
+
+
+class Powers(Nearness):
+    options = {"nearness_powers": Option("1,0.5", "the powers of the distance", read_powers)}
+
+    @classmethod
+    def build(cls, side, embed_dim, heads, nearness_powers):
+        return cls(heads, sum(nearness_powers))
+
+
+def test_an_option_of_a_user_that_becomes_a_list_is_saved_as_it_was_given(data_bin, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENCODINGS, "powers", Powers)
+    flags = ["--position-encoding", "powers", "--nearness-powers", "0.5,0.25"]
+    for updates in (1, 2):
+        train(data_bin, tmp_path, *flags, "--max-update", updates)
+    path = str(tmp_path / "checkpoint_last.pt")
+    assert load_checkpoint(path)["cfg"]["model"].nearness_powers == "0.5,0.25"
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path])
+    assert model.encoder.layers[0].self_attn.position.power == 0.75
+    with pytest.raises(InputError, match="^--nearness-powers x: must be numbers with commas between them$"):
+        train(data_bin, tmp_path, "--position-encoding", "powers", "--nearness-powers", "x")
+
+
+def test_encodings_with_different_options_of_one_name_are_refused(monkeypatch):
+    other = type("Other", (ENCODINGS["shaw"],), {"options": {"max_relative_positions": Option(64, "")}})
+    monkeypatch.setitem(ENCODINGS, "other", other)
+    with pytest.raises(ValueError, match="^other and shaw have different options max_relative_positions: give one of"):
+        TransformerRopeModel.add_args(ArgumentParser())
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_a_bias_gets_keys_of_one_shape_in_training_and_in_the_search(build, monkeypatch, kv_heads):
+    seen = []
+
+    class Seeing(ENCODINGS["none"]):
+        def bias(self, q, k, padding):
+            seen.append(k.size(1))
+            return None
+
+    monkeypatch.setitem(ENCODINGS, "seeing", Seeing)
+    model = build(position_encoding="seeing", decoder_attention_heads=2, decoder_kv_heads=kv_heads, encoder_layers=0)
+    search_both_ways(fast(model), sentences((7, 7)))
+    assert set(seen) == {kv_heads}
 
 
 def test_the_common_flag_replaces_the_encodings_of_an_architecture(build):

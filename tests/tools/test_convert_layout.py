@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.patches import precision
@@ -250,6 +251,26 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
     assert torch.equal(after["extra_state"]["ema"][name], state["extra_state"]["ema"][name][order])
 
 
+def test_the_rows_of_a_model_whose_heads_were_pruned_move_within_their_heads(trained):
+    """fairseq's --mha-heads-to-keep leaves out rows, and the options keep the number of heads."""
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    names = [f"encoder.layers.0.self_attn.{part}_proj.weight" for part in "qk"]
+    state["model"].update({name: state["model"][name][:32] for name in names})
+    converted = layout.convert_layout(state, "half")["model"]
+    for name in names:
+        assert torch.equal(converted[name], state["model"][name][layout.row_order(32, 32, "half")])
+
+
+def test_options_that_fairseq_reads_as_a_configuration_are_kept(trained):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    options = dict(vars(state["cfg"]["model"]))
+    state["cfg"]["model"] = OmegaConf.create(options)
+    converted = layout.convert_layout(state, "half")["cfg"]["model"]
+    assert converted == {**options, "rope_layout": "half"} and state["cfg"]["model"] == options
+    with pytest.raises(layout.LayoutError, match="^the layout interleave must be one of interleaved, half$"):
+        layout.convert_layout(state, "interleave")
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -257,7 +278,7 @@ def test_a_model_of_nested_yaml_and_averaged_weights_are_converted_too(trained, 
         (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "its rope_layout is neox, and must"),
         (
             lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
-            "which is not a multiple of its 5",
+            "has 64 rows, which is not a multiple of the 12 of a head",
         ),
         (lambda state: state["model"].clear(), "it has no self-attention"),
         (
