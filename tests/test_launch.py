@@ -123,7 +123,7 @@ def squeue(tmp_path, monkeypatch):
 
 def test_only_the_jobs_with_a_script_in_the_folder_are_cancelled(squeue):
     jobs = [f"{number}|{path}" for number, path in ((9, "/out/jobs/1/x.sh"), (10, "/out/jobs/2/y.sh"))]
-    others = ["7|/out/jobs", "8|/out/jobs2/1/x.sh", "11|(null)", r"12|/not\\xfc-utf-8/x.sh"]
+    others = ["7|/out/jobs", "8|/out/jobs2/1/x.sh", "11|(null)", r"12|/not\xfc-utf-8/x.sh"]
     cancelled = squeue("", r"\n".join([jobs[1], *others, jobs[0]]), jobs[0], others[0])
     assert slurm.cancel_jobs_in(Path("/out/jobs")) == ["9", "10"]
     assert cancelled.read_text() == "10 9\n9\n"

@@ -135,7 +135,7 @@ def executor(parameters: Mapping[str, Any], folder: Path) -> SlurmExecutor:
         created = _Executor(folder=folder)
         created.update_parameters(**{"stderr_to_stdout": True, **parameters})
     except (ValueError, TypeError, NameError, RuntimeError) as error:
-        flags = " ".join(f"{key}={value}" for key, value in parameters.items())
+        flags = " ".join(f"{key}={value}" for key, value in parameters.items() if key != "srun_args")
         raise InputError(f"--launcher slurm --slurm {flags}: {' '.join(str(error).split())}") from None
     return created
 

@@ -148,9 +148,8 @@ def narrow(model: Any) -> None:
 
     fairseq-generate gives other models, such as those of speech, their input in float32. They stay as they are.
     """
-    encoder = getattr(model, "encoder", None)
-    parts = [name for name, _ in encoder.named_modules()] if encoder is not None else ["embed_tokens"]
-    if any(name.rpartition(".")[2] == "embed_tokens" for name in parts):
+    reader = getattr(model, "encoder", None) or model
+    if any(name.rpartition(".")[2] == "embed_tokens" for name, _ in reader.named_modules()):
         model.bfloat16()
     else:
         logger.warning("--bf16: has no effect, because the input of this model is no text")

@@ -276,7 +276,7 @@ PATCHES: list[Patch] = [
         "wrong results",
         "With --workers, fairseq-preprocess adds up the lengths of sentences in 32 bits with NumPy 2. From 2 GiB of "
         "a language on (a billion tokens), the places of sentences in the file are then wrong, after a warning only. "
-        "fairseq-preprocess has this row with --user-dir, as in the recipes.",
+        "fairseq-preprocess needs --user-dir for this; the recipes give it.",
         "fairseq adds up Python's integers",
     ),
     Patch(

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import InputError, flag_of, warn
+from ..errors import InputError, flag_of, refuse_other_bytes, warn
 from ..files import written_whole
 from ..launch.jobs import Launcher, Watcher, outcomes
 from ..launch.slurm import cancel_jobs_in
@@ -124,6 +124,8 @@ def translate_corpus(
             start in *folder*; another process is working there; or shards have failed
     """
     launcher.check()
+    if launcher.slurm is not None:
+        refuse_other_bytes(os.path.realpath(folder), "--output-dir")
     _refuse_names(inputs, folder)
     present = _settings(inputs, how, shard_lines)
     refuse_topk(how.model, how.sampling)

@@ -91,6 +91,7 @@ def score(folder: str, pairs: Sequence[Pair]) -> Scores:
     """Return the scores of *pairs* with the model in *folder*, on the CPU and in the type of its weights."""
     import ctranslate2
 
+    refuse_other_bytes(folder, "--model")
     ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
     model = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     sides = [[["<blank>" if word == "<pad>" else word for word in pair[n]] for pair in pairs] for n in (0, 1)]

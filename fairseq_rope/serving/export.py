@@ -258,7 +258,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
 def refuse_missing_files(args: argparse.Namespace) -> None:
     """Raise an ExportError or an OSError if a file or folder that *args* name does not exist."""
     os.stat(args.path)
-    refuse_other_bytes(args.output, "--output")
+    refuse_other_bytes(os.path.realpath(args.output), "--output")
     if not os.path.isdir(args.data):
         raise ExportError(f"--data {args.data}: must be the folder of the dictionaries")
     for flag in SUBWORD_FLAGS:

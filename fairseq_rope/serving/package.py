@@ -26,7 +26,15 @@ from ..text.tokens import Tokeniser
 from .argos import BEAM, BPE_CODES, LENGTH_PENALTY, METADATA, MODEL, SENTENCEPIECE, Package
 from .ctranslate2_search import score
 from .export_checks import SAME_SOURCES, bleu, check_scores, in_words, refuse_lower_bleu, validation_pairs
-from .exported_folder import INT8, SETTINGS, SHORTLIST, exported_settings, refuse_changed_files, separator_of
+from .exported_folder import (
+    INT8,
+    SETTINGS,
+    SHORTLIST,
+    TranslateError,
+    exported_settings,
+    refuse_changed_files,
+    separator_of,
+)
 from .replaced_folder import exchange
 from .target import ExportError, Pair, Scores, Target, Words
 from .translator import Translator
@@ -312,6 +320,14 @@ def write_zip(
         check()
 
 
+def refuse_another_export(model: str, checksums: dict[str, str]) -> None:
+    """Raise an ExportError if a file of the folder *model* has another checksum than in *checksums*."""
+    try:
+        refuse_changed_files(model, checksums)
+    except TranslateError:
+        raise ExportError(f"--model {model}: has changed since it was checked; repeat the command") from None
+
+
 def refuse_to_install(folder: str, top: str, replace: bool) -> None:
     """Raise an ExportError if the package *top* must not be unpacked into *folder*."""
     if os.path.isfile(folder) or not os.path.isdir(os.path.dirname(os.path.realpath(folder))):
@@ -389,8 +405,9 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
     fields = {"version": __version__, "checkpoint": settings.get("checkpoint"), "report": report, **metadata}
     target.texts["README.md"] = README.format(licence=args.licence, data=args.trained_on, **fields)
     # The check takes minutes, in which the model can be exported again.
-    of_the_report = partial(refuse_changed_files, args.model, settings["sha256"])
-    write_zip(path, top, target.all_files(), target.texts, of_the_report)
+    write_zip(
+        path, top, target.all_files(), target.texts, partial(refuse_another_export, args.model, settings["sha256"])
+    )
     if args.install is not None:
         install(path, top, args.install)
     return path, "\n".join([report, *(f"warning: {sentence}" for sentence in warnings(args.model, settings))])

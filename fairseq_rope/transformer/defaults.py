@@ -99,7 +99,8 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
         value = options.values[name]
         value = option.default if value is None else getattr(value, "text", value)
         if not isinstance(value, (bool, int, float, str, type(None))):  # what read() of a user's encoding made
-            value = getattr(args, name)
+            given = getattr(args, name, None)
+            value = option.default if given is None else given
         setattr(args, name, value)
     return options
 

@@ -168,8 +168,6 @@ class Comparison:
         self.experiments = {name: chosen[name] for name in self.experiments if name in chosen}
         chosen_runs = (run for run in self.runs if run.system in chosen)
         self.runs = [dataclasses.replace(chosen[run.system], seed=run.seed) for run in chosen_runs]
-        for run in self.runs:
-            systems.refuse_other_training(run)
         return len(tuning_runs)
 
     def _trained(self) -> list[str]:
@@ -242,8 +240,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [dataclasses.replace(experiment, seed=seed) for seed in seeds for experiment in ordered]
         for run in runs:
             check_start(run)
-            if tuned is None:  # else the folders are known when the values are chosen
-                systems.refuse_other_training(run)
+        values = [experiments] if tuned is None else tuned.experiments.values()
+        for experiment in itertools.chain(*(of_value.values() for of_value in values)):
+            for seed in seeds:
+                systems.refuse_other_training(dataclasses.replace(experiment, seed=seed))
         if not runs[0].settings.test_files:
             raise SettingsError("--set test_files=: a comparison needs a test set")
     except InputError as error:

@@ -184,10 +184,13 @@ def test_a_model_that_is_exported_again_during_the_check_is_not_packaged(run, se
     def replaced(*args):
         report = check_package(*args)
         (model / "model.bin").write_bytes(b"another model")
+        settings = json.loads((model / SETTINGS).read_text())
+        settings["sha256"]["model.bin"] = checksum(model / "model.bin")
+        (model / SETTINGS).write_text(json.dumps(settings))
         return report
 
     monkeypatch.setattr(package, "check_package", replaced)
-    assert "model.bin is not the file that was exported" in refusal(run, model=model)
+    assert refusal(run, model=model) == f"--model {model}: has changed since it was checked; repeat the command"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
