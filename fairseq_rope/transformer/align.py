@@ -10,6 +10,7 @@ from typing import Any
 from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
+from .defaults import as_namespace
 from .meaning import refuse_other_model
 from .models import PrunedModel, TransformerRopeModel
 
@@ -30,4 +31,4 @@ class TransformerRopeAlignModel(PrunedModel, TransformerAlignModel):
     def build_model(cls, args: Namespace, task: Any) -> "TransformerRopeAlignModel":
         """Build the model that *args* describes. Raises the errors of TransformerRopeModel."""
         rotary = TransformerRopeModel.build_model(args, task)
-        return cls(rotary.encoder, rotary.decoder, args)
+        return cls(rotary.encoder, rotary.decoder, as_namespace(args))  # from which fairseq reads also our options

@@ -11,6 +11,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..checkpoints import flags_of_model, option_value
+from ..errors import InputError
 from ..positions import ENCODINGS
 from ..positions.interface import SIDES
 from .flags import OF_BLOCK, OF_POSITIONS
@@ -40,12 +41,15 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
         for name, config in NESTED.items():
             nested = vars(flat).pop(name, None)
             if nested is not None:
-                for option, value in vars(config(**nested)).items():
-                    setattr(flat, f"{name}_{option}", value)
+                for option, value in vars(config(**{"_name": None, **nested})).items():
+                    if option != "_name":
+                        setattr(flat, f"{name}_{option}", value)
     for name in (f"{side}_layers_to_keep" for side in SIDES):
         numbers = getattr(flat, name, None)
         if isinstance(numbers, list):  # of a flag of the transformer; fairseq's pruning needs the text
             setattr(flat, name, ",".join(map(str, numbers)) or None)
+        elif isinstance(numbers, int):  # of a YAML file with one layer
+            setattr(flat, name, str(numbers))
     return flat
 
 
@@ -75,6 +79,9 @@ def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> N
     for name, config in NESTED.items():
         if option_value(args, name) is not None:
             refuse_unknown_names(args[name], config.__dataclass_fields__, f"model.{name}")
+            for option, value in args[name].items():
+                if option_value(args, f"{name}_{option}") not in (None, value):
+                    raise InputError(f"model.{name}.{option} and model.{name}_{option} differ: give one of them")
 
 
 def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:

@@ -69,6 +69,7 @@ class RobertaRopeModel(PrunedModel, RobertaModel):
         lengths = (
             option_value(args, "max_positions"),
             *(option_value(options, "tokens_per_sample") for options in (args, task_options)),
+            option_value(task_options, "max_positions"),
         )
         args.max_positions = next(filter(None, lengths), 512)
         args.max_source_positions = args.max_positions

@@ -395,6 +395,36 @@ def test_a_mix_of_encodings_uses_the_options_of_both_and_refuses_the_others(buil
         build(**sides, rope_base=value)
 
 
+SIZES = {"embed_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
+
+
+def test_the_parts_of_a_yaml_file_become_the_options_that_fairseq_reads_and_overrides(task):
+    kept = {"layers": 4, "layers_to_keep": [0, 2], **SIZES}
+    parts = {"encoder": kept, "decoder": {"layers": 1, **SIZES}, "quant_noise": {"scalar": 0.5}}
+    cfg = OmegaConf.create({"_name": "transformer_rope", **parts})
+    model = build_model(cfg, task)
+    assert (len(model.encoder.layers), len(model.decoder.layers)) == (2, 1)
+    assert not {*parts} & {*cfg}
+    # of fairseq's checkpoints: the number of layers that are left, and the numbers of those in training
+    assert (cfg.encoder_layers, cfg.encoder_layers_to_keep, cfg.quant_noise_scalar) == (2, "0,2", 0.5)
+    twice = OmegaConf.create({"_name": "transformer_rope", **parts, "encoder_layers": 2})
+    with pytest.raises(
+        InputError, match=r"^model\.encoder\.layers and model\.encoder_layers differ: give one of them$"
+    ):
+        build_model(twice, task)
+    first = build_model(OmegaConf.create({"_name": "transformer_rope_tiny", "decoder_layers_to_keep": 0}), task)
+    assert len(first.decoder.layers) == 1
+
+
+def test_a_yaml_file_of_an_align_model_has_the_options_of_its_encoding(task):
+    parts = dict.fromkeys(("encoder", "decoder"), {"layers": 1, **SIZES})
+    model = build_model(
+        OmegaConf.create({"_name": "transformer_rope_align", **parts, "position_encoding": "alibi"}), task
+    )
+    assert model.cfg.position_encoding == "alibi"
+    assert type(model.decoder.layers[0].self_attn.position) is ENCODINGS["alibi"]
+
+
 def test_a_hydra_config_and_a_named_architecture_choose_the_encoding(build, task):
     sizes = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 2}  # those of transformer_tiny
     tiny = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
