@@ -9,12 +9,14 @@ translation, move to it.
 
 import argparse
 import gzip
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import read_lines
+from recipes.text.lines import NOT_PRINTING
 
 SETS = ("train", "valid", "test")
 
@@ -28,11 +30,16 @@ def read(folder: Path, name: str, languages: Sequence[str]) -> list[Document]:
         raise InputError(f"{folder}: the sides of {name} have {' and '.join(str(len(text)) for text in texts)} lines")
     documents: list[Document] = [[]]
     for line in zip(*texts, strict=True):
-        if any(map(str.strip, line)):
+        if any(map(has_text, line)):
             documents[-1].append(line)
         elif documents[-1]:
             documents.append([])
     return [document for document in documents if document]
+
+
+def has_text(line: str) -> bool:
+    """Whether *line* has more than blanks and characters that are not printed, which stage 2 removes."""
+    return bool(NOT_PRINTING.sub("", line).strip())
 
 
 def words(document: Document) -> int:
@@ -46,7 +53,7 @@ def divide(train: list[Document], test: list[Document], least: int, count: int) 
     *count* documents of the training set, spread over it evenly, go to the test set. They have a text in each line in
     all languages, which a test set must have. Raises an InputError if the training set has fewer such documents.
     """
-    complete = {n for n, document in enumerate(train) if all(text.strip() for line in document for text in line)}
+    complete = {n for n, document in enumerate(train) if all(has_text(text) for line in document for text in line)}
     long = [n for n, document in enumerate(train) if n in complete and words(document) > least]
     if len(long) < count:
         limit = f"must be at most {len(long)}, the complete training documents of more than {least} words"
@@ -72,11 +79,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         train, valid, test = (read(args.folder, name, args.languages) for name in SETS)
         train, test = divide(train, test, args.words, args.documents)
         args.output.mkdir(parents=True, exist_ok=True)
-        for name, documents in zip(SETS, (train, valid, test), strict=True):
-            for n, lang in enumerate(args.languages):
+        sets = dict(zip(SETS, (train, valid, test), strict=True))
+        paths = [str(args.output / f"{name}.{lang}.gz") for name in sets for lang in args.languages]
+        with written_whole(*paths) as files:  # a killed run leaves no sets that share documents
+            for file, (documents, n) in zip(files, itertools.product(sets.values(), (0, 1)), strict=True):
                 text = "\n\n".join("\n".join(line[n] for line in document) for document in documents) + "\n"
-                with written_whole(str(args.output / f"{name}.{lang}.gz")) as (file,):
-                    file.write(gzip.compress(text.encode("utf-8"), mtime=0))
+                file.write(gzip.compress(text.encode("utf-8"), mtime=0))
+        for name, documents in sets.items():
             print(f"{name}: {len(documents)} documents, {sum(map(words, documents))} words")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rope.errors import InputError
-from recipes.paper.long_documents import write_labels
+from recipes.paper.long_documents import SPECIAL, write_labels
 from recipes.paper.results import Panels, Rows, curve_of
 from recipes.paper.runs import Data, PaperRun, Training
 from recipes.paper.study import Study, build_parser, existing, main
@@ -70,13 +70,13 @@ def run_study(study: Study) -> None:
     # The settings, and the dictionary and the subwords with which the data are made.
     files = (known, *(args.start / "data" / name for name in ("dict.txt", SUBWORDS)))
     sources |= {f"--from {path.name}": path for path in files if path.exists()}
-    data = Data(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder), more)
     model = read_yaml_file(known, f"--from {known}")
+    of_model = f"{model['model']} {flags_of_model(model['flags after --'])}"
+    most = positions_of(f"{of_model} {study.flags}") - SPECIAL
+    data = Data(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder, most), more)
     classes = 1 if task.metric == "spearman" else len(labels)
     fixed = "--criterion sentence_prediction --init-token 0 --separator-token 2 --shorten-method truncate"
-    fixed += (
-        f" {METRICS[task.metric]} --num-classes {classes} {model['model']} {flags_of_model(model['flags after --'])}"
-    )
+    fixed += f" {METRICS[task.metric]} --num-classes {classes} {of_model}"
 
     def trainings(encoding: str, seed: int, folder: Path) -> tuple[Training, ...]:
         flags = f"{fixed} {study.settings['training']} --position-encoding {encoding} {study.flags}"
@@ -99,6 +99,13 @@ def flags_of_model(flags: str) -> str:
     _, others = parser.parse_known_args(words)
     of_model = [word for word in words if not (others and word == others[0] and others.pop(0))]
     return shlex.join(of_model)
+
+
+def positions_of(flags: str) -> int:
+    """The number of positions of a model with these *flags* of fairseq-train."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-positions", type=int, default=512)  # RoBERTa's
+    return parser.parse_known_args(shlex.split(flags))[0].max_positions
 
 
 def rows(path: Path, task: Task, passage: int | None) -> list[list[str]]:
@@ -130,8 +137,22 @@ def check_labels(task: Task, read: dict[str, list[list[str]]], labels: list[str]
             raise InputError(f"{paths['valid']}: the label {row[-1]} is not in the training set")
 
 
-def prepare(read: dict[str, list[list[str]]], task: Task, labels: Sequence[str], start: Path, folder: Path) -> None:
-    """Write the binary data of the examples in *read* with the dictionary and the subwords in *start*."""
+def cut(texts: list[list[str]], most: int) -> list[list[str]]:
+    """Return the beginnings of one or two *texts* that have at most *most* tokens together; a long one is cut first."""
+    lengths = [min(len(text), most) for text in texts]
+    if sum(lengths) > most:
+        lengths[0] = max(most - lengths[1], min(lengths[0], most - most // 2))
+        lengths[1] = min(lengths[1], most - lengths[0])
+    return [text[:length] for text, length in zip(texts, lengths)]
+
+
+def prepare(
+    read: dict[str, list[list[str]]], task: Task, labels: Sequence[str], start: Path, folder: Path, most: int
+) -> None:
+    """Write the binary data of the examples in *read* with the dictionary and the subwords in *start*.
+
+    The texts of an example are cut to *most* tokens together. fairseq would cut the second one alone.
+    """
     from fairseq.data import Dictionary
 
     tokenise = tokens_in(start)
@@ -143,10 +164,12 @@ def prepare(read: dict[str, list[list[str]]], task: Task, labels: Sequence[str],
         for label in labels:
             dictionary.add_symbol(label)
         dictionary.save(str(folder / "label" / "dict.txt"))
+    for part in inputs:
+        (part / "dict.txt").write_bytes((start / "dict.txt").read_bytes())
     for name, examples in read.items():
+        texts = [cut([[*tokenise(text)] for text in row[:-1]], most) for row in examples]
         for number, part in enumerate(inputs):
-            (part / "dict.txt").write_bytes((start / "dict.txt").read_bytes())
-            binarise((tokenise(row[number]) for row in examples), part / "dict.txt", part / name)
+            binarise((of_example[number] for of_example in texts), part / "dict.txt", part / name)
         if task.metric == "spearman":
             write_labels((row[-1] for row in examples), folder, name)
         else:

@@ -66,13 +66,16 @@ class PaperRun(Run):
 
     def devices(self, training: Training) -> int:
         """The number of GPUs for *training*; 0: the CPU."""
-        gpus = gpus_here() if self.gpus is None else self.gpus
-        return min(gpus, 1) if training.metric in ON_ONE_GPU else gpus
+        if self.gpus is None or training.metric in ON_ONE_GPU:
+            return min(gpus_here() if self.gpus is None else self.gpus, 1)
+        return self.gpus
 
     def command(self, training: Training) -> str:
         """The command of *training*. It resumes from its last checkpoint."""
         gpus = self.devices(training)
         device = f"--distributed-world-size {gpus}" if gpus else "--cpu --distributed-world-size 1"
+        if gpus > 1 and training.task.startswith("sentence_"):  # they do not use the head of the masked language model
+            device += " --find-unused-parameters"
         start = f" --finetune-from-model {quoted(training.start)}" if training.start else ""
         best = f" --best-checkpoint-metric {training.metric} --maximize-best-checkpoint-metric"
         return (

@@ -43,7 +43,12 @@ def build_parser(name: str, description: str, encodings: Sequence[str]) -> argpa
     )
     known = f"position encodings, separated by commas: {', '.join(ENCODINGS)}; default: %(default)s"
     add("--encodings", default=",".join(encodings), metavar="NAMES", help=known)
-    add("--gpus", type=int, metavar="N", help="number of GPUs to train on; 0: train on the CPU; default: all GPUs")
+    add(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="number of GPUs to train on; 0: train on the CPU; default: one if there is one",
+    )
     add("--dry-run", action="store_true", help="print the trainings' commands, and write nothing")
     launch.add_flags(parser, 3)
     return parser

@@ -78,6 +78,7 @@ class Mixture:
         self._tokens, self._share = tokens, share
         self._draw = random.Random(SEED)
         self.sentences = self.in_segments = 0
+        self.joined = 0  # sentences on a line with others
 
     def __call__(self, document: Sequence[Pair]) -> list[range]:
         size = len(document)
@@ -86,7 +87,9 @@ class Mixture:
         if not in_segments:
             return [range(n, n + 1) for n in range(size)]
         self.in_segments += size
-        return segments([max(map(len, pair)) for pair in document], lambda: self._draw.randint(1, self._tokens))
+        divisions = segments([max(map(len, pair)) for pair in document], lambda: self._draw.randint(1, self._tokens))
+        self.joined += sum(len(segment) for segment in divisions if len(segment) > 1)
+        return divisions
 
 
 def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: float | None) -> str:
@@ -108,7 +111,10 @@ def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: flo
         if not documents:
             raise InputError(f"{' and '.join(sources)}: all lines are blank")
     sizes = f"{documents} documents, {sentences} sentences, {lines} lines of up to {longest} subwords"
-    return sizes if mixture is None else f"{sizes}, {mixture.in_segments / sentences:.1%} of the sentences in segments"
+    if mixture is None:
+        return sizes
+    divided = f"{mixture.in_segments / sentences:.1%} of the sentences in divided documents"
+    return f"{sizes}, {divided}, and {mixture.joined / sentences:.1%} on a line with others"
 
 
 # -- from segments back to sentences and documents ----------------------------------------------------

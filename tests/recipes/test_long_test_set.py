@@ -12,7 +12,7 @@ LONG = {"train": (1, 3, 4, 7, 8), "test": (0, 2)}  # the documents of more than 
 def document(name, number):
     """Two lines in both languages; the second is blank in German in one document."""
     more = "a b c d e" if number in LONG.get(name, ()) else "a"
-    german = " " if (name, number) == ("train", 3) else more.upper()
+    german = " \u200b" if (name, number) == ("train", 3) else more.upper()
     return [(f"{name} {number}", f"{name.upper()} {number}"), (more, german)]
 
 

@@ -16,6 +16,8 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairseq_rope import plugin  # noqa: F401  registers the models
 from fairseq_rope.errors import InputError
@@ -177,10 +179,27 @@ def test_labels_and_texts_of_a_task_are_binary_data(tmp_path):
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "dict.txt").write_text("a 2\nb 1\n▁ 1\n")
     read = {"train": [["a b", "b", "no"], ["b", "a", "yes"]], "valid": [["a", "a", "yes"]]}
-    fine_tuning.prepare(read, fine_tuning.TASKS["own"], ["no", "yes"], tmp_path / "start", tmp_path / "data")
+    fine_tuning.prepare(read, fine_tuning.TASKS["own"], ["no", "yes"], tmp_path / "start", tmp_path / "data", 3)
     data = tmp_path / "data"
-    assert words(data / "input0" / "train", data / "input0" / "dict.txt") == [["a", "▁", "b"], ["b"]]
+    # of "a b" and "b", together 4 tokens, 3 are kept: the longer text is cut
+    assert words(data / "input0" / "train", data / "input0" / "dict.txt") == [["a", "▁"], ["b"]]
+    assert words(data / "input1" / "train", data / "input1" / "dict.txt") == [["b"], ["a"]]
     assert words(data / "label" / "valid", data / "label" / "dict.txt") == [["yes"]]
+
+
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=2), most=st.integers(1, 9))
+def test_the_longer_text_of_a_pair_is_cut_until_both_fit(lengths, most):
+    """The reference takes the last token of the longer text away, of the second one if both are as long."""
+    texts = [[f"{name}{n}" for n in range(length)] for name, length in zip("ab", lengths)]
+    expected = [[*text] for text in texts]
+    while sum(map(len, expected)) > most:
+        max(reversed(expected), key=len).pop()
+    assert fine_tuning.cut(texts, most) == expected
+
+
+def test_the_positions_of_a_model_are_read_from_its_flags():
+    assert fine_tuning.positions_of("--arch roberta_rope --max-positions 99 --lr 1") == 99
+    assert fine_tuning.positions_of("--arch roberta_rope") == 512
 
 
 def finished(folder, values):
@@ -247,8 +266,8 @@ def test_the_later_one_of_two_validations_at_an_update_counts():
 
 
 @pytest.mark.parametrize("metric, gpus, device", [
-    ("loss", 2, "--distributed-world-size 2"),
-    ("accuracy", 2, "--distributed-world-size 2"),
+    ("loss", 2, "--distributed-world-size 2 --find-unused-parameters"),
+    ("accuracy", 2, "--distributed-world-size 2 --find-unused-parameters"),
     ("f1", 2, "--distributed-world-size 1"),  # fairseq adds the lists of predictions of two GPUs to the number 0
     ("spearman", 0, "--cpu --distributed-world-size 1"),
 ])  # fmt: skip
