@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from ..checkpoints import current_reading
 from . import align, language_model, multilingual, roberta  # noqa: F401  they register their models
-from .defaults import NESTED, as_namespace, refuse_unknown_options, set_defaults
+from .defaults import flatten, option_dict, refuse_unknown_options, set_defaults
 from .flags import OF_BLOCK
 from .options import value_of
 from .sides import ONE_SIDED, model_name
@@ -73,9 +73,7 @@ def _register(
     def architecture(args: Namespace | DictConfig) -> None:
         if not isinstance(args, Namespace) and current_reading() is None:  # a checkpoint can have any options
             refuse_unknown_options(args, model, fairseq_arch)
-        filled = as_namespace(args)
-        if filled is not args:
-            vars(filled).setdefault("base_layers", 0)
+        filled = args if isinstance(args, Namespace) else Namespace(**{"base_layers": 0, **option_dict(args)})
         only_side = ONE_SIDED.get(model)
         if only_side:
             if model_name(filled) is None:
@@ -89,10 +87,11 @@ def _register(
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)
         if filled is not args:
-            for name in NESTED:  # fairseq and --model-overrides know the names beside them, which now have the values
-                args.pop(name, None)
             for option, value in vars(filled).items():
                 setattr(args, option, value)
+            # Some architectures of language models replace options each time. Older checkpoints keep their parts.
+            if isinstance(args, DictConfig) and not only_side and current_reading() is None:
+                flatten(args)
 
     register_model_architecture(model, arch)(architecture)
 

@@ -1,6 +1,7 @@
 """Completes the options of a model: the defaults of its architecture, of fairseq and of its position encodings."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any, cast
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
@@ -37,13 +38,11 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
     if isinstance(args, Namespace):
         flat = args
     else:
-        flat = Namespace(**option_dict(args))
-        for name, config in NESTED.items():
-            nested = vars(flat).pop(name, None)
-            if nested is not None:
-                for option, value in vars(config(**{"_name": None, **nested})).items():
-                    if option != "_name":
-                        setattr(flat, f"{name}_{option}", value)
+        options = option_dict(args)
+        parts = {part: options.pop(part, None) for part in NESTED}
+        flat = Namespace(**options)
+        for part, nested in parts.items():
+            vars(flat).update(options_of_part(part, nested))
     for name in (f"{side}_layers_to_keep" for side in SIDES):
         numbers = getattr(flat, name, None)
         if isinstance(numbers, list):  # of a flag of the transformer; fairseq's pruning needs the text
@@ -51,6 +50,21 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
         elif isinstance(numbers, int):  # of a YAML file with one layer
             setattr(flat, name, str(numbers))
     return flat
+
+
+def options_of_part(part: str, nested: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that *nested*, a *part* of a YAML file, gives, also by its defaults, by their flat names."""
+    if nested is None:
+        return {}
+    return {f"{part}_{name}": value for name, value in vars(NESTED[part](**nested)).items() if name != "_name"}
+
+
+def flatten(args: DictConfig) -> None:
+    """Give the options in the parts of *args* their flat names, which fairseq reads, saves and overrides."""
+    options = option_dict(args)
+    for part in NESTED:
+        if args.pop(part, None) is not None:
+            args.update(options_of_part(part, options[part]))
 
 
 def save_in_configuration(args: Namespace | DictConfig, built: Namespace) -> None:
@@ -76,12 +90,15 @@ def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> N
     dataclass = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[fairseq_arch])
     fields = getattr(dataclass, "__dataclass_fields__", ())  # some are flags of the task
     refuse_unknown_names(args, {"_name", "arch", *NESTED, *fields, *flags_of_model(model), *vars(sizes)})
+    is_filled = option_value(args, "base_layers") is not None  # by an architecture, which sets it, so with defaults
     for name, config in NESTED.items():
-        if option_value(args, name) is not None:
-            refuse_unknown_names(args[name], config.__dataclass_fields__, f"model.{name}")
-            for option, value in args[name].items():
-                if option_value(args, f"{name}_{option}") not in (None, value):
-                    raise InputError(f"model.{name}.{option} and model.{name}_{option} differ: give one of them")
+        if option_value(args, name) is None:
+            continue
+        refuse_unknown_names(args[name], config.__dataclass_fields__, f"model.{name}")
+        for option, value in options_of_part(name, option_dict(args)[name]).items():
+            if not is_filled and option_value(args, option) not in (None, value):
+                inside = f"model.{name}.{option.removeprefix(f'{name}_')}"
+                raise InputError(f"model.{option}: there is also a part model.{name}; write {inside} there instead")
 
 
 def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:

@@ -72,7 +72,8 @@ def run_study(study: Study) -> None:
     sources |= {f"--from {path.name}": path for path in files if path.exists()}
     model = read_yaml_file(known, f"--from {known}")
     of_model = f"{model['model']} {flags_of_model(model['flags after --'])}"
-    most = positions_of(f"{of_model} {study.flags}") - SPECIAL
+    pairs = args.documents or len(task.texts) == 2
+    most = positions_of(f"{of_model} {study.settings['training']} {study.flags}") - (SPECIAL if pairs else SPECIAL // 2)
     data = Data(sources, lambda folder: prepare(read, task, labels, args.start / "data", folder, most), more)
     classes = 1 if task.metric == "spearman" else len(labels)
     fixed = "--criterion sentence_prediction --init-token 0 --separator-token 2 --shorten-method truncate"

@@ -21,7 +21,7 @@ class Run(ABC):
     """
 
     work: Path
-    gpus: int | None  # to train on; None: all of them; 0: the CPU
+    gpus: int | None  # to train on; None: the default of the program; 0: the CPU
     dry_run: bool = False  # print commands, run none, write nothing
     training_of: str = ""  # the system whose model it has; "": it trains its own
 

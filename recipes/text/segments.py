@@ -113,7 +113,7 @@ def join(sources: Sequence[str], outputs: Sequence[str], tokens: int, share: flo
     sizes = f"{documents} documents, {sentences} sentences, {lines} lines of up to {longest} subwords"
     if mixture is None:
         return sizes
-    divided = f"{mixture.in_segments / sentences:.1%} of the sentences in divided documents"
+    divided = f"{mixture.in_segments / sentences:.1%} of the sentences in segments"
     return f"{sizes}, {divided}, and {mixture.joined / sentences:.1%} on a line with others"
 
 

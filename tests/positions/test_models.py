@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.models import build_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
@@ -408,10 +408,11 @@ def test_the_parts_of_a_yaml_file_become_the_options_that_fairseq_reads_and_over
     # of fairseq's checkpoints: the number of layers that are left, and the numbers of those in training
     assert (cfg.encoder_layers, cfg.encoder_layers_to_keep, cfg.quant_noise_scalar) == (2, "0,2", 0.5)
     twice = OmegaConf.create({"_name": "transformer_rope", **parts, "encoder_layers": 2})
-    with pytest.raises(
-        InputError, match=r"^model\.encoder\.layers and model\.encoder_layers differ: give one of them$"
-    ):
+    with pytest.raises(InputError, match=r"^model\.encoder_layers: there is also a part model\.encoder; write "):
         build_model(twice, task)
+    alone = OmegaConf.create({"_name": "transformer_rope", "encoder": SIZES})
+    ARCH_CONFIG_REGISTRY["transformer_rope"](alone)
+    assert (alone.encoder_embed_dim, alone.decoder_embed_dim) == (64, 512), "as with fairseq's transformer"
     first = build_model(OmegaConf.create({"_name": "transformer_rope_tiny", "decoder_layers_to_keep": 0}), task)
     assert len(first.decoder.layers) == 1
 

@@ -144,7 +144,7 @@ def test_training_lines_are_segments_of_all_lengths_and_single_sentences(finishe
     for lang in ("en", "de"):
         entries = dict(line.split() for line in read_lines(work / "data-bin" / f"dict.{lang}.txt"))
         assert int(entries["<sep>"]) == sum(map(sum, counts))
-    assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in divided documents, and ", printed)
+    assert re.search(r"segments/train: .* (4[5-9]|5[0-5])\.\d% of the sentences in segments, and ", printed)
 
 
 @pytest.mark.slow

@@ -276,6 +276,13 @@ def test_metrics_that_need_all_predictions_are_computed_on_one_gpu(tmp_path, met
     assert f" {device} --seed" in PaperRun("rope", 1, tmp_path, (training,), gpus).command(training)
 
 
+def test_a_training_takes_one_of_several_gpus_by_default(tmp_path, monkeypatch):
+    training = Training("train", tmp_path, "masked_lm", "")
+    for number in (4, 1, 0):
+        monkeypatch.setattr("recipes.paper.runs.gpus_here", lambda number=number: number)
+        assert PaperRun("rope", 1, tmp_path, (training,)).devices(training) == min(number, 1)
+
+
 def with_histories(runs, *processes):
     """Write the last process of each of *runs* into its history."""
     for run, process in zip(runs, processes, strict=True):

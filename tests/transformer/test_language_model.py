@@ -104,6 +104,16 @@ def by_hydra(args, task):
     return build_model(OmegaConf.create(args), task).eval()
 
 
+def test_a_part_of_a_yaml_file_gives_the_same_model_when_it_is_read_again(task):
+    """fairseq's gpt2_tiny sets decoder_normalize_before each time, and the part has priority."""
+    part = {"layers": 1, "embed_dim": 64, "input_dim": 64, "output_dim": 64, "ffn_embed_dim": 64, "attention_heads": 2}
+    cfg = OmegaConf.create({"_name": "transformer_lm_rope_gpt2_tiny", "decoder": {**part, "normalize_before": False}})
+    model = build_model(cfg, task)
+    assert model.decoder.layer_norm is None
+    again = build_model(OmegaConf.create(OmegaConf.to_container(cfg)), task)
+    assert again.state_dict().keys() == model.state_dict().keys()
+
+
 def test_all_encodings_start_the_same_from_the_same_seed(build):
     assert_same_start(partial(build, "transformer_lm_rope", **SIZES), ENCODINGS)
 
