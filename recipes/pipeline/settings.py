@@ -72,19 +72,21 @@ class Settings:
     back_translation_files: str = _setting(
         "", "monolingual texts of the target language, also compressed", names_model=True
     )
-    back_translation_model: str = _setting("", "exported model that translates them to the source", names_model=True)
+    back_translation_model: str = _setting(
+        "", "exported model that translates back_translation_files", names_model=True
+    )
     back_translation_search: str = _setting(
         "beam",
-        "how: beam search, sampling from all words, or from the 10 best",
+        "back-translation by beam search, sampling from all words, or from the 10 best",
         choices=tuple(SEARCHES),
         names_model=True,
     )
-    back_translation_tag: str = _setting("<bt>", "a word before each of their translations; empty: none", **_TAG)
-    back_translation_share: float = _setting(0.5, "their largest share of the training set", 0, 1, names_model=True)
+    back_translation_tag: str = _setting("<bt>", "a word before each back-translated source; empty: none", **_TAG)
+    back_translation_share: float = _setting(0.5, "largest share of back-translated pairs", 0, 1, names_model=True)
     distillation_model: str = _setting(
         "", "exported model that makes the targets of the training set", names_model=True
     )
-    translate_flags: str = _setting("", "flags of fairseq-rope translate for these two: where its processes run")
+    translate_flags: str = _setting("", "flags of fairseq-rope translate for both: where its processes run")
 
     layers: int = _learnt(6, "number of encoder layers, and of decoder layers", 1)
     width: int = _learnt(512, "size of embeddings and layers", 1)
