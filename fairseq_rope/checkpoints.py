@@ -80,6 +80,7 @@ class Reading:
     languages: Languages = UNKNOWN  # those of the data
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
     resumes: bool = False  # whether the call resumes the training of a checkpoint
+    averages: bool = False  # whether a training continues with --store-ema
     check: Callable[[str, Any], None] = lambda path, options: None  # compares the options of a model with the call's
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override

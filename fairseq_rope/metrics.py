@@ -100,6 +100,8 @@ def score_systems(
         row: dict[str, Any] = {"score": float(result.score)}
         if len(systems) > 1:
             p_value = None if result.p_value is None else float(result.p_value)
+            if p_value is not None and row["score"] == rows[0]["score"]:  # sacrebleu counts larger differences only
+                p_value = 1.0
             row.update(mean=float(result.mean), confidence=float(result.ci), p_value=p_value)
         row["signature"] = str(signature)
         if "BLEU" in metric.name:

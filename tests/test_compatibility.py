@@ -466,6 +466,24 @@ def tables(model):
     return len({module.weight.data_ptr() for module in modules})
 
 
+@pytest.mark.parametrize("start", ["resumed", "finetuned"])
+def test_an_average_of_weights_begins_with_those_of_a_checkpoint_without_one(data_bin, trained, tmp_path, start):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    weights, epoch = state["model"], state["extra_state"]["train_iterator"]["epoch"]
+    flags = ["--store-ema", "--ema-decay", 1.0, "--max-epoch", epoch]  # with 1.0, the average never changes
+    if start == "resumed":
+        shutil.copy(trained / "checkpoint_last.pt", tmp_path / "checkpoint_last.pt")
+    else:
+        flags = [*flags, "--finetune-from-model", trained / "checkpoint_last.pt", "--max-update", 2]
+    log = train(data_bin, tmp_path, *flags)
+    assert "has no average of the weights; it begins with the weights" in log
+    state = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))
+    averages = state["extra_state"]["ema"]
+    own = [name for name in weights if not name.endswith("version")]  # a number that is not averaged
+    assert all(torch.equal(averages[name], weights[name]) for name in own)
+    assert not all(torch.equal(state["model"][name], weights[name]) for name in own)
+
+
 @pytest.mark.parametrize(
     "check_model, flags",
     [

@@ -209,6 +209,10 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
             f"its direction, or --source-lang {source} --target-lang {target}"
         )
     reading.check(path, part_of(state, "model"))
+    extra_state = state.get("extra_state")
+    if reading.averages and isinstance(extra_state, dict) and "ema" not in extra_state:
+        logger.warning(f"--store-ema: {path} has no average of the weights; it begins with the weights")
+        extra_state["ema"] = dict(state["model"])  # fairseq would look for them after it has deleted the entry
     return state
 
 
@@ -250,6 +254,7 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         languages,
         resumes=not (cfg.reset_optimizer or finetunes),
         path=path,
+        averages=bool(option_value(getattr(trainer.cfg, "ema", None), "store_ema")),
         check=lambda file, options: refuse(file, options, trainer.cfg.model, finetunes or any(resets)),
     )
     with _naming_misfits(reading), _naming_other_optimizer(reading):
@@ -283,7 +288,9 @@ def load_model_ensemble_and_task(
     if not isinstance({} if arg_overrides is None else arg_overrides, Mapping):
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     data = languages_of(options_of_task(task))
-    with _naming_misfits(Reading(filenames, data, builds_model=True)):
+    suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
+    files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames)]  # as fairseq does
+    with _naming_misfits(Reading(files, data, builds_model=True)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:

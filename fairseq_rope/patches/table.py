@@ -136,7 +136,9 @@ PATCHES: list[Patch] = [
         loading.load_checkpoint_to_cpu,
         "wrong results",
         "With a joined dictionary, a model for the opposite direction loads without an error, and so does a model "
-        "with another position encoding. Both are refused with one sentence that names the file.",
+        "with another position encoding. Both are refused with one sentence that names the file. A training with "
+        "--store-ema that starts from a checkpoint without an average ends in a KeyError; here the average begins with "
+        "the weights.",
         "fairseq compares the languages and options of a checkpoint with those of the command",
     ),
     Patch(

@@ -61,7 +61,8 @@ class FastEnsemble(EnsembleModel):
             output.reorder(new_order)
             return output
         model = self.models[number]
-        if isinstance(output, _Encoded) and is_exactly(model.encoder, Encoder) and is_on(new_order.device):
+        is_ours = isinstance(output, _Encoded) and is_exactly(model.encoder, Encoder) and _has_fairseqs_output(model)
+        if is_ours and is_on(new_order.device):
             beam = _hypotheses(output, new_order) if self.has_incremental_states() else 0
             beams = begin(model.decoder, output, beam, self._projections[number]) if beam else None
             if beams is not None:
@@ -104,6 +105,13 @@ def _hypotheses(output: _Encoded, new_order: Tensor) -> int:
     beam = new_order.numel() // max(rows, 1)
     repeated = torch.arange(rows, device=new_order.device).repeat_interleave(beam)
     return beam if beam <= LARGEST and torch.equal(new_order, repeated) else 0
+
+
+def _has_fairseqs_output(model: Any) -> bool:
+    """Return whether fairseq computes the probabilities of *model*, from nothing but the logits."""
+    names = ("get_normalized_probs", "get_normalized_probs_scriptable")
+    methods = (vars(model).get(name, getattr(type(model), name)) for name in names)
+    return all(getattr(method, "__module__", "").startswith("fairseq.models.") for method in methods)
 
 
 def is_on(device: torch.device) -> bool:

@@ -36,7 +36,8 @@ class PackedProjection:
         ):
             return None
         weight = module.weight.detach()
-        factors = torch.rand(weight.size(1), generator=torch.Generator().manual_seed(1)) + 1.0
+        numbers = torch.Generator("cpu").manual_seed(1)
+        factors = torch.rand(weight.size(1), generator=numbers, dtype=weight.dtype, device="cpu") + 1.0
         products = torch.mv(weight, factors)
         cached = self._cached
         if cached is None or not torch.equal(cached[0], products):

@@ -42,17 +42,17 @@ def read_generated(lines: Iterable[str], path: str) -> Generated:
     Raises:
         InputError: a sentence is repeated, a line is cut short, or no line has a translation
     """
-    texts: dict[str, dict[int, str]] = {"S": {}, "H": {}, "D": {}}
+    texts: dict[str, dict[int, str]] = {"S": {}, "T": {}, "H": {}, "D": {}}
     for number, line in enumerate(lines, 1):
-        match = re.fullmatch(r"([SHD])-(\d+)\t(.*)", line, re.DOTALL)
+        match = re.fullmatch(r"([STHD])-(\d+)\t(.*)", line, re.DOTALL)
         if match is None:
             continue
         kind, sentence, text = match.group(1), int(match.group(2)), match.group(3)
-        if kind == "S" and sentence in texts["S"]:
+        if kind in "ST" and sentence in texts[kind]:
             raise InputError(
                 f"{path}, line {number}: has sentence {sentence} a second time; give the output of one run"
             )
-        if kind != "S":
+        if kind not in "ST":
             _, tab, text = text.partition("\t")
             if not tab:
                 whole = f"{kind}-{sentence}, score and text"

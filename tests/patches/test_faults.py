@@ -276,6 +276,10 @@ def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
     for command in (generate(data_bin, path), training(data_bin, tmp_path, "--max-epoch", 30)):
         assert refusal(*command, *swapped) == f"{path} {reason}: {cure}"
     assert digests(tmp_path) == before
+    shutil.copy(path, tmp_path / "checkpoint_last_a.pt")
+    suffixed = generate(data_bin, path, "--checkpoint-suffix", "_a")
+    assert refusal(*suffixed, *swapped) == f"{path.with_stem('checkpoint_last_a')} {reason}: {cure}"
+    (tmp_path / "checkpoint_last_a.pt").unlink()
     # Finetuning on the other direction is allowed.
     train(data_bin, tmp_path / "new", "--finetune-from-model", path, *swapped, "--max-update", 1)
     assert (tmp_path / "new" / "checkpoint_last.pt").exists()

@@ -415,6 +415,27 @@ def test_an_encoder_with_its_own_reordering_uses_the_plain_search(model, sample)
         assert_same(before, actual)
 
 
+def test_a_model_with_probabilities_of_its_own_gets_all_that_fairseq_gives(model, sample):
+    """As in nearest-neighbour translation, which reads the states of the decoder."""
+
+    def of_states(self, net_output, log_probs, sample=None):
+        logits = net_output[0] + net_output[1]["inner_states"][-1].transpose(0, 1)[..., :1]
+        return torch.log_softmax(logits * 0.5, dim=-1)
+
+    make_subclass(model, get_normalized_probs=of_states)
+    search_both_ways(model, sample, bound=False)
+
+
+def test_the_search_does_not_depend_on_torchs_default_type(model, sample):
+    expected, _ = search(model, sample)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(search(model, sample)[0], expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_an_ensemble_with_another_kind_of_model_finds_the_same(build, task, monkeypatch):
     sizes = {f"{side}_{name}": 16 for side in ("encoder", "decoder") for name in ("embed_dim", "hidden_size")}
     lstm = Namespace(**sizes, decoder_out_embed_dim=16, criterion="cross_entropy")

@@ -178,6 +178,8 @@ def test_the_paired_bootstrap_equals_that_of_sacrebleus_command(tmp_path, capsys
     assert actual["paired_bootstrap"] == expected
     tokenised = [metrics(system)["tokenised BLEU"]["p_value"] for system in actual["systems"]]
     assert [chance is None for chance in tokenised] == [True, False, False]
+    same = report(capsys, "--sys", systems[0], systems[0], "--ref", ref, "--names", "base", "copy")["systems"][1]
+    assert {metric["p_value"] for metric in metrics(same).values()} == {1.0}, "chance gives a difference of 0 or more"
 
 
 def test_every_metric_is_labelled_with_its_tokens(files, capsys):
