@@ -95,7 +95,7 @@ def score_systems(
     else:
         results = [scorer.corpus_score(lines, references) for lines in systems]
         signature = scorer.get_signature()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for result, lines in zip(results, systems):
         row: dict[str, Any] = {"score": float(result.score)}
         if len(systems) > 1:
