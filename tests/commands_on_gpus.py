@@ -86,6 +86,7 @@ PAPER = {
     "fine_tuning": (1, SHORT),
     "long_documents": (1, f"{SIDE.format('encoder')} {SHORT}"),
 }
+FINE_TUNING_ON_TWO_GPUS = "--distributed-world-size 2 --find-unused-parameters"
 
 
 def environment(gpus, out_of_memory=""):

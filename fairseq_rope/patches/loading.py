@@ -289,7 +289,7 @@ def load_model_ensemble_and_task(
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     data = languages_of(options_of_task(task))
     suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
-    files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames)]  # as fairseq does
+    files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames if file)]  # as fairseq does
     with _naming_misfits(Reading(files, data, builds_model=True)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides

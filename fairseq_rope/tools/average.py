@@ -198,7 +198,8 @@ def _choose(args: argparse.Namespace) -> list[str]:
         return list(args.inputs)
     if count < 1:
         raise AverageError(f"{flag} {count}: must be at least 1")
-    if flag == BEST:
+    if flag == BEST:  # reads the checkpoints, which may have classes of the user dir
+        load_user_dir(args.user_dir)
         return best_checkpoints(args.inputs, count)
     if len(args.inputs) != 1:
         raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, got {len(args.inputs)}")
@@ -212,12 +213,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         from ..checkpoints import save_checkpoint
 
         refuse_output(args.output)
-        load_user_dir(args.user_dir)  # its classes may be in the checkpoints, which --num-best-checkpoints reads
         paths = _choose(args)
         for path in paths:  # before the first one is read
             os.stat(path)
             if os.path.exists(args.output) and os.path.samefile(path, args.output):
                 raise AverageError(f"--output {args.output}: is one of the averaged checkpoints; give another name")
+        load_user_dir(args.user_dir)
         print("averaging", *paths, sep="\n  ", flush=True)
         save_checkpoint(average_checkpoints(paths), args.output)
         print(f"wrote {args.output}")

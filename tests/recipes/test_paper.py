@@ -548,7 +548,8 @@ def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path):
     folder = work / "rope.seed1" / "train"
     validations, test = (json.loads((folder / f"{name}.json").read_text()) for name in ("valid", "test"))
     assert curve_of(validations, "loss")[0] == [1, 2] and float(test["test_loss"]) < 1.1 * math.log2(260)
-    assert f"| {float(validations[-1]['valid_loss']):.3f} |" in table and b"<svg" in figure
+    loss = float(validations[-1]["valid_loss"])
+    assert re.search(rf"\| {loss}0* \|", table) and b"<svg" in figure
     assert "\n\nTrained in fp32 on the CPU.\n\n" in table
     # As after an interruption in update 2; after its checkpoint, but before its summary in the history; never.
     for checkpoint, updates in (("1_1", ["2"]), ("1_2", []), (None, [])):

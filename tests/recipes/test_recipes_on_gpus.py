@@ -7,7 +7,7 @@ import pytest
 
 from recipes.paper.study import HERE
 from tests.commands import ENVIRONMENT, ROOT
-from tests.commands_on_gpus import PAPER, RECIPES, are_free, run_on_gpus
+from tests.commands_on_gpus import FINE_TUNING_ON_TWO_GPUS, PAPER, RECIPES, are_free, run_on_gpus
 from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, label, run_here, setting_flags, small_corpus
 
 SHORT = [*SMALL, *SHORT_OUTPUTS, "layers=1", "max_epochs=1", "average_checkpoints=1"]
@@ -119,6 +119,8 @@ def test_fine_tuning_on_two_gpus_leaves_the_head_of_the_masked_language_model_wi
         words = [*words, *common, "--gpus", gpus, "--seeds", 1, "--", *PAPER[name][1].split()]
         run_on_gpus(gpus, "python", "-m", f"recipes.paper.{name}", *words, cwd=ROOT, is_forked=True)
     for name in ("pre-trained", "untrained"):
+        history = tmp_path / "fine_tuning" / "rope.seed1" / name / "history.jsonl"
+        assert f" {FINE_TUNING_ON_TWO_GPUS} " in history.read_text()
         log = next(tmp_path.glob(f"fine_tuning/rope.seed1/logs/*_train.{name}.log")).read_text()
         assert "training on 2 devices (GPUs/TPUs)" in log and "valid_accuracy" in log
 
