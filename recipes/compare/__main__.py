@@ -270,7 +270,7 @@ def _experiment(
     parser: argparse.ArgumentParser, args: argparse.Namespace, system: System, train_flags: str
 ) -> Experiment:
     """Seed 1 of *system*. Raises a SettingsError if its flags include one that the recipe sets itself."""
-    first = launch.seeds_of(args.seeds)[0]  # of which start_checkpoint must exist, if its name has the seed
+    first = launch.seeds_of(args.seeds)[0]  # the file of start_checkpoint, if its name has the seed, must exist
     experiment = describe_experiment(parser, args, system.arch, first, train_flags)
     own = experiment.settings
     settings = dataclasses.replace(
