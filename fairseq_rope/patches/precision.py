@@ -148,8 +148,12 @@ def narrow(model: Any) -> None:
 
     fairseq-generate gives other models, such as those of speech, their input in float32. They stay as they are.
     """
-    reader = getattr(model, "encoder", None) or model
-    if any(name.rpartition(".")[2] == "embed_tokens" for name, _ in reader.named_modules()):
+    encoder = getattr(model, "encoder", None)
+    if encoder is None:
+        reads_words = hasattr(model, "decoder")  # a language model
+    else:
+        reads_words = any(name.rpartition(".")[2] == "embed_tokens" for name, _ in encoder.named_modules())
+    if reads_words:
         model.bfloat16()
     else:
         logger.warning("--bf16: has no effect, because the input of this model is no text")
