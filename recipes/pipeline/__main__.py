@@ -65,16 +65,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             runner.refuse_stale_inputs(*chosen)
             if SCORE in chosen:
                 load_tokeniser(experiment.tokenize)
-            if TRAIN in chosen:
-                resumed = TRAIN.resumed(experiment)
-                check_devices(experiment, resumed)
-                slow = warning(experiment, resumed)
-                if slow and not runner.stamps.is_done(TRAIN):
-                    print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
+        trains, translates = (
+            stage in chosen and (experiment.dry_run or not runner.stamps.is_done(stage)) for stage in (TRAIN, TRANSLATE)
+        )
+        if trains and not experiment.dry_run:
+            resumed = TRAIN.resumed(experiment)
+            check_devices(experiment, resumed)
+            slow = warning(experiment, resumed)
+            if slow:
+                print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
         if args.stage == first:
             check_files(experiment)  # before fairseq is imported
-        if any(s in chosen and (experiment.dry_run or not runner.stamps.is_done(s)) for s in (TRAIN, TRANSLATE)):
-            check_flags([experiment])
+        if trains or translates:  # a model that was trained in fp16 on a GPU can translate on a CPU
+            check_flags([experiment], devices=None if trains else (0, "fp32"))
         with contextlib.ExitStack() as ended:
             if not experiment.dry_run and any(stage.per_model for stage in chosen):  # a comparison may be training it
                 runner.locks += (ended.enter_context(locked_when_free(experiment.lock)),)

@@ -225,7 +225,15 @@ def skipped(printed):
 
 
 def test_a_finished_model_is_scored_on_another_test_set_without_training_again(finished, copied, tmp_path, monkeypatch):
-    """The other test set is that of the user, somewhere on the disk, and has two references."""
+    """The other test set is that of the user, somewhere on the disk, and has two references.
+
+    A GPU has trained the model in fp16, which a CPU cannot resume. It translates on a CPU nevertheless.
+    """
+    history = copied / MODEL / "checkpoints" / "history.jsonl"
+    on_a_gpu = {"process": {"batches": {"precision": "fp16"}, "hardware": {"gpus": ["a GPU"]}, "command": "--fp16"}}
+    history.write_text(json.dumps(on_a_gpu) + "\n")
+    stamp = copied / MODEL / "stamps" / "07.json"
+    stamp.write_text(stamp.read_text().replace('"precision": "fp32"', '"precision": "fp16"'))
     folder = tmp_path / "users"
     folder.mkdir()
     texts = {lang: (finished[0] / "raw" / f"valid.{lang}").read_text().splitlines()[:5] for lang in ("en", "de")}
@@ -235,7 +243,7 @@ def test_a_finished_model_is_scored_on_another_test_set_without_training_again(f
     written = (copied / MODEL / "averaged.pt").stat().st_mtime_ns
     first = (copied / MODEL / "score.json").read_text()
     flags = ["--set", f"test_files={folder}/news.{{lang}},{folder}/second.{{lang}}", "--gpus", "0"]
-    printed = run_here(["demo", *words(copied, *flags)])
+    printed = run_here(["demo", *words(copied, *flags, "--set", "precision=fp16")])
     stages = skipped(printed)
     assert {title for title, was_done in stages.items() if not was_done} == {
         *("fetch the test set", "extract and check the test set", "normalise and tokenise the test set"),
