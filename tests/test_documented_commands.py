@@ -42,6 +42,7 @@ ELSEWHERE = {
     "fairseq-train … --cpu --ddp-backend": "tests/test_distributed.py",
     "fairseq-train … --user-dir my_positions": "tests/test_encodings.py",
     "fairseq-hydra-train --config-dir configs": "tests/test_end_to_end.py#test_hydra_trains_the_same_model",
+    "python -m recipes.compare demo --set user_dir=my_positions": "tests/recipes/test_user_dir.py",
     "python -m recipes.compare.plots": "tests/recipes/test_compare_page.py",
     "python -m recipes.compare.draw_encodings": "tests/recipes/test_draw_encodings.py",
     "python -m recipes.compare.page": "tests/recipes/test_compare_page.py",

@@ -31,8 +31,8 @@ def choose_precision(compared: Sequence[Experiment], runs: Sequence[Experiment],
         why = "" if chosen == earlier[0] else f", because this machine does not compute {earlier[0]} in hardware"
         print(f"precision: auto: earlier runs are in {' and '.join(earlier)}, new ones in {chosen}{why}", flush=True)
     for run in runs if on_this_machine else ():
-        slow = warning(run, TRAIN.resumed(run))
-        if slow and not finished(run):
+        slow = "" if finished(run) else warning(run, TRAIN.resumed(run))
+        if slow:
             print(f"recipes.compare: warning: {slow}", file=sys.stderr)
             break
 

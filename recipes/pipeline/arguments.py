@@ -68,7 +68,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     check_values(settings)
     for values in (own, settings):
-        for name in ("start_checkpoint", "start_data", "back_translation_model", "distillation_model"):
+        for name in ("start_checkpoint", "start_data", "back_translation_model", "distillation_model", "user_dir"):
             if getattr(values, name):
                 setattr(values, name, str(Path(getattr(values, name)).expanduser().resolve()))
         texts = shlex.split(values.back_translation_files.replace("{lang}", settings.target_lang))
@@ -95,6 +95,8 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     if args.data_dir is not None:
         _refuse_other_names(args.data_dir, experiment)
     _refuse_to_write_over_data(experiment)
+    if settings.user_dir and not Path(settings.user_dir).is_dir():
+        raise SettingsError(f"--set user_dir={settings.user_dir}: must be a folder that exists")
     check_translator(experiment)
     if "{system}" not in settings.start_checkpoint:  # else the systems of a comparison must have their names
         check_start(experiment)

@@ -58,13 +58,16 @@ def parse_commands(words: Sequence[str]) -> None:
     """Print each system in *words*, then parse its commands and build its model. fairseq's parser exits at an error."""
     from fairseq import models, options
 
-    import fairseq_rope.plugin  # noqa: F401  --user-dir would not register it, since recipes import fairseq_rope before
-
     for system, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
         print(system, flush=True)
         sys.argv = shlex.split(train)  # fairseq reads --user-dir from here
         arch = sys.argv[sys.argv.index("--arch") + 1]
+        user_dir = sys.argv[sys.argv.index("--user-dir") + 1]
+        if user_dir == "fairseq_rope":  # fairseq does not import it again, since recipes have
+            import fairseq_rope.plugin  # noqa: F401
         parser = options.get_training_parser()
+        if "fairseq_rope.plugin" not in sys.modules:
+            sys.exit(f"{user_dir}/__init__.py must import fairseq_rope.plugin, which registers the models")
         if arch not in models.ARCH_MODEL_REGISTRY:
             near = difflib.get_close_matches(arch, models.ARCH_MODEL_REGISTRY, n=1, cutoff=0)
             sys.exit(f"fairseq has no such architecture; the nearest is {near[0]}")

@@ -15,6 +15,7 @@ from recipes.pipeline.settings import Settings
 from recipes.pipeline.start import read_sharing
 from recipes.pipeline.unit import SEGMENTS, SENTENCES
 from recipes.run.run import Run
+from recipes.run.shell import quoted
 
 LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
 TEST: tuple[str, ...] = ("test",)
@@ -166,6 +167,16 @@ class Experiment(Run):
     def start_dictionaries(self) -> list[Path]:
         """The dictionaries of the old model: source, target. Empty if there is none."""
         return [self.start_data / f"dict.{n}.txt" for n in (self.source, self.target)] if self.start_data else []
+
+    @property
+    def user_dir(self) -> str:
+        """The flag ``--user-dir`` of fairseq's programs, which run in the project's folder."""
+        return f"--user-dir {quoted(self.settings.user_dir or 'fairseq_rope')}"
+
+    @property
+    def own_user_dir(self) -> str:
+        """The flag ``--user-dir`` of ``fairseq-rope``, which needs none for the plugin, and a blank; "" without one."""
+        return f"{self.user_dir} " if self.settings.user_dir else ""
 
     # -- the model ---------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ def command(experiment: Experiment, gpus: int, number_format: str) -> str:
     flag = "" if needs_no_flag else f"{quoted(f'--{number_format}')} "
     return (
         f"fairseq-train {quoted(experiment.data_bin)} {experiment.languages} "
-        f"--user-dir fairseq_rope --arch {experiment.arch} {sizes} {experiment.sharing}{start}"
+        f"{experiment.user_dir} --arch {experiment.arch} {sizes} {experiment.sharing}{start}"
         f"--dropout {s.dropout} --optimizer adam --adam-betas {quoted(s.adam_betas)} --adam-eps {s.adam_eps} "
         f"--lr {s.learning_rate} --lr-scheduler inverse_sqrt --warmup-init-lr {s.warmup_init_lr} "
         f"--warmup-updates {s.warmup_updates} "

@@ -115,6 +115,7 @@ class Settings:
         "int8", "number format of the model that stage 11 writes", choices=QUANTIZATIONS
     )
     export_shortlist: bool = _setting(False, "whether stage 11 builds a shortlist, for which it needs eflomal")
+    user_dir: str = _setting("", "folder with your own encodings, for fairseq's --user-dir; empty: only the plugin's")
     fairseq_train_flags: str = _learnt("", "more flags for fairseq-train")
     fairseq_generate_flags: str = _setting("", "more flags for fairseq-generate")
     disk_gb: float = _setting(0.0, "disk space of the whole work folder, in GB", 0)
@@ -136,10 +137,10 @@ class Settings:
 
 # Flags that the recipe sets itself, because they name files, sets, languages and processes. -a, -s and -t are short for
 # others.
-_LANGUAGES = ("--source-lang", "--target-lang", "-s", "-t")
+_BOTH = ("--source-lang", "--target-lang", "-s", "-t", "--user-dir")
 OWN_FLAGS = {
-    "train": ("--arch", "-a", "--seed", "--save-dir", "--distributed-world-size", "--distributed-port", *_LANGUAGES),
-    "generate": ("--path", "--gen-subset", "--results-path", *_LANGUAGES),
+    "train": ("--arch", "-a", "--seed", "--save-dir", "--distributed-world-size", "--distributed-port", *_BOTH),
+    "generate": ("--path", "--gen-subset", "--results-path", *_BOTH),
 }
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
@@ -267,6 +268,8 @@ def _refuse_own_flags(settings: Settings) -> None:
         for word in shlex.split(getattr(settings, f"fairseq_{program}_flags")):
             if word.partition("=")[0] in own or re.match(r"-[ast](?!-)", word) and word[:2] in own:
                 instead = "use the recipe's own flags and settings instead"
+                if word.startswith("--user-dir"):
+                    instead = "set user_dir=DIR instead"
                 raise SettingsError(f"{word} among the flags for fairseq-{program}: {instead}")
 
 

@@ -52,7 +52,7 @@ class Average(TranslationStage):
         shell.command(
             f"python -m fairseq_rope average --inputs {quoted(experiment.checkpoints)} "
             f"--num-{kind}-checkpoints {experiment.settings.average_checkpoints} "
-            f"--output {quoted(experiment.averaged)}"
+            f"{experiment.own_user_dir}--output {quoted(experiment.averaged)}"
         )
 
     def _take(self, experiment: Experiment, shell: Shell) -> None:

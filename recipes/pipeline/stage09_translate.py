@@ -70,7 +70,7 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
         text_flags = f"--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes {subwords}"
     return (
         f"fairseq-generate {quoted(data)} {experiment.languages} "
-        f"--user-dir fairseq_rope --path {quoted(experiment.averaged)} --gen-subset {subset} "
+        f"{experiment.user_dir} --path {quoted(experiment.averaged)} --gen-subset {subset} "
         f"--beam {settings.beam} --lenpen {settings.length_penalty} --max-len-a 1 --max-len-b {settings.max_len_b} "
         f"{text_flags} --max-tokens 8000 --no-progress-bar "
         f"{'--cpu ' if experiment.gpus == 0 else ''}{quoted(*shlex.split(settings.fairseq_generate_flags))}"

@@ -23,7 +23,7 @@ class Export(TranslationStage):
         settings = experiment.settings
         shortlist = " --shortlist" if settings.export_shortlist else ""
         shell.tool(
-            f"python -m fairseq_rope export --path {quoted(experiment.averaged)} "
+            f"python -m fairseq_rope export {experiment.own_user_dir}--path {quoted(experiment.averaged)} "
             f"--data {quoted(experiment.data_bin)} --output {quoted(experiment.exported)} --replace "
             f"--quantization {quoted(settings.export_quantization)} "
             f"--beam {settings.beam} --lenpen {settings.length_penalty} --max-len-b {settings.max_len_b}"

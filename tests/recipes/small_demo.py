@@ -83,7 +83,7 @@ def run_here(words, stop_before=None, main=pipeline.main, cores=(0,)):
         patch.setattr(shell, "PROGRAMS", forked_programs.folder())
         patch.setattr(os, "sched_getaffinity", lambda process: {*cores}, raising=False)
         patch.chdir(ROOT)  # where the commands run
-        patch.setattr(pipeline, "check_flags", lambda _: None)
+        patch.setattr(pipeline, "check_flags", lambda *_, **__: None)
         main(words)
     return printed.getvalue()
 
