@@ -3,7 +3,9 @@
 import argparse
 import io
 import re
+import tempfile
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -77,12 +79,34 @@ def subword_nmt_converter(codes: str) -> Convert:
     return convert
 
 
+def normalisation_rules() -> Iterator[str]:
+    """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
+
+    Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC).
+    SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and Japanese and the ำ of Thai by other
+    characters. A model could then not write them, and its translations would differ from each reference.
+    """
+
+    def code_points(text: str) -> str:
+        return " ".join(f"{ord(character):X}" for character in text)
+
+    for character in map(chr, range(1, 0x30000)):  # Unicode has no other blanks and compositions
+        if unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp"):
+            composed, before = " ", character
+        else:
+            composed, before = unicodedata.normalize("NFC", character), unicodedata.normalize("NFD", character)
+            if composed != character:
+                before = character
+        if composed != before:
+            yield f"{code_points(before)}\t{code_points(composed)}\n"
+
+
 def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """A SentencePiece BPE model with *vocab_size* pieces for the text in the files *paths*.
 
-    Every character gets a piece, and lines may have any length. The model normalises text by SentencePiece's rules
-    nmt_nfkc. The pieces do not depend on the number of cores. Raises the errors of :func:`count_words` and
-    :func:`learn`.
+    Every character gets a piece, and lines may have any length. The model normalises text by
+    :func:`normalisation_rules`. The pieces do not depend on the number of cores. Raises the errors of
+    :func:`count_words` and :func:`learn`.
     """
     import sentencepiece
 
@@ -96,12 +120,15 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
         raise InputError(f"{' and '.join(paths)}: contains no words")
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
-            model_type="bpe", vocab_size=vocab_size, character_coverage=1.0,
-            max_sentence_length=2**30,  # bytes; the trainer skips longer lines
-            minloglevel=2,  # errors only
-        )  # fmt: skip
+        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+            rules.writelines(normalisation_rules())
+            rules.flush()
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
+                model_type="bpe", vocab_size=vocab_size, character_coverage=1.0, normalization_rule_tsv=rules.name,
+                max_sentence_length=2**30,  # bytes; the trainer skips longer lines
+                minloglevel=2,  # errors only
+            )  # fmt: skip
     except RuntimeError as error:
         upper_limit = re.search(r"Please set it to a value <= (\d+)", str(error))
         lower_limit = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
@@ -111,7 +138,8 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
         if lower_limit:
             problem = f"vocab_size {vocab_size}: must be at least {lower_limit[1]}: the corpus' characters and 3 marks"
         raise InputError(problem) from None
-    return model.getvalue()
+    name = rules.name.encode()  # which is in the model, and different each time
+    return model.getvalue().replace(name, b"_" * len(name))
 
 
 def sentencepiece_converter(model: str) -> Convert:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import unicodedata
 
 import pytest
 import sentencepiece
@@ -87,7 +88,7 @@ def test_the_joint_vocabulary_has_about_the_requested_size(corpus, tmp_path, voc
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # fairseq does not close the codes
 def test_fairseqs_encoders_split_the_same_and_decode_it(corpus, codes, model, tmp_path):
     text = read_lines(corpus / "test.de") + read_lines(corpus / "test.en") + ["ünbekannt 漢字 x"]
-    odd, plain = ["", "„Ja“ – 5\u00a0% …"], ["", "„Ja“ – 5 % ..."]
+    odd, plain = ["", "„Ja“ – 5\u00a0% …"], ["", "„Ja“ – 5 % …"]
     for learnt, encoder, lines, decoded in (
         (codes, SubwordNMTBPE(SubwordNMTBPEConfig(bpe_codes=str(codes))), text, text),
         (model, SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(model))), text + odd, text + plain),
@@ -130,6 +131,21 @@ def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
     run("sentencepiece-train", "--vocab-size", 15, "--output", tmp_path / "model", text)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
     assert processor.piece_to_id("漢") != processor.unk_id()
+
+
+@pytest.mark.parametrize(
+    "text, read",
+    [
+        ("你好，世界！（２）", "你好，世界！（２）"),  # SentencePiece's own rules make , ! (2) of these
+        ("น้ำ ຳ ﬁ ½ …", "น้ำ ຳ ﬁ ½ …"),
+        (unicodedata.normalize("NFD", "für 한국 がっこう"), "für 한국 がっこう"),
+        ("5\u00a0%\u3000a\u200bb\tc\ufeff\u2028 d", "5 % a b c d"),
+    ],
+)
+def test_sentencepiece_changes_no_character_but_blanks_and_composes(model, text, read):
+    """So that a model can write all characters of the references."""
+    (pieces,) = bpe.sentencepiece_converter(str(model))([text])
+    assert pieces.replace(" ", "").replace("▁", " ").strip() == read
 
 
 @pytest.mark.parametrize("name", ["codes", "model"])
