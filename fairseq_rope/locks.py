@@ -29,7 +29,7 @@ def locked(path: str | os.PathLike[str], wait: bool = True, shared: bool = False
     Raises:
         BlockingIOError: another process holds the lock, and *wait* is False
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # less the umask, as all files
     try:
         works = True
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from recipes.pipeline.experiment import Experiment
 from recipes.run.run import StageError
 
-PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
+PROGRAMS = ("python", "fairseq-preprocess", "fairseq-train", "fairseq-generate")
 
 
 def check_machine(experiment: Experiment) -> None:

@@ -102,7 +102,7 @@ def _best_of_gpus(available: int) -> str:
 def check_devices(experiment: Experiment, resumed: str = "") -> None:
     """Call :func:`devices_and_precision`, unless the CPU in fp32 suffices: that loads no torch."""
     refuse_another(experiment, resumed)
-    if experiment.gpus or asked(experiment)[0] not in ("auto", "fp32"):
+    if experiment.gpus or asked(experiment)[0] not in ("auto", "fp32") or resumed not in ("", "fp32"):
         devices_and_precision(experiment, resumed)
 
 

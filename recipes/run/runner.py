@@ -52,11 +52,12 @@ class Runner(Generic[AnyRun]):
             print(f"{title}: done before, skipped", flush=True)
             return False
         print(title + (f" (again, since {changed})" if changed else ""), flush=True)
+        noted = stage.noted(self.run) if self.program else {}  # may refuse to run here, so it comes before any change
         set_results_aside(self.run, stage, self.stamps, self.moves)
-        self._run(stage, title)
+        self._run(stage, title, noted)
         return True
 
-    def _run(self, stage: Stage[AnyRun], title: str) -> None:
+    def _run(self, stage: Stage[AnyRun], title: str, noted: Mapping[str, Any]) -> None:
         of = self.stamps.of(stage)
         stamp = self.stamps.path(stage)
         stamp.unlink(missing_ok=True)
@@ -64,7 +65,7 @@ class Runner(Generic[AnyRun]):
         folder, begun = self.stamps.folder(stage), time.time()
         shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
         if self.program:
-            write_down(self.run, self.program, folder, stage.noted(self.run))
+            write_down(self.run, self.program, folder, noted)
         stage.run(self.run, shell)
         for path in stage.outputs(self.run):
             if not path.exists():

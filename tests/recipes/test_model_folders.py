@@ -20,6 +20,7 @@ from recipes.pipeline import stage07_train
 from recipes.pipeline.__main__ import main
 from recipes.pipeline.checkpoints import check_checkpoints
 from recipes.pipeline.experiment import SETS, TEST
+from recipes.pipeline.fairseq_train import check_devices
 from recipes.pipeline.session import announce
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
 from recipes.run import machine, stamps
@@ -325,7 +326,7 @@ def test_a_training_keeps_its_precision_on_another_cpu_and_is_not_trained_again(
 
 def test_a_run_warns_once_of_emulated_bf16(work, monkeypatch, capsys):
     monkeypatch.setattr(Runner, "refuse_stale_inputs", lambda *_: None)
-    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+    monkeypatch.setattr(pipeline, "check_flags", lambda *_, **__: None)
 
     def warnings(*flags):
         RUNNING.append(described(work, *flags))
@@ -408,6 +409,19 @@ def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
     with pytest.raises(StageError, match=f"beyond max_epochs=1: {way_out}"):  # not "run with --stage 7"
         Runner(described(work), MODEL_STAGES).refuse_stale_inputs(STAGES[-1])
     assert yaml.safe_load((model / "settings.yaml").read_text())["max_epochs"] == 2
+
+
+def test_a_device_that_cannot_continue_the_training_changes_nothing(work):
+    """A GPU without bf16 trained in fp16 (precision: auto), and the folder is now on a machine without a GPU."""
+    experiment = run(work).experiment
+    experiment.history.write_text(json.dumps({"process": {"batches": {"precision": "fp16"}}}) + "\n")
+    before = tree(work)
+    longer = described(work, "max_epochs=2")
+    with pytest.raises(StageError, match="has the precision fp16: fairseq trains in fp16 on GPUs only"):
+        ensure(longer, TRAIN)
+    with pytest.raises(StageError, match="has the precision fp16: fairseq trains in fp16 on GPUs only"):
+        check_devices(longer, TRAIN.resumed(longer))
+    assert tree(work) == before and run(work).ran == []
 
 
 def test_averaging_fewer_checkpoints_keeps_the_checkpoints(work, capsys):

@@ -360,7 +360,7 @@ def test_a_run_waits_for_the_comparison_that_trains_its_model(copied):
 
 @pytest.mark.slow
 def test_a_training_in_bf16_on_the_cpu_is_warned_of_and_resumes_in_bf16(copied, refused, capsys, monkeypatch):
-    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+    monkeypatch.setattr(pipeline, "check_flags", lambda *_, **__: None)
     name, few = ["--gpus", "0", "--name", "sixteen"], ["--set", "average_checkpoints=1", "--set"]
     printed = run_here(["demo", *words(copied, *name, *few, "max_epochs=1", "--set", "precision=bf16")])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
@@ -409,7 +409,7 @@ def test_training_resumes_after_a_full_disk_a_killed_recipe_and_a_power_cut(copi
     wait_for(checkpoints / "checkpoint4.pt")
     kill_all_of(copied, process)
 
-    monkeypatch.setattr(pipeline, "check_flags", lambda _: None)
+    monkeypatch.setattr(pipeline, "check_flags", lambda *_, **__: None)
     small(copied, *flags)
     assert (
         capsys.readouterr().out.count("done before, skipped") == 11
