@@ -386,7 +386,8 @@ def test_alignments_of_the_hub_are_those_of_fairseq_generate(data_bin, model_pat
 def test_alignments_can_be_asked_for_after_they_were_turned_off(model_path):
     models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     models[0].make_generation_fast_(need_attn=False)
-    generator = task.build_generator(models, SimpleNamespace(beam=2, max_len_b=9, print_alignment="hard"))
+    options = SimpleNamespace(beam=2, max_len_b=9, print_alignment="hard")
+    generator = task.build_generator(models, options, None, None, None)  # as fairseq, by their places
     source = torch.tensor([[5, 6, 7, 2]])
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([4])}}
     assert all(hypothesis["alignment"] for hypothesis in generator.generate(models, sample)[0])

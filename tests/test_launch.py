@@ -157,13 +157,15 @@ def test_srun_gives_a_job_the_cores_that_it_requests():
     script = _make_sbatch_string("python x.py", Path("jobs"), **flags.slurm_parameters(parser.parse_args(words)))
     (srun,) = (shlex.split(line) for line in script.splitlines() if line.startswith("srun "))
     assert "--cpus-per-task=4" in srun and srun[srun.index("--mpi") + 1] == "none"
+    account = flags.slurm_parameters(parser.parse_args([*words, "--slurm", "account=0421"]))
+    assert (account["account"], account["cpus_per_task"]) == ("0421", 4), "the zero is a part of the name"
     assert "cpus-per-task" not in str(flags.slurm_parameters(parser.parse_args(words[:4])))
 
 
 def test_a_folder_whose_name_submitit_cannot_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "NEEDED", ())
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc"))
-    with pytest.raises(InputError, match=r"^--launcher slurm: .*: the name must be UTF-8"):
+    with pytest.raises(InputError, match=r"^--launcher slurm: .*: must be UTF-8"):
         slurm.executor({"time": 9}, folder)
 
 

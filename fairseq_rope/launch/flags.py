@@ -57,7 +57,8 @@ def slurm_parameters(args: argparse.Namespace, gpus: int | None = None) -> dict[
         elif key == "srun_args":
             parameters[key] = shlex.split(value)
         else:
-            plain = int(value) if value.isdecimal() else value
+            is_number = value.isdecimal() and str(int(value)) == value  # 0421 is a name
+            plain = int(value) if is_number else value
             parameters[key] = {"true": True, "false": False}.get(value.lower(), plain)
     if args.slurm_partition:
         parameters["partition"] = args.slurm_partition

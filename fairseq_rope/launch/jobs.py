@@ -7,6 +7,7 @@ killed.
 import contextlib
 import os
 import re
+import site
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ POLL = 0.1  # seconds between two looks at the processes of this machine
 POLL_SLURM = 1  # and at jobs of SLURM
 NAMED = 3  # jobs that a line names
 ROOT = Path(__file__).resolve().parents[2]
+SAFE_PATH = "PYTHONSAFEPATH"  # with it, python -m does not import from the current folder (Python 3.11)
+FOR_JOBS = "for fairseq_rope's jobs"
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,15 @@ class _Raised:
     error: Exception
 
 
+def refuse_tags(folder: str) -> None:
+    """Raise an InputError if the path *folder* has a tag that submitit replaces with the number of a job or task."""
+    tag = re.search("%[jtAa]", folder)
+    if tag:
+        raise InputError(
+            f"{folder}: must not contain {tag[0]}, which stands for a job's number in the paths of its files"
+        )
+
+
 def visible_gpus(number: int, most: int | None = None) -> list[str]:
     """Return the names of at most *most* of the GPUs that are visible, *number* in all, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -116,9 +128,10 @@ def outcomes(
         fatal: if *function* raises one of these errors, the other processes are ended and the error is raised here
 
     Raises:
-        InputError: there is no SLURM, or submitit does not know a parameter of *launcher*
+        InputError: there is no SLURM, submitit does not know a parameter of *launcher*, or *folder* has a tag
     """
     own_folder = Path(os.path.realpath(folder), f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    refuse_tags(str(own_folder))
     executor = launcher.executor(own_folder)
     own_folder.mkdir(parents=True, exist_ok=True)
     launch = _Launch(list(tasks), function, launcher, executor, own_folder, watcher or Watcher(), fatal)
@@ -253,6 +266,8 @@ def _in_job(
 ) -> Result | _Raised:
     """Return what *function* returns, or the error that ends the run. *starter* is None in a job of SLURM."""
     handle_signals(lambda number, _: sys.exit(128 + number))  # submitit ignores SIGTERM
+    if os.environ.get(SAFE_PATH) == FOR_JOBS:  # not for the programs that the job starts
+        del os.environ[SAFE_PATH]
     if starter is not None:
         starter.prepare()
     try:
@@ -285,11 +300,15 @@ def _outcome(job: Any, task: Task) -> Outcome[Task, Any]:
 
 @contextlib.contextmanager
 def _jobs_import_this_package() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    """Let jobs find this package, but take no module of Python from the folder around it or from the current one."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", SAFE_PATH)}
+    if str(ROOT) not in map(os.path.realpath, site.getsitepackages()):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before["PYTHONPATH"]]))
+    os.environ.setdefault(SAFE_PATH, FOR_JOBS)
     try:
         yield
     finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

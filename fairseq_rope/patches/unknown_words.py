@@ -75,7 +75,13 @@ class Generator(SequenceGeneratorWithAlignment):
 
 @functools.wraps(_build_generator)
 def build_generator(
-    self: Any, models: Any, args: Any, seq_gen_cls: Any = None, extra_gen_cls_kwargs: Any = None, **kwargs: Any
+    self: Any,
+    models: Any,
+    args: Any,
+    seq_gen_cls: Any = None,
+    extra_gen_cls_kwargs: Any = None,
+    *more: Any,
+    **kwargs: Any,
 ) -> Any:
     translates = getattr(self, "source_dictionary", None) is not None and all(hasattr(m, "encoder") for m in models)
     replaces = getattr(args, "replace_unk", None) is not None
@@ -85,10 +91,10 @@ def build_generator(
                 if hasattr(module, "need_attn"):  # turned off before, because no alignment is printed
                     module.need_attn = True
     if not replaces or seq_gen_cls is not None or not translates:
-        return _build_generator(self, models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+        return _build_generator(self, models, args, seq_gen_cls, extra_gen_cls_kwargs, *more, **kwargs)
     alignments = {"task": self, "print_alignment": getattr(args, "print_alignment", None) or "hard"}
     generator = _build_generator(
-        self, models, args, Generator, {**(extra_gen_cls_kwargs or {}), **alignments}, **kwargs
+        self, models, args, Generator, {**(extra_gen_cls_kwargs or {}), **alignments}, *more, **kwargs
     )
     self.keeps_unknown_words = isinstance(generator, Generator)  # not with --score-reference
     return generator

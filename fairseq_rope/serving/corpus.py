@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 from ..errors import InputError, flag_of, refuse_other_bytes, warn
 from ..files import written_whole
-from ..launch.jobs import Launcher, Watcher, outcomes
+from ..launch.jobs import Launcher, Watcher, outcomes, refuse_tags
 from ..launch.slurm import cancel_jobs_in
+from ..lines import GZIP
 from ..locks import holder_of, locked, note_holder
 from .ctranslate2_search import refuse_topk
 from .exported_folder import SETTINGS, TranslateError, exported_settings, refuse_changed_files
@@ -126,6 +127,7 @@ def translate_corpus(
     launcher.check()
     if launcher.slurm is not None:
         refuse_other_bytes(os.path.realpath(folder), "--output-dir")
+    refuse_tags(os.path.realpath(folder))
     _refuse_names(inputs, folder)
     present = _settings(inputs, how, shard_lines)
     refuse_topk(how.model, how.sampling)
@@ -174,6 +176,9 @@ def _refuse_names(inputs: Sequence[str], folder: str) -> None:
         if not os.path.isfile(path):
             pipe = "must be a file, because --output-dir reads it more than once"
             raise TranslateError(f"--input {path}: {pipe if os.path.exists(path) else 'does not exist'}")
+        with open(path, "rb") as file:
+            if file.read(len(GZIP)) == GZIP and not is_compressed(path):
+                raise TranslateError(f"--input {path}: is compressed with gzip; its name must end in .gz")
         name = output_name(path)
         if name in ("", SHARDS):
             raise TranslateError(f"--input {path}: an output cannot have the name {name!r}; rename the input")

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from .. import __version__
-from ..errors import naming_what_fairseq_reads
+from ..errors import naming_what_fairseq_reads, refuse_other_bytes
 from ..files import written_whole
 from ..text.segments import divided
 from ..text.subwords import SUBWORDS
@@ -377,6 +377,10 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
     target = Argos(args.model, settings)
     target.refuse()
     (from_code, to_code), (from_name, to_name) = languages(args, settings)
+    for flag, text in (("licence", args.licence), ("trained-on", args.trained_on)):
+        refuse_other_bytes(text, f"--{flag}", "your shell gave other bytes")
+    for name in (from_name, to_name):
+        refuse_other_bytes(name, "--names", "your shell gave other bytes")
     if not re.fullmatch(r"\d+(\.\d+)*", args.package_version):
         raise ExportError(f"--package-version {args.package_version}: must be numbers and dots, such as 1.0")
     top = f"translate-{from_code}_{to_code}-{args.package_version.replace('.', '_')}"

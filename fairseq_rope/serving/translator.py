@@ -63,13 +63,14 @@ class Translator:
 
     def __init__(
         self,
-        folder: str,
+        folder: str | os.PathLike[str],
         threads: int | None = None,
         device: str = "cpu",
         shortlist: bool = True,
         replace_unk: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
+        folder = os.fspath(folder)
         refuse_options(threads=threads)
         if sampling is not None:
             refuse_options(sampling_topk=sampling.topk or None, seed=sampling.seed)

@@ -23,7 +23,7 @@ from fairseq_rope.serving import corpus, shards
 from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import translate
-from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals
+from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals, run_program
 
 WORDS = "the a dog cat sees takes red blue big old house book under over".split()
 ODD = ["", "the dog\r", "a cat\u2028sees", "  ", "\x0bbig", "the\tbook", "house\x85red"]  # only \n ends a line
@@ -116,6 +116,16 @@ def test_the_output_has_the_lines_that_translate_writes_for_plain_and_compressed
     assert outputs(tmp_path / "out") == expected
     left = {path.name for path in (tmp_path / "out" / "shards").iterdir()}
     assert left == {"plan.json", "lock", "0.joined", "1.joined", "2.joined"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+def test_processes_do_not_import_modules_of_the_current_folder(model, tmp_path):
+    """A folder of a translator's own programs can have a tokenize.py, a name of Python's own modules."""
+    for name in ("tokenize.py", "queue.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')\n")
+    write(tmp_path / "a", ["the dog"])
+    run_program("fairseq-rope", "translate", *words_of(model, tmp_path / "out", [tmp_path / "a"]), cwd=tmp_path)
+    assert list(map(len, outputs(tmp_path / "out").values())) == [1]
 
 
 LONE = b"a \xed\xa0\x80 dog"  # a lone surrogate, which is not UTF-8
@@ -333,6 +343,8 @@ OF_SLURM = ["--output-dir", "out", "--input", "a", "--launcher", "slurm", "--slu
         (["--output-dir", "out", "--input", "a.tmp", "a"], "this file and of a.tmp would both be a.tmp; rename one"),
         (["--output-dir", "out", "--input", "a", "a.refused.tsv"], "would both be a.refused.tsv; rename one of them"),
         (["--output-dir", "out", "--input", "folder/shards"], "an output cannot have the name 'shards'; rename the in"),
+        (["--output-dir", "out", "--input", "gzipped"], "--input gzipped: is compressed with gzip; its name must"),
+        (["--output-dir", "100%all", "--input", "a"], "/100%all: must not contain %a, which stands for a job's number"),
         (["--output-dir", "other", "--input", "b"], "--output-dir: other/b exists already; remove it, or give another"),
         (["--output-dir", "other", "--input", "other/b"], "--output-dir other: other/b is an input; give"),
         (["--input", "other/b", "--output", "other/b"], "--output other/b: is the input; give another file"),
@@ -347,6 +359,7 @@ def test_contradictions_are_refused_in_one_sentence_and_leave_nothing(model, tmp
         Path(name).mkdir(parents=True)
     for name in "a b a.tmp a.refused.tsv folder/a.gz folder/shards other/b foreign/shards/mine".split():
         Path(name).touch()
+    write(Path("text.gz"), ["a dog"]).rename("gzipped")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit) as stopped:
         translate.main(["--model", str(model), *words])

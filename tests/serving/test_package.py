@@ -241,6 +241,14 @@ def test_a_package_cannot_be_checked_without_a_validation_set(run, data_bin, tmp
     assert "package: not checked" in run("--data", data, "--force")
 
 
+@pytest.mark.parametrize("flags", [["--licence", "\udce9"], ["--trained-on", "\udce9"], ["--names", "a", "\udce9"]])
+def test_text_of_flags_that_is_not_utf_8_is_refused_before_the_check(run, tmp_path, monkeypatch, flags):
+    monkeypatch.setattr(package, "check_package", None)
+    flag, *values = flags
+    assert refusal(run, *flags) == f"{flag} {values[-1]}: must be UTF-8; your shell gave other bytes"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_write_leaves_no_file(run, tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")

@@ -147,7 +147,7 @@ def test_the_separator_of_segments_is_never_copied(model, tmp_path):
     folder = edited(model, tmp_path / "model", moses=None, segments=segments)
     weights = [[0.1, 0.6, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.1, 0.1, 0.1, 0.7]]  # to a, <sep>, b and the end
     result = SimpleNamespace(hypotheses=[["<unk>", "<sep>", "<unk>"]], scores=[-1.0], attention=[weights])
-    with Translator(str(folder), replace_unk=True) as translator:
+    with Translator(folder, replace_unk=True) as translator:  # a Path
         line = ["a", "<sep>", "b"]
         ranked = translator._search._ranked(line, line, result, lenpen=1.0, limit=9, nbest=0)
     assert [words for words, _ in ranked] == [["b", "<sep>", "a"]]
@@ -487,7 +487,7 @@ def test_an_error_of_a_signal_is_not_one_of_the_model(model):
 def test_a_model_whose_name_ctranslate2_cannot_read_is_refused(model, tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xfc")
     shutil.copytree(model, folder)
-    with pytest.raises(InputError, match="^--model .*: the name must be UTF-8"):
+    with pytest.raises(InputError, match="^--model .*: must be UTF-8"):
         Translator(folder)
 
 
