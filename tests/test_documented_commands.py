@@ -33,7 +33,7 @@ COMMAND = re.compile(
 PYTHON = re.compile("from |import ")
 # The beginnings of the blocks that are neither commands nor Python: outputs, formulas, drawings, flags, YAML
 TEXTS = (
-    *("source  Displays", "… | INFO |", "output of query m", "x (T, B, C)", "one sentence, beam 3", "model folder: "),
+    *("source  Displays", "output of query m", "x (T, B, C)", "one sentence, beam 3", "model folder: "),
     *("--encoder-normalize-before ", "rope: --arch", "model: {_name: ", "cache  "),
 )
 # The beginnings of commands that another test runs, and that test
