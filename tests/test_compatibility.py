@@ -430,7 +430,8 @@ def test_score_of_the_hub_fails_as_with_fairseqs_transformer(data_bin, model_pat
 def all_the_options_of_layers(model, state):
     for layer in layers(model):
         assert layer.normalize_before and layer.activation_fn is gelu and layer.activation_dropout_module.p == 0.1
-        assert layer.self_attn.dropout_module.p == 0.2
+        attentions = [layer.self_attn, *([layer.encoder_attn] if hasattr(layer, "encoder_attn") else [])]
+        assert [attention.dropout_module.p for attention in attentions] == [0.2] * len(attentions)
         assert layer.self_attn.q_proj._forward_pre_hooks  # product quantisation noise
     assert model.decoder.layer_norm is not None
     assert (model.encoder.layers.p, model.decoder.layers.p) == (0.3, 0.2)

@@ -3,6 +3,8 @@
 Kiyono et al. 2021, "SHAPE: Shifted Absolute Position Embedding for Transformers", arXiv:2109.05644, section 3.
 """
 
+from typing import Any
+
 import torch
 from fairseq import utils
 from fairseq.modules import SinusoidalPositionalEmbedding
@@ -27,6 +29,15 @@ class ShiftedSinusoidalEmbedding(SinusoidalPositionalEmbedding):
     def __init__(self, positions: int, dim: int, padding_idx: int, max_shift: int) -> None:
         super().__init__(dim, padding_idx, init_size=padding_idx + 1 + positions + max_shift)
         self.max_shift = max_shift
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "ShiftedSinusoidalEmbedding":
+        """Do what Module does to move the table, and compute it if the model was built on "meta"."""
+        had_none = self.weights.is_meta
+        super()._apply(*args, **kwargs)
+        if had_none and not self.weights.is_meta:
+            table = self.get_embedding(self.weights.size(0), self.embedding_dim, self.padding_idx)
+            self.weights = table.to(self.weights)
+        return self
 
     def forward(
         self,

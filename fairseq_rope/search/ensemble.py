@@ -110,8 +110,8 @@ def _hypotheses(output: _Encoded, new_order: Tensor) -> int:
 def _has_fairseqs_output(model: Any) -> bool:
     """Return whether fairseq computes the probabilities of *model*, from nothing but the logits."""
     names = ("get_normalized_probs", "get_normalized_probs_scriptable")
-    methods = (vars(model).get(name, getattr(type(model), name)) for name in names)
-    return all(getattr(method, "__module__", "").startswith("fairseq.models.") for method in methods)
+    methods = (getattr(model, name, None) for name in names)  # also of a model in torch.compile's or DDP's wrapper
+    return all((getattr(method, "__module__", None) or "").startswith("fairseq.models.") for method in methods)
 
 
 def is_on(device: torch.device) -> bool:

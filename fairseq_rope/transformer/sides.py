@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, FairseqEncoderModel, FairseqLanguageModel
 
 from ..checkpoints import option_value
 from ..positions.interface import SIDES, Option
@@ -22,9 +22,15 @@ def model_name(options: Any) -> str | None:
 
 
 def model_sides(args: Any) -> tuple[str, ...]:
-    """Return the sides of the model that *args* name: encoder and decoder, or the only one."""
-    only = ONE_SIDED.get(model_name(args) or "")
-    return (only,) if only else SIDES
+    """Return the sides of the model that *args* name: encoder and decoder, or the only one.
+
+    The class decides, because a user dir can register a subclass of a language model under a name of its own.
+    """
+    model = MODEL_REGISTRY.get(model_name(args), object)
+    for side, kind in (("decoder", FairseqLanguageModel), ("encoder", FairseqEncoderModel)):
+        if issubclass(model, kind):
+            return (side,)
+    return SIDES
 
 
 def options_of_sides(options: Mapping[str, Option], sides: Sequence[str]) -> dict[str, Option]:

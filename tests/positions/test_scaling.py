@@ -287,6 +287,14 @@ def test_a_model_that_is_built_without_memory_rotates_like_any_other(build):
     assert torch.equal(attention.position(x, 5), build(**options).encoder.layers[0].self_attn.position(x, 5))
 
 
+def test_shifted_positions_of_a_model_that_is_built_without_memory_are_those_of_any_other(build):
+    with torch.device("meta"):
+        model = build(position_encoding="shape")
+    tokens = sentences()["net_input"]["src_tokens"]
+    positions = model.to_empty(device="cpu").eval().encoder.embed_positions(tokens)
+    assert torch.equal(positions, build(position_encoding="shape").eval().encoder.embed_positions(tokens))
+
+
 SHORT = 6  # L of the tests; their sentences are longer
 MODELS = {
     "yarn": {"rope_scaling": scaling("yarn", factor=4, beta_fast=4, **{L: SHORT}), "rope_layout": "half"},
@@ -302,8 +310,9 @@ def test_the_fast_search_finds_what_fairseqs_does(build, name):
     model = build(**MODELS[name])
     model.load_state_dict(plain.state_dict())
     options = {"beam_size": 4, "max_len_a": 1, "max_len_b": 30}
-    scaled = search_both_ways(fast(model), sentences(), **options)
-    unscaled, _ = search(fast(plain), sentences(), **options)
+    sample = sentences()
+    scaled = search_both_ways(fast(model), sample, **options)
+    unscaled, _ = search(fast(plain), sample, **options)
     with pytest.raises(AssertionError):
         assert_same(scaled, unscaled)
 

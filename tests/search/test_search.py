@@ -403,6 +403,26 @@ class OwnEnsemble(EnsembleModel):
     pass
 
 
+class Wrapper(torch.nn.Module):
+    """Passes attributes on to a model, as torch.compile's OptimizedModule and fairseq's ModuleProxyWrapper do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.wrapped = model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("wrapped"), name)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, torch.compile])
+def test_a_wrapped_model_is_searched_like_the_model(model, sample, wrap):
+    expected, _ = search(model, sample)
+    assert_same(search_both_ways(wrap(model), sample), expected)
+
+
 def test_an_encoder_with_its_own_reordering_uses_the_plain_search(model, sample):
     def of_zeros(self, encoder_out, new_order):
         reordered = TransformerEncoderBase.reorder_encoder_out(self, encoder_out, new_order)
@@ -462,7 +482,10 @@ def test_only_fairseqs_search_of_our_models_gets_the_fast_ensemble(build):
     assert type(SequenceGenerator(OwnEnsemble([model]), words).model) is OwnEnsemble
     generator = OwnSearch([model], words, beam_size=4, max_len_b=6)
     assert type(generator.model) is EnsembleModel
-    generator.generate([model], sentences())
+    sample = sentences()
+    generator.generate([model], sample)
+    actual = OwnGenerate([model], words, beam_size=4, max_len_b=6).generate([model], sample)
+    assert_same(actual, search(model, sample, plain=True)[0])
 
 
 def test_threads_that_share_a_model_find_the_same(model, sample):

@@ -11,7 +11,7 @@ from fairseq_rope.lines import read_lines
 from fairseq_rope.text import languages
 from fairseq_rope.text.generated import read_generated
 from fairseq_rope.text.moses import aggressive_tokeniser, compound_split, moses_tokeniser
-from fairseq_rope.text.plain import looks_subworded, looks_tokenised
+from fairseq_rope.text.plain import looks_subworded, looks_tokenised, undo_preprocessing
 from fairseq_rope.text.subwords import undo_subwords
 from fairseq_rope.text.tokens import Tokeniser
 from recipes.text.tokenise import line_converter
@@ -158,3 +158,8 @@ def test_a_language_with_a_region_has_the_rules_of_moses_for_the_language(code):
     assert line_converter(code, False, True)([text]) == [tokens]
     assert of_fairseq.encode(text) == tokens == " ".join(exported.tokens(text))
     assert of_fairseq.decode(tokens) == exported.plain(tokens.split()) == "l'ami ?"
+    for source, plain in ((code, "l' ami?"), ("en", "l'ami ?")):  # the target's rules, with another source
+        target = "en" if source == code else code
+        moses = {"source": source, "target": target, "dash_splits": False}
+        assert Tokeniser("", {"moses": moses, "subwords": None}).plain(tokens.split()) == plain
+        assert undo_preprocessing([tokens], languages.language(target)) == ([plain], ["Moses tokens"])

@@ -661,6 +661,16 @@ def test_a_seed_that_gives_random_results_is_refused(files, capsys, monkeypatch,
     assert f"SACREBLEU_SEED={seed}: must be a positive integer" in message
 
 
+def test_another_seed_resamples_as_sacrebleu_does_with_it(files, capsys, monkeypatch):
+    expected = {}
+    for seed in ("7", "12345"):
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        printed = report(capsys, "--sys", files[1], files[1], "--ref", files[0], "--names", "x", "y")
+        expected[seed] = printed
+        assert f"rs:{seed}" in json.dumps(printed) or f'"seed": {seed}' in json.dumps(printed)
+    assert expected["7"] != expected["12345"]
+
+
 def test_windows_line_ends_and_a_byte_order_mark_change_no_score(files, tmp_path, capsys):
     windows = [
         write(tmp_path / "windows-ref", ["\ufeff" + "\r\n".join(REFERENCE)], "\r\n"),

@@ -85,12 +85,13 @@ def test_the_model_has_the_shapes_of_fairseqs_model(build, name):
     described = []
     for model in (ours, stock):
         layers = [*model.encoder.layers, *model.decoder.layers]
+        crosses = [layer.encoder_attn.dropout_module.p for layer in model.decoder.layers]
         dropouts = ("dropout_module", "activation_dropout_module", "self_attn.dropout_module")
         described.append(
             (
                 {key: tuple(value.shape) for key, value in model.state_dict().items()},
                 [(layer.self_attn.num_heads, layer.normalize_before) for layer in layers],
-                [layer.get_submodule(name).p for layer in layers for name in dropouts],
+                [layer.get_submodule(name).p for layer in layers for name in dropouts] + crosses,
             )
         )
     assert described[0] == described[1]

@@ -5,15 +5,18 @@ from functools import partial
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, build_model
+from fairseq.models.roberta import RobertaModel
 from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer.flags import all_flags
+from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS
 from fairseq_rope.transformer.roberta import RobertaRopeModel
+from fairseq_rope.transformer.sides import model_sides
 from tests.commands import valid_losses
 from tests.models import FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
 from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
@@ -45,6 +48,22 @@ def test_the_model_is_its_formula(roberta, name, side, options):
     pairs = model.classification_heads["pairs"].double()
     expected = linear(torch.tanh(linear(x[:, 0], pairs.dense)), pairs.out_proj)
     torch.testing.assert_close(model(tokens, classification_head_name="pairs")[0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_subclass_with_a_name_of_its_own_is_one_sided_too(task, monkeypatch):
+    """A user dir registers the subclass, with an architecture that sets nothing: fairseq's defaults remain."""
+    for name, parent in (("my_roberta", RobertaRopeModel), ("my_lm", TransformerRopeLanguageModel)):
+        monkeypatch.setitem(MODEL_REGISTRY, name, type(name, (parent,), {}))
+        monkeypatch.setitem(ARCH_MODEL_NAME_REGISTRY, name, name)
+    assert model_sides(Namespace(arch="my_lm")) == ("decoder",)
+
+    def shapes(model, arch):
+        built = model.build_model(Namespace(arch=arch, max_positions=30), task)
+        return {name: tuple(weight.shape) for name, weight in built.state_dict().items()}
+
+    fairseqs = shapes(RobertaModel, "roberta")
+    ours = shapes(MODEL_REGISTRY["my_roberta"], "my_roberta")
+    assert ours == {name: shape for name, shape in fairseqs.items() if "embed_positions" not in name}
 
 
 FAIRSEQS = {
