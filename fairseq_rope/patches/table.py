@@ -31,6 +31,7 @@ from . import (
     options,
     pieces,
     precision,
+    resuming,
     roberta,
     saving,
     searching,
@@ -288,6 +289,22 @@ PATCHES: list[Patch] = [
         "With --memory-efficient-fp16 on a CPU, a training without a GPU ends at the first overflow of the gradients "
         "with 'Torch not compiled with CUDA enabled', and with --cpu it uses the GPU. Here the update is left out.",
         "fairseq makes the norm of such an update on the device of the model",
+    ),
+    Patch(
+        "fairseq.data.iterators.EpochBatchIterator.state_dict",
+        resuming.state_dict,
+        "wrong results",
+        "A checkpoint in the middle of an epoch says how many batches each process has seen, and not of how many. "
+        "Resumed with another number of GPUs or another --max-tokens, fairseq repeats or skips a part of the epoch, or "
+        "ends with 'Cannot resume training due to dataloader mismatch'. This row also writes the number of batches.",
+        "fairseq's checkpoints have this number",
+    ),
+    Patch(
+        "fairseq.data.iterators.EpochBatchIterator.load_state_dict",
+        resuming.load_state_dict,
+        "wrong results",
+        "See the row above. This row resumes after the same share of the epoch, and the log says so.",
+        "fairseq resumes after the same share of the epoch",
     ),
     Patch(
         "fairseq.data.token_block_dataset.np",

@@ -33,6 +33,7 @@ from fairseq.data import Dictionary, FastaDataset, LanguagePairDataset, data_uti
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder as Builder
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -300,6 +301,29 @@ def a_training_from_the_beginning_takes_the_same_batches(request, folder):
     assert of_start["ours", 1] == of_start["fairseq's", 1]
     assert of_start["ours", 3] == of_start["ours", 1][2:]
     assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is fixed: remove the patch"
+
+
+class NumbersTo20(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return 20
+
+
+def iterators_resume_at_the_same_place(request, folder):
+    """test_resuming.py has other batches than those of the checkpoint."""
+    batches = [[2 * number, 2 * number + 1] for number in range(10)]
+    made = [EpochBatchIterator(NumbersTo20(), list, batches, persistent_workers=False) for _ in range(3)]
+    epoch = made[0].next_epoch_itr()
+    seen = [next(epoch) for _ in range(4)]
+    state = made[0].state_dict()
+    alone = EpochBatchIterator.state_dict.__wrapped__(made[0])
+    assert state == {**alone, "batches_in_epoch": 10}
+    EpochBatchIterator.load_state_dict.__wrapped__(made[1], state)
+    made[2].load_state_dict(state)
+    rests = [list(iterator.next_epoch_itr()) for iterator in made[1:]]
+    assert rests[0] == rests[1] and sorted(sum(seen + rests[0], [])) == [*range(20)]
 
 
 def outputs_without_unknown_words_are_the_same(request, folder):
@@ -700,6 +724,10 @@ SAME = {
     ),
     "fairseq.checkpoint_utils.torch": loading_gives_the_same_state,
     "fairseq.*.eval": expressions_have_the_same_value,
+    **dict.fromkeys(
+        (f"fairseq.data.iterators.EpochBatchIterator.{name}" for name in ("state_dict", "load_state_dict")),
+        iterators_resume_at_the_same_place,
+    ),
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
     "sys.excepthook": other_programs_keep_their_tracebacks,
     "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,

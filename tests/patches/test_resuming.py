@@ -1,0 +1,59 @@
+"""The place in an epoch at which a training resumes with other batches."""
+
+import pytest
+import torch
+from fairseq.data.iterators import EpochBatchIterator
+from torch.utils.data import TensorDataset
+
+
+def iterator(size, shards=1, shard=0, sentences=120):
+    """fairseq's iterator over 120 sentences, in batches of *size*, for one of *shards* processes."""
+    numbers = torch.arange(sentences)
+    batches = [numbers[first : first + size].tolist() for first in range(0, sentences, size)]
+    data = TensorDataset(numbers)
+    process = {"num_shards": shards, "shard_id": shard, "persistent_workers": False}
+    return EpochBatchIterator(data, lambda items: [int(number) for (number,) in items], batches, seed=3, **process)
+
+
+def state_after(place, *args):
+    """The state after *place* batches of the second epoch, and the sentences in them, of all processes."""
+    seen = []
+    shards = args[1] if len(args) > 1 else 1
+    for shard in range(shards):
+        of_process = iterator(*args, *([shard] if shards > 1 else []))
+        of_process.load_state_dict({"version": 2, "epoch": 2, "iterations_in_epoch": 0, "shuffle": True})
+        epoch = of_process.next_epoch_itr()
+        seen += [number for _ in range(place) for number in next(epoch)]
+        state = of_process.state_dict()
+    return state, seen
+
+
+def rest_after(state, size, shards=1):
+    """The sentences of the rest of the epoch, of all processes."""
+    rest = []
+    for shard in range(shards):
+        of_process = iterator(size, shards, shard)
+        of_process.load_state_dict(state)
+        assert of_process.next_epoch_idx == 2
+        rest += [number for batch in of_process.next_epoch_itr() for number in batch]
+    return rest
+
+
+@pytest.mark.parametrize("before, place, after", [((2, 1), 20, (2, 4)), ((2, 4), 5, (2, 1)), ((2, 4), 5, (2, 2))])
+def test_another_number_of_processes_sees_each_sentence_once(before, place, after):
+    state, seen = state_after(place, *before)
+    assert len(seen) == 40 and sorted(seen + rest_after(state, *after)) == [*range(120)]
+
+
+def test_batches_of_another_size_resume_after_the_same_share_of_the_epoch():
+    state, _ = state_after(45, 2)  # 45 of 60 batches
+    assert len(rest_after(state, 8)) == 4 * 8 and len(rest_after(state, 1)) == 30
+    with pytest.raises(RuntimeError, match="dataloader mismatch"):
+        EpochBatchIterator.load_state_dict.__wrapped__(iterator(8), state)
+
+
+def test_a_checkpoint_without_the_number_of_batches_resumes_as_in_fairseq():
+    state, seen = state_after(45, 2)
+    del state["batches_in_epoch"]
+    assert len(rest_after(state, 1)) == 75
+    assert sorted(seen + rest_after(state, 2)) == [*range(120)]
