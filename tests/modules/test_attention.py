@@ -64,11 +64,25 @@ def plain_attention(m, x, layout, dim, pad=None, causal=False):
     return out, weights
 
 
-PADS = {
-    "none": None,
-    "right": torch.tensor([[0] * 7, [0] * 5 + [1] * 2, [0] * 2 + [1] * 5]).bool(),
-    "left": torch.tensor([[0] * 7, [1] * 2 + [0] * 5, [1] * 5 + [0] * 2]).bool(),
-}
+PADDED = torch.tensor([[0] * 7, [1] * 2 + [0] * 5, [1] * 5 + [0] * 2]).bool()
+
+
+@pytest.mark.parametrize("forbids", [-math.inf, -1e4, True])
+def test_the_scaling_by_length_counts_the_words_that_each_query_attends_to(forbids):
+    """fairseq's decoder writes -inf, its encoder -1e4."""
+    m, x = make(), torch.randn(T, B, C)
+    m.average_length = 5.0
+    above = torch.ones(T, T).triu(1).bool()
+    mask = above if forbids is True else torch.zeros(T, T).masked_fill(above, forbids)
+    scaled = m(x, x, x, attn_mask=mask)[0]
+    plain = make()
+    for t in range(T):
+        factor = max(math.log(t + 1), 0.1) / math.log(5)
+        with torch.no_grad():
+            plain.q_proj.weight.copy_(m.q_proj.weight * factor)
+            plain.q_proj.bias.copy_(m.q_proj.bias * factor)
+        prefix = x[: t + 1]
+        torch.testing.assert_close(scaled[t], plain(prefix, prefix, prefix)[0][t], rtol=1e-4, atol=1e-5)
 
 
 def test_boolean_attention_mask_equals_the_additive_one():
@@ -82,7 +96,7 @@ def test_a_row_of_only_padding_stays_finite():
     m, x = make(), torch.randn(T, B, C, requires_grad=True)
     causal = torch.full((T, T), -math.inf).triu(1)
     for need_weights in (False, True):
-        out, _ = m(x, x, x, key_padding_mask=PADS["left"], attn_mask=causal, need_weights=need_weights)
+        out, _ = m(x, x, x, key_padding_mask=PADDED, attn_mask=causal, need_weights=need_weights)
         out.sum().backward()
         assert bool(out.isfinite().all()) and bool(x.grad.isfinite().all())
 

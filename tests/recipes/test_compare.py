@@ -875,6 +875,37 @@ def test_a_report_that_fails_does_not_stop_the_other_trainings(monkeypatch, caps
     assert "no report of these runs yet, the others go on: history.jsonl" in capsys.readouterr().err
 
 
+def test_a_tuning_chooses_the_lowest_finite_loss_of_a_finished_training(tmp_path):
+    """A system that translates with the model of another one has the value of that one."""
+    losses = {  # by value: those of rope, and of sinusoidal
+        "1e-3": (["4.0", "3.5", "nan"], ["nan"]),
+        "2e-3": (["nan", "nan"], ["4.4", "4.6"]),
+        "4e-3": (["3.0"], ["4.6"]),  # not finished
+        "8e-3": (["3.6"], ["4.4"]),  # as low as with 2e-3, the smaller value
+    }
+    experiments = {}
+    for value, of_value in losses.items():
+        experiments[value] = {}
+        for system, history in zip(("rope", "sinusoidal"), of_value, strict=True):
+            run = replace(describe("demo", "--gpus", 0, "--name", value.replace("-", "")), work=tmp_path, system=system)
+            run.checkpoints.mkdir(parents=True)
+            lines = [{"epoch": n, "valid_loss": loss, "valid_num_updates": n} for n, loss in enumerate(history, 1)]
+            lines.append({"epoch": 1, "train_num_updates": 1, "train_wall": 1, "train_wps": 9})
+            run.history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            experiments[value][system] = run
+        experiments[value]["rope-linear"] = replace(
+            experiments[value]["rope"], system="rope-linear", training_of="rope"
+        )
+    tuning = Tuning("learning_rate", experiments)
+    chosen = tuning.chosen(lambda run: "4e-3" not in run.tuned)
+    values = {name: next(v for v in losses if experiments[v][name] is run) for name, run in chosen.items()}
+    assert values == {"rope": "1e-3", "rope-linear": "1e-3", "sinusoidal": "2e-3"}
+    outcomes = tuning.outcomes(lambda run: "4e-3" not in run.tuned)
+    assert set(outcomes) == {"rope", "sinusoidal"}
+    assert [run["loss"] for run in outcomes["sinusoidal"]["runs"]][1:] == [4.4, None, 4.4]
+    assert tuning.chosen(lambda run: False) == {}
+
+
 def test_a_tuning_without_the_baseline_is_refused_before_it_trains(monkeypatch):
     baseline, other = (Namespace(system=name, seed=1) for name in ("sinusoidal", "rope"))
     tuning = Tuning("learning_rate", {})

@@ -14,7 +14,7 @@ from fairseq.modules import PositionalEmbedding
 from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 
-from fairseq_rope.search import ensemble
+from fairseq_rope.search import decoding, ensemble
 from fairseq_rope.search.cache import Beams
 from fairseq_rope.search.ensemble import LARGEST, FastEnsemble
 from fairseq_rope.search.projection import PackedProjection, project_packed
@@ -401,6 +401,22 @@ class OwnGenerate(SequenceGenerator):
 
 class OwnEnsemble(EnsembleModel):
     pass
+
+
+@pytest.mark.parametrize("dims", [{"decoder_input_dim": 48}, {"decoder_output_dim": 48}])
+def test_embeddings_of_another_width_are_projected(build, sample, dims):
+    model = fast(build(**dims, share_decoder_input_output_embed=False))
+    search_both_ways(model, sample)
+
+
+def test_a_search_with_gradients_calls_the_layers(model, sample, monkeypatch):
+    """A bound step has no gradient for the weights."""
+    generator = SequenceGenerator([model], model.decoder.dictionary, beam_size=2, max_len_b=6)
+    begun = []
+    monkeypatch.setattr(ensemble, "begin", lambda *args: begun.append(decoding.begin(*args)) or begun[-1])
+    with torch.enable_grad():
+        (best, *_), *_ = generator._generate(sample)
+    assert begun and set(begun) == {None} and best["positional_scores"].requires_grad
 
 
 class Wrapper(torch.nn.Module):
