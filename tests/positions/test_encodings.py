@@ -38,9 +38,6 @@ def make(name, side, options, dtype=torch.float32):
 
 
 # -- the formulas ------------------------------------------------------------------------------------
-# Each score is that of one query q at position i and one key k at position j, both lists of D numbers, in head h.
-# p has the encoding's parameters as lists, o its options.
-
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 5e-2}
 
