@@ -11,13 +11,23 @@ from torch.nn import functional as F
 from ..modules.feed_forward import GatedLinear, identity
 from ..modules.norms import LAYER_NORMS, RMSNorm
 from .encodings import own_random_numbers
-from .options import SideOptions
+from .options import SideOptions, inner_width
 
 
 def with_inner_width(cfg: TransformerConfig, side: SideOptions) -> TransformerConfig:
-    """Return *cfg* with the inner width of the feed-forward layers of *side*, which may be scaled."""
-    scaled, sizes = copy.copy(cfg), copy.copy(getattr(cfg, side.side))
-    sizes.ffn_embed_dim = side.ffn_width
+    """Return the *cfg* of a layer with the inner width of its feed-forward part, which may be scaled.
+
+    Raises a ValueError if a subclass gives the layer other heads or another width than the *side* has.
+    """
+    sizes = copy.copy(getattr(cfg, side.side))
+    if (sizes.attention_heads, sizes.embed_dim) != (side.heads, side.embed_dim):
+        raise ValueError(
+            f"a layer with {sizes.attention_heads} heads and width {sizes.embed_dim}: all layers of the {side.side} "
+            f"have {side.heads} heads and width {side.embed_dim}, for which its positions are made"
+        )
+    if side.scales_width:
+        sizes.ffn_embed_dim = inner_width(sizes.ffn_embed_dim)
+    scaled = copy.copy(cfg)
     setattr(scaled, side.side, sizes)
     return scaled
 

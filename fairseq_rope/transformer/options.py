@@ -70,7 +70,6 @@ class SideOptions:
     embed_dim: int
     heads: int
     kv_heads: int  # as many as heads if no other number is given
-    ffn_embed_dim: int  # without the scale of gated layers
     norm_type: str
     ffn_type: str
     scale_glu_width: bool
@@ -120,9 +119,9 @@ class SideOptions:
         return self.favor_features or max(8, math.ceil(self.head_dim * math.log(self.head_dim) / 8) * 8)
 
     @property
-    def ffn_width(self) -> int:
-        is_scaled = self.scale_glu_width and self.ffn_type == "glu"
-        return inner_width(self.ffn_embed_dim) if is_scaled else self.ffn_embed_dim
+    def scales_width(self) -> bool:
+        """Whether the inner width of a gated feed-forward part is :func:`inner_width`."""
+        return self.scale_glu_width and self.ffn_type == "glu"
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,6 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
         embed_dim=size("embed_dim"),
         heads=size("attention_heads"),
         kv_heads=values[f"{side}_kv_heads"] or size("attention_heads"),
-        ffn_embed_dim=size("ffn_embed_dim"),
         **{name: side_value(values, name, side) for name in OF_BOTH_BLOCKS},
         **{name: values[name] for name in OF_FEATURES},
         learned_pos=bool(size("learned_pos")),

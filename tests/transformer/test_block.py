@@ -354,7 +354,8 @@ OF_SIDES = [
     ({"encoder_attention_type": "linear"}, "attention_type", ("linear", "softmax")),
     ({"cross_kv_heads": 1}, "kv_heads", (8, 8)),
     ({"encoder_kv_heads": 4}, "kv_heads", (4, 8)),
-    ({"scale_glu_width": True, "ffn_type": "glu", "encoder_ffn_embed_dim": 100}, "ffn_width", (72, 1368)),
+    ({"scale_glu_width": True, "ffn_type": "glu"}, "scales_width", (True, True)),
+    ({"scale_glu_width": True}, "scales_width", (False, False)),
 ]
 
 

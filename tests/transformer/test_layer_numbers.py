@@ -1,5 +1,6 @@
 """Layers whose self-attention has no positions: which ones, what they compute, and checkpoints with other ones."""
 
+import copy
 import logging
 from argparse import Namespace
 
@@ -235,6 +236,19 @@ def test_a_subclass_can_build_more_layers_than_its_configuration_has(build):
     encoder = build(**ENCODING_OPTIONS["rope"], encoder_layers=2, encoder_layers_without_positions="0").encoder
     more = encoder.build_encoder_layer(encoder.cfg)
     assert more.self_attn.position is encoder.layers[1].self_attn.position
+
+
+@pytest.mark.parametrize("block", [{}, {"ffn_type": "glu", "scale_glu_width": True}])
+def test_a_subclass_can_give_a_layer_an_inner_width_of_its_own(build, block):
+    """As in fairseq, whose layers read the cfg that build_encoder_layer gives them."""
+    encoder = build(**block).encoder
+    cfg = copy.deepcopy(encoder.cfg)
+    cfg.encoder.ffn_embed_dim = 144
+    layer = encoder.build_encoder_layer(cfg)
+    assert layer.fc2.in_features == (96 if block else 144)
+    cfg.encoder.attention_heads = 1
+    with pytest.raises(ValueError, match="a layer with 1 heads and width 32: all layers of the encoder have 2 heads"):
+        encoder.build_encoder_layer(cfg)
 
 
 def test_a_training_with_projections_of_positions_can_start_from_one_that_shares_those_of_words(build, caplog):
