@@ -247,7 +247,7 @@ def test_a_subclass_can_give_a_layer_an_inner_width_of_its_own(build, block):
     layer = encoder.build_encoder_layer(cfg)
     assert layer.fc2.in_features == (96 if block else 144)
     cfg.encoder.attention_heads = 1
-    with pytest.raises(ValueError, match="a layer with 1 heads and width 32: all layers of the encoder have 2 heads"):
+    with pytest.raises(ValueError, match="a layer with 1 heads and width 64: all layers of the encoder have 2 heads"):
         encoder.build_encoder_layer(cfg)
 
 
