@@ -29,7 +29,7 @@ help:
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(IN_VENV) bash recipes/demo/run.sh $(if $(ARCH),--arch $(ARCH))
+	$(IN_VENV) bash recipes/demo/run.sh $(if $(filter command,$(origin ARCH)),--arch $(ARCH))
 
 # Tests that wait, for SLURM for example, leave a core idle with two processes on two cores.
 test: $(STAMP)

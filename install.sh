@@ -6,10 +6,17 @@
 # PYTHON is the interpreter, 3.11 or newer (default: python3). TORCH is pip's requirement for torch (default: torch==2.13.0).
 # It also runs with the bash 3.2 and the BSD tools of macOS.
 set -euo pipefail
+# Packages of other places would count as installed, and would be missing in another shell.
+unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX
+export PIP_USER=0
 case $0 in */*) cd "${0%/*}" ;; esac
 refuse() { printf 'install.sh: %s\n' "$1" >&2; exit 1; }
 run() { printf '+ %s\n' "$*"; "$@"; }
-said() { sed -n "s/^$1 //p" .venv/.installed 2>/dev/null || true; } # a setting of the last installation, the default of this one
+said() { # a setting of the last installation, the default of this one
+    local stamp=.venv/.installed
+    [ -f $stamp ] || stamp=.venv/.begun
+    sed -n "s/^$1 //p" $stamp 2>/dev/null || true
+}
 python=${PYTHON:-$(said python)} asked_torch=${TORCH:-$(said torch)}
 python=${python:-python3} torch=${asked_torch:-torch==2.13.0}
 
@@ -29,20 +36,23 @@ command -v "${compiler%% *}" >/dev/null || refuse "the C++ compiler that CXX nam
 # By default, the build calls the compiler that built Python, which this machine may not have.
 [ -n "${CXX:-}" ] || case $compiler in */clang++) export CC=clang CXX=clang++ ;; esac
 # Measured: 1.4 GB with a CPU build of torch, and space for the build. On Linux, pip's default torch adds 3 GB of CUDA.
-case "$OSTYPE ${TORCH:-}" in *+cpu*) needed_kb=2000000 ;; linux*) needed_kb=6000000 ;; *) needed_kb=2000000 ;; esac
+case "$OSTYPE $torch" in *+cpu*) needed_kb=2000000 ;; linux*) needed_kb=6000000 ;; *) needed_kb=2000000 ;; esac
 needed_kb=${FAIRSEQ_ROPE_MIN_DISK_KB:-$needed_kb} there_kb=0
 [ ! -d .venv ] || there_kb=$(du -sk .venv | awk '{ print $1 }')
 free_kb=$(df -Pk . | awk 'NR == 2 { for (i = 3; i < NF; i++) if ($(i + 1) ~ /%$/) { print $i; exit } }') # a name can hold blanks
 [ $((needed_kb - there_kb)) -le "$free_kb" ] ||
     refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((needed_kb - there_kb) / 1000)) MB are needed (2000 MB with a CPU build of torch, named with TORCH=...)"
 
-# Only a complete installation has the stamp .installed, and only that is updated in place. .begun marks a .venv that this script made.
+case $version in 3.1[1-3].*) ;; *) printf 'Python %s was not tried; 3.11 to 3.13 were\n' "$version" ;; esac
+# Only a complete installation has the stamp .installed. .begun marks a .venv that this script made; it names the folder
+# if the installation was complete before, so that a failed update goes on in place.
 base=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)') # $python can be the one in .venv
 if [ "$(said folder)" = "$(pwd -P)" ] && [ "$(said python) $(said version)" = "$python $version" ] && .venv/bin/python -m pip --version >/dev/null; then
-    touch .venv/.begun && rm .venv/.installed
+    printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$asked_torch" >.venv/.begun
+    rm -f .venv/.installed
 else
     [ ! -e .venv ] || [ -e .venv/.begun ] || [ -e .venv/.installed ] || refuse "$PWD/.venv is there and was not made by install.sh: move it away, or remove it"
-    rm -rf .venv && mkdir .venv && touch .venv/.begun
+    rm -rf .venv && mkdir .venv && printf 'python %s\ntorch %s\n' "$python" "$asked_torch" >.venv/.begun
     run "$base" -m venv .venv
 fi
 pip=".venv/bin/python -m pip install --disable-pip-version-check"

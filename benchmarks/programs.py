@@ -68,7 +68,7 @@ def command(name: str, size: dict[str, int], data: Path, updates: int, tokens: i
         f"--lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --max-tokens {tokens} --max-update {updates} "
         "--disable-validation --no-save --log-format json --log-interval 1"
     )
-    device = [] if DEVICE == "cuda" else ["--cpu"]
+    device = ["--distributed-world-size", "1", *([] if DEVICE == "cuda" else ["--cpu"])]  # by default, all GPUs
     return [program("fairseq-train"), str(data), *flags.split(), *device]
 
 

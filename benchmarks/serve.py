@@ -148,9 +148,8 @@ def sentences(
 ) -> tuple[list[dict[str, Any]], list[tuple[list[int], int]]]:
     """Return the batches that are translated, and the source and the target's length of each of their sentences."""
     special = (vocabulary.pad(), vocabulary.eos())
-    samples = [  # CTranslate2's side is the CPU
-        sample for sample in batches(vocabulary, sentences=64, data=data) if sample["nsentences"] == 64
-    ][:BATCHES]
+    on_the_cpu = batches(vocabulary, sentences=64, data=data, device="cpu")  # as CTranslate2's model
+    samples = [sample for sample in on_the_cpu if sample["nsentences"] == 64][:BATCHES]
     pairs = [
         ([n for n in source if n not in special], len([n for n in target if n != vocabulary.pad()]))
         for sample in samples

@@ -69,7 +69,11 @@ def dataset(words: Dictionary) -> LanguagePairDataset:
 
 
 def batches(
-    words: Dictionary, max_tokens: int = 0, sentences: int = 0, data: LanguagePairDataset | None = None
+    words: Dictionary,
+    max_tokens: int = 0,
+    sentences: int = 0,
+    data: LanguagePairDataset | None = None,
+    device: str = DEVICE,
 ) -> list[dict[str, Any]]:
     """Batches as fairseq composes them: sorted by length, of *max_tokens* or of a number of *sentences*."""
     data = data or dataset(words)
@@ -78,12 +82,16 @@ def batches(
     )
     shuffled = random.Random(1).sample(range(len(found)), len(found))
     samples = [data.collater([data[i] for i in found[number]]) for number in shuffled]
-    return [on_device(sample) for sample in samples]
+    return [on_device(sample, device) for sample in samples]
 
 
-def on_device(sample: dict[str, Any]) -> dict[str, Any]:
-    """*sample* with its tensors on the device that is measured."""
+def on_device(sample: dict[str, Any], device: str = DEVICE) -> dict[str, Any]:
+    """*sample* with its tensors on *device*, by default the one that is measured."""
     return {
-        key: on_device(value) if isinstance(value, dict) else value.to(DEVICE) if torch.is_tensor(value) else value
+        key: on_device(value, device)
+        if isinstance(value, dict)
+        else value.to(device)
+        if torch.is_tensor(value)
+        else value
         for key, value in sample.items()
     }

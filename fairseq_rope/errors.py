@@ -115,12 +115,12 @@ def sentence_of(error: OSError, place: object = "") -> str:
     return f"{file}: {error.strerror or error}" if file else str(error.strerror or error)
 
 
-def refuse_other_bytes(text: str, flag: str, otherwise: str = "give the folder another one") -> None:
+def refuse_other_bytes(text: str, flag: str, must: str = "the name must be UTF-8; give the folder another one") -> None:
     """Raise an InputError if a name or *text* is not UTF-8, which libraries in C++ and files in JSON need."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{flag} {text}: must be UTF-8; {otherwise}") from None
+        raise InputError(f"{flag} {text}: {must}") from None
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -1,6 +1,7 @@
 """Fixtures: a tiny corpus in fairseq's binary form, and models for it; a limit on the time of each test."""
 
 import gc
+import os
 import random
 import signal
 import threading
@@ -10,6 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import sentencepiece as spm
+
+if "REAL_GPU" not in os.environ and Path("/proc/driver/nvidia").exists():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are about CPUs and simulated GPUs; read by torch
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY

@@ -119,25 +119,25 @@ def test_the_checks_work_with_the_real_python(checkout, tools):
     assert "no-such-compiler" in message or version in message
 
 
-def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", compiler="c++"):
+def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", compiler="c++", **settings):
     """Run all of install.sh, with a Python and a pip that only record their calls."""
     python = Path(fake_python(version=version))
     calls = checkout.parent / "calls"
     calls.touch()
     pip = f"""#!{BASH}
 printf '%s\\n' "$*" >>'{calls}'
-case "$*" in *" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torch==0 ;; esac
+case "$*" in *"install"*" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torch==0 ;; esac
 """
     python.write_text(python.read_text().replace("    *) exit 99 ;;", f"""    *_base_executable*) echo "$0" ;;
-    "-m venv .venv") echo "CXX=$CXX" >>'{calls}'; mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
+    "-m venv .venv") echo "CXX=$CXX" >>'{calls}'; env >>'{calls}'; mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
 {pip}END
         chmod +x .venv/bin/python; echo "$*" >>'{calls}' ;;
     *) exit 99 ;;"""))  # fmt: skip
-    for tool in ("rm", "mkdir", "cat", "chmod", "touch"):
+    for tool in ("env", "rm", "mkdir", "cat", "chmod", "touch"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
     write_program(tools / compiler)
-    environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1"}
+    environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1", **settings}
     environment |= {"CXX": os.environ["CXX"]} if "CXX" in os.environ else {}
     calls.write_text("")
     done = subprocess.run(
@@ -158,6 +158,23 @@ def test_a_complete_installation_is_reused_and_a_failed_one_starts_over(checkout
     done, calls = install(checkout, tools, fake_python)
     assert done.returncode == 0 and "-m venv .venv" not in calls
     assert any("fairseq-fixed==" in call for call in calls) and stamp.exists()
+
+
+def test_a_failed_update_goes_on_in_place_with_the_same_settings(checkout, tools, fake_python):
+    """pip has no network, for example; the environment that worked before must not be lost."""
+    install(checkout, tools, fake_python, TORCH="torch==2.13.0+cpu")
+    pip = checkout / ".venv" / "bin" / "python"
+    for before, status in ((0, 1), (1, 0)):
+        pip.write_text(pip.read_text().replace(f"exit {before}", f"exit {status}"))
+        done, calls = install(checkout, tools, fake_python)
+        assert done.returncode == status and "-m venv .venv" not in calls
+        assert any(call.endswith("torch==2.13.0+cpu") for call in calls), "the setting of the first installation"
+    assert "torch torch==2.13.0+cpu" in (checkout / ".venv" / ".installed").read_text().splitlines()
+
+
+def test_packages_of_other_places_do_not_count(checkout, tools, fake_python):
+    _, calls = install(checkout, tools, fake_python, PYTHONPATH="/opt/modules", PIP_USER="1")
+    assert "PIP_USER=0" in calls and not any(call.startswith("PYTHONPATH=") for call in calls)
 
 
 def test_another_version_of_the_interpreter_starts_over(checkout, tools, fake_python):

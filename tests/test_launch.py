@@ -165,7 +165,7 @@ def test_srun_gives_a_job_the_cores_that_it_requests():
 def test_a_folder_whose_name_submitit_cannot_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "NEEDED", ())
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc"))
-    with pytest.raises(InputError, match=r"^--launcher slurm: .*: must be UTF-8"):
+    with pytest.raises(InputError, match=r"^--launcher slurm: .*: the name must be UTF-8"):
         slurm.executor({"time": 9}, folder)
 
 

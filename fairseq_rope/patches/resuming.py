@@ -5,9 +5,10 @@ These functions replace fairseq's; the table in ``patches/table.py`` says why.
 
 import functools
 import logging
+import math
 from typing import Any
 
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator, _chunk_iterator
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +16,7 @@ WHOLE = "batches_in_epoch"  # the entry of a checkpoint's train_iterator with th
 
 _state_dict = EpochBatchIterator.state_dict
 _load_state_dict = EpochBatchIterator.load_state_dict
+_init_grouped = GroupedIterator.__init__
 
 
 @functools.wraps(_state_dict)
@@ -37,3 +39,19 @@ def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
                 f"{state_dict['iterations_in_epoch']} in place of {place}"
             )
     _load_state_dict(self, state_dict)
+
+
+@functools.wraps(_init_grouped)
+def init_grouped(self: Any, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False) -> None:
+    seen = getattr(iterable, "n", 0)
+    left = len(iterable) - seen
+    if seen == 0 or seen % chunk_size == 0 and (left >= chunk_size or not skip_remainder_batch):
+        _init_grouped(self, iterable, chunk_size, skip_remainder_batch)
+        return
+    skips = skip_remainder_batch and left >= chunk_size  # an epoch without any update would end the training
+    groups = left // chunk_size if skips else math.ceil(left / chunk_size)
+    start = math.ceil(seen / chunk_size)
+    CountingIterator.__init__(self, _chunk_iterator(iterable, chunk_size, skips), start=start, total=start + groups)
+    self.chunk_size = chunk_size
+    if skips:
+        iterable.take(seen + groups * chunk_size)

@@ -307,6 +307,15 @@ PATCHES: list[Patch] = [
         "fairseq resumes after the same share of the epoch",
     ),
     Patch(
+        "fairseq.data.iterators.GroupedIterator.__init__",
+        resuming.init_grouped,
+        "wrong results",
+        "If a training resumes in an epoch with another --update-freq, the batches before are not a multiple of it. "
+        "fairseq then counts too few groups for the rest: the epoch does not end, and is trained again. Here the "
+        "groups of the rest are counted.",
+        "fairseq counts the groups of the rest",
+    ),
+    Patch(
         "fairseq.data.token_block_dataset.np",
         numpy_names.NumpyWithOldNames("numpy"),
         "an unreadable error",

@@ -288,6 +288,7 @@ def check_package(target: Argos, pairs: Sequence[Pair], force: bool) -> str:
 
 # -- the file --------------------------------------------------------------------------------------
 
+NOT_UTF_8 = "must be UTF-8; your shell gave other bytes"
 README = """# {from_name} to {to_name}
 
 A package for Argos Translate and LibreTranslate, written by fairseq-rope {version} from {checkpoint}.
@@ -378,9 +379,9 @@ def create(args: argparse.Namespace) -> tuple[str, str]:
     target.refuse()
     (from_code, to_code), (from_name, to_name) = languages(args, settings)
     for flag, text in (("licence", args.licence), ("trained-on", args.trained_on)):
-        refuse_other_bytes(text, f"--{flag}", "your shell gave other bytes")
+        refuse_other_bytes(text, f"--{flag}", NOT_UTF_8)
     for name in (from_name, to_name):
-        refuse_other_bytes(name, "--names", "your shell gave other bytes")
+        refuse_other_bytes(name, "--names", NOT_UTF_8)
     if not re.fullmatch(r"\d+(\.\d+)*", args.package_version):
         raise ExportError(f"--package-version {args.package_version}: must be numbers and dots, such as 1.0")
     top = f"translate-{from_code}_{to_code}-{args.package_version.replace('.', '_')}"

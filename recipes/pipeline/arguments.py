@@ -95,6 +95,8 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     if args.data_dir is not None:
         _refuse_other_names(args.data_dir, experiment)
     _refuse_to_write_over_data(experiment)
+    if settings.user_dir == str(ROOT / "fairseq_rope"):
+        settings.user_dir = ""
     if settings.user_dir and not Path(settings.user_dir).is_dir():
         raise SettingsError(f"--set user_dir={settings.user_dir}: must be a folder that exists")
     check_translator(experiment)

@@ -8,7 +8,7 @@ from pathlib import Path
 from recipes.pipeline.experiment import Experiment
 from recipes.run.run import StageError
 
-PROGRAMS = ("python", "fairseq-preprocess", "fairseq-train", "fairseq-generate")
+PROGRAMS = ("fairseq-preprocess", "fairseq-train", "fairseq-generate")
 
 
 def check_machine(experiment: Experiment) -> None:
@@ -23,6 +23,8 @@ def check_machine(experiment: Experiment) -> None:
         if shutil.which(program, path=f"{beside}:{os.environ.get('PATH', '')}") is None:
             how = "docs/install.md says how to install it"
             raise StageError(f"{program} is neither in {beside} nor on the PATH; {how}")
+    if not Path(beside, "python").exists():  # which the commands of the stages call
+        raise StageError(f"{beside} has no program python: use a virtual environment (docs/install.md)")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     needed = experiment.settings.memory_gb
     if memory < needed:

@@ -23,8 +23,10 @@ def read_sharing(settings: Settings, arch: str, path: Path, dictionaries: list[P
     from fairseq.data import Dictionary
 
     from fairseq_rope.checkpoints import load_checkpoint, part_of
+    from fairseq_rope.tools import load_user_dir
     from fairseq_rope.transformer.defaults import complete
 
+    load_user_dir(settings.user_dir or None)
     try:
         state = load_checkpoint(str(path))
         options = complete(part_of(state, "model"))

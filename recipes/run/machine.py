@@ -20,8 +20,9 @@ def describe() -> dict[str, Any]:
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    commit = printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
-    return {"versions": versions, "commit": commit, "hardware": _hardware()}
+    is_clone = (ROOT / ".git").exists()  # else git would describe a repository around the folder
+    commit = is_clone and printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
+    return {"versions": versions, "commit": commit or "unknown", "hardware": _hardware()}
 
 
 def cpu_info() -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import re
 import tempfile
 import time
@@ -9,7 +10,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, permutations
+from pathlib import Path
 
 from subword_nmt import learn_bpe
 
@@ -21,6 +23,7 @@ from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
 from recipes.text.lines import Convert, convert_file, progress
 
 MIN_FREQUENCY = 2  # a rarer pair of symbols is not merged; subword-nmt's default
+PATH_LENGTH = 200  # bytes
 CACHED_WORDS = 500_000  # words in a process's cache of subwords, about 150 MB
 
 
@@ -90,15 +93,22 @@ def normalisation_rules() -> Iterator[str]:
     def code_points(text: str) -> str:
         return " ".join(f"{ord(character):X}" for character in text)
 
-    for character in map(chr, range(1, 0x30000)):  # Unicode has no other blanks and compositions
+    for character in map(chr, (*range(1, 0x30000), *range(0xE0000, 0xE1000))):  # no others are blank or composed
+        composed = unicodedata.normalize("NFC", character)
+        spellings = {character} if composed != character else _other_spellings(character)
         if unicodedata.category(character) in ("Cc", "Cf", "Zs", "Zl", "Zp"):
-            composed, before = " ", character
-        else:
-            composed, before = unicodedata.normalize("NFC", character), unicodedata.normalize("NFD", character)
-            if composed != character:
-                before = character
-        if composed != before:
-            yield f"{code_points(before)}\t{code_points(composed)}\n"
+            composed, spellings = " ", {character} - {" "}
+        yield from (f"{code_points(spelling)}\t{code_points(composed)}\n" for spelling in sorted(spellings))
+
+
+def _other_spellings(character: str) -> set[str]:
+    """The texts that Unicode regards as equal to *character*: a letter and its marks, some of them composed."""
+    decomposed = unicodedata.normalize("NFD", character)
+    texts = {decomposed[0] + "".join(marks) for marks in permutations(decomposed[1:])}
+    partly = {
+        unicodedata.normalize("NFC", text[:end]) + text[end:] for text in texts for end in range(1, len(text) + 1)
+    }
+    return {text for text in partly - {character} if unicodedata.normalize("NFD", text) == decomposed}
 
 
 def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
@@ -120,12 +130,13 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
         raise InputError(f"{' and '.join(paths)}: contains no words")
     model = io.BytesIO()
     try:
-        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-            rules.writelines(normalisation_rules())
-            rules.flush()
+        with tempfile.TemporaryDirectory() as folder:
+            # The model contains this path, so it has the same length on all machines, and is removed from the model.
+            rules = Path(folder, "_" * max(1, PATH_LENGTH - 1 - len(os.fsencode(folder))))
+            rules.write_text("".join(normalisation_rules()))
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
-                model_type="bpe", vocab_size=vocab_size, character_coverage=1.0, normalization_rule_tsv=rules.name,
+                model_type="bpe", vocab_size=vocab_size, character_coverage=1.0, normalization_rule_tsv=str(rules),
                 max_sentence_length=2**30,  # bytes; the trainer skips longer lines
                 minloglevel=2,  # errors only
             )  # fmt: skip
@@ -138,8 +149,7 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
         if lower_limit:
             problem = f"vocab_size {vocab_size}: must be at least {lower_limit[1]}: the corpus' characters and 3 marks"
         raise InputError(problem) from None
-    name = rules.name.encode()  # which is in the model, and different each time
-    return model.getvalue().replace(name, b"_" * len(name))
+    return model.getvalue().replace(os.fsencode(rules), b"_" * len(os.fsencode(rules)))
 
 
 def sentencepiece_converter(model: str) -> Convert:

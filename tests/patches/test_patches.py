@@ -33,7 +33,7 @@ from fairseq.data import Dictionary, FastaDataset, LanguagePairDataset, data_uti
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder as Builder
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -322,6 +322,10 @@ def iterators_resume_at_the_same_place(request, folder):
     assert state == {**alone, "batches_in_epoch": 10}
     EpochBatchIterator.load_state_dict.__wrapped__(made[1], state)
     made[2].load_state_dict(state)
+    grouped = [object.__new__(GroupedIterator) for _ in range(2)]
+    GroupedIterator.__init__(grouped[0], CountingIterator([*range(9)], start=4, total=13), 4)
+    GroupedIterator.__init__.__wrapped__(grouped[1], CountingIterator([*range(9)], start=4, total=13), 4)
+    assert [*grouped[0]] == [*grouped[1]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     rests = [list(iterator.next_epoch_itr()) for iterator in made[1:]]
     assert rests[0] == rests[1] and sorted(sum(seen + rests[0], [])) == [*range(20)]
 
@@ -725,7 +729,10 @@ SAME = {
     "fairseq.checkpoint_utils.torch": loading_gives_the_same_state,
     "fairseq.*.eval": expressions_have_the_same_value,
     **dict.fromkeys(
-        (f"fairseq.data.iterators.EpochBatchIterator.{name}" for name in ("state_dict", "load_state_dict")),
+        (
+            "fairseq.data.iterators.GroupedIterator.__init__",
+            *(f"fairseq.data.iterators.EpochBatchIterator.{name}" for name in ("state_dict", "load_state_dict")),
+        ),
         iterators_resume_at_the_same_place,
     ),
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,

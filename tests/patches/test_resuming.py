@@ -1,8 +1,10 @@
 """The place in an epoch at which a training resumes with other batches."""
 
+import math
+
 import pytest
 import torch
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
 from torch.utils.data import TensorDataset
 
 
@@ -57,3 +59,21 @@ def test_a_checkpoint_without_the_number_of_batches_resumes_as_in_fairseq():
     del state["batches_in_epoch"]
     assert len(rest_after(state, 1)) == 75
     assert sorted(seen + rest_after(state, 2)) == [*range(120)]
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("place", [0, 4, 7, 18, 19])
+def test_with_another_update_freq_the_rest_of_the_epoch_is_seen_once(place, skips):
+    """fairseq-train asks for groups of --update-freq batches until there are no more, and then whether it has ended."""
+    state, seen = state_after(place, 6) if place else ({"epoch": 2, "iterations_in_epoch": 0}, [])
+    resumed = iterator(6)  # 20 batches
+    resumed.load_state_dict(state)
+    groups = GroupedIterator(resumed.next_epoch_itr(), 3, skips)
+    rest = list(groups)
+    assert rest and resumed.end_of_epoch() and groups.n == len(groups) == math.ceil(place / 3) + len(rest)
+    assert all(len(group) == 3 for group in rest[:-1])
+    left_out = (20 - place) % 3 if skips and place < 18 else 0
+    batches = [batch for group in rest for batch in group]
+    assert len(batches) == 20 - place - left_out
+    numbers = sorted(seen + [number for batch in batches for number in batch])
+    assert len({*numbers}) == len(numbers) == 120 - 6 * left_out

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tempfile
 import unicodedata
 
 import pytest
@@ -113,7 +114,7 @@ def test_only_blanks_and_line_ends_separate_words(tmp_path):
     assert bpe.count_words([path, path]) == {"a": 2, "b": 4, "b\u2028c": 2, "d\x85": 2}
 
 
-def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(corpus, model, tmp_path):
+def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(corpus, model, tmp_path, monkeypatch):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert len(processor) == 600
     assert {"▁the", "▁das"} <= {processor.id_to_piece(number) for number in range(len(processor))}
@@ -121,6 +122,9 @@ def test_sentencepiece_gives_the_requested_number_of_pieces_deterministically(co
     process = start_tool(*words, corpus / "train.en", corpus / "train.de", module="bpe")
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0 and (tmp_path / "model").read_bytes() == model.read_bytes()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # another folder for temporary files
+    run(*words, corpus / "train.en", corpus / "train.de")
+    assert (tmp_path / "model").read_bytes() == model.read_bytes()
     # It prints only its progress and one line.
     assert out.startswith(f"{tmp_path}/model: 600 pieces in ") and out.count("\n") == 1
     assert all(line.startswith("  read: ") for line in err.splitlines() if line)
@@ -139,6 +143,7 @@ def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
         ("你好，世界！（２）", "你好，世界！（２）"),  # SentencePiece's own rules make , ! (2) of these
         ("น้ำ ຳ ﬁ ½ …", "น้ำ ຳ ﬁ ½ …"),
         (unicodedata.normalize("NFD", "für 한국 がっこう"), "für 한국 がっこう"),
+        ("ê\u0301 e\u0302\u0301 ẹ\u0302 e\u0302\u0323 하\u11ab", "ế ế ệ ệ 한"),  # partly composed
         ("5\u00a0%\u3000a\u200bb\tc\ufeff\u2028 d", "5 % a b c d"),
     ],
 )

@@ -49,6 +49,10 @@ def test_a_comparison_and_a_recipe_train_export_and_score_an_encoding_of_the_use
     assert {system: [run["seed"] for run in of] for system, of in runs.items()} == {"rope": [1], "recency": [1]}
     printed = run_here([*words, "--gpus", "0", "--stop-stage", "11", "--", *MINE, "--recency-strength", "0.5"])
     assert "decoder_layers" not in printed and printed.count(f"--user-dir '{folder}'") == 4
+    model = next((tmp_path / "work").glob("transformer_rope.seed1.*/averaged.pt"))
+    start = setting_flags(f"start_checkpoint={model}", f"start_data={tmp_path}/work/data-bin")
+    # In a process of its own, which reads the old model, whose encoding is mine
+    run_program("python", "-m", "recipes.pipeline", *words, *start, "--gpus", 0, "--dry-run", "--", *MINE, cwd=ROOT)
     (exported,) = (tmp_path / "work").glob("transformer_rope.seed1.*/ctranslate2/fairseq_rope.json")
     assert json.loads(exported.read_text())["target"] == "de"
 

@@ -487,7 +487,7 @@ def test_an_error_of_a_signal_is_not_one_of_the_model(model):
 def test_a_model_whose_name_ctranslate2_cannot_read_is_refused(model, tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xfc")
     shutil.copytree(model, folder)
-    with pytest.raises(InputError, match="^--model .*: must be UTF-8"):
+    with pytest.raises(InputError, match="^--model .*: the name must be UTF-8"):
         Translator(folder)
 
 
