@@ -43,13 +43,20 @@ def learn_tokens(lines: Sequence[str], vocabulary: int, folder: Path) -> Tokenis
             raise InputError(f"subwords: {vocabulary}: SentencePiece: {' '.join(str(error).split())}") from None
         (folder / SUBWORDS).write_bytes(model.getvalue())
     tokenise = tokens_in(folder)
+    pieces = _pieces(folder) if vocabulary else None
     dictionary = Dictionary()
     for line in lines:
         for token in tokenise(line):
-            dictionary.add_symbol(token)
+            if pieces is None or token in pieces:  # SentencePiece returns the text of characters that it does not know
+                dictionary.add_symbol(token)
     dictionary.finalize(padding_factor=1)
     dictionary.save(str(folder / "dict.txt"))
     return tokenise
+
+
+def _pieces(folder: Path) -> set[str]:
+    model = read_sentencepiece(str(folder / SUBWORDS))
+    return {model.id_to_piece(number) for number in range(len(model))}
 
 
 def tokens_in(folder: Path) -> Tokenise:

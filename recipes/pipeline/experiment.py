@@ -16,12 +16,19 @@ from recipes.pipeline.start import read_sharing
 from recipes.pipeline.unit import SEGMENTS, SENTENCES
 from recipes.run.run import Run
 from recipes.run.shell import quoted
+from recipes.text.extract import ARCHIVE
 
 LEARNT: tuple[str, ...] = ("train", "valid")  # the sets on which the model depends
 TEST: tuple[str, ...] = ("test",)
 SETS = (*LEARNT, *TEST)
 TRANSLATED = "translated"  # the set of pairs whose sources or targets a model has made
 MONOLINGUAL = "monolingual"  # the text of the target language whose sources it makes
+
+
+def file_of(place: str) -> str:
+    """The file of *place*, FILE or ARCHIVE:MEMBER."""
+    archive = ARCHIVE.fullmatch(place)
+    return archive[1] if archive else place
 
 
 @dataclass
@@ -76,7 +83,7 @@ class Experiment(Run):
     def files(self, sets: Iterable[str] = SETS) -> list[str]:
         """The names of the files of *sets* that stage 1 fetches or finds, without duplicates."""
         places = [place for n in sets for corpus in self.corpora(n) for place in corpus]
-        names = dict.fromkeys(place.partition(":")[0] for place in places)
+        names = dict.fromkeys(map(file_of, places))
         return [name for name in names if not Path(name).is_absolute()]
 
     def corpora(self, name: str) -> list[tuple[str, ...]]:

@@ -339,6 +339,8 @@ def _check_translated(settings: Settings) -> None:
     if bool(files) != bool(model):
         both = f"back_translation_files={files} back_translation_model={model}"
         raise SettingsError(f"--set {both}: both must be given, or neither")
+    if model and not settings.back_translation_share:
+        raise SettingsError("--set back_translation_share=0.0: must be above 0 with back_translation_model")
     if model and distilled:
         raise SettingsError(f"--set back_translation_model={model} distillation_model={distilled}: give one of them")
     if settings.back_translation_tag in _SYMBOLS:

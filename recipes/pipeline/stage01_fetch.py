@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recipes.pipeline.experiment import LEARNT, SETS, TEST, Experiment
+from recipes.pipeline.experiment import LEARNT, SETS, TEST, Experiment, file_of
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.run import StageError
 from recipes.run.shell import Shell, quoted
@@ -42,7 +42,7 @@ class FetchTest(Fetch):
 def check_files(experiment: Experiment) -> None:
     """Raise a StageError if a file of the user does not exist, or if the data folder has only one side of a corpus."""
     for corpus in (corpus for name in SETS for corpus in experiment.corpora(name)):
-        files = [Path(place.partition(":")[0]) for place in corpus]
+        files = [Path(file_of(place)) for place in corpus]
         for file in files:
             if file.is_absolute() and not file.exists() and not experiment.dry_run:
                 raise StageError(f"stage 1 (fetch): {file} does not exist")

@@ -7,7 +7,7 @@ from pathlib import Path
 from fairseq_rope.errors import InputError
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.plain import check_plain
-from recipes.pipeline.experiment import LEARNT, MONOLINGUAL, TEST, Experiment
+from recipes.pipeline.experiment import LEARNT, MONOLINGUAL, TEST, Experiment, file_of
 from recipes.pipeline.stage02_monolingual import refuse_held_out
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, named, quoted, say
@@ -22,7 +22,7 @@ class Extract(TranslationStage):
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         places = [place for name in self.sets for corpus in experiment.corpora(name) for place in corpus]
-        return [experiment.fetched(file) for file in dict.fromkeys(place.partition(":")[0] for place in places)]
+        return [experiment.fetched(file) for file in dict.fromkeys(map(file_of, places))]
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return experiment.texts("raw", experiment.given(self.sets))
@@ -121,7 +121,8 @@ def _places(experiment: Experiment, template: str) -> tuple[str, str]:
 
     If this is one folder, both are the same template.
     """
-    file, colon, member = template.partition(":")
+    file = file_of(template)
+    colon, member = template[len(file) : len(file) + 1], template[len(file) + 1 :]
     source, target = (experiment.fetched(name) for name in experiment.sides(file))
     if source.parent == target.parent:
         both = f"{named(source.with_name(Path(file).name))}{colon}{member}"

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_rope.launch import available_cores
+from fairseq_rope.lines import count_lines
 from fairseq_rope.serving.exported_folder import SETTINGS
 from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
 from recipes.pipeline.settings import SEARCHES
 from recipes.pipeline.translation_stage import TranslationStage
-from recipes.run.shell import Shell, quoted
+from recipes.run.shell import Shell, quoted, say
+
+SHARE = "see back_translation_share"
 
 
 class TranslateTexts(TranslationStage):
@@ -41,6 +44,11 @@ class TranslateTexts(TranslationStage):
         settings, (_, text) = experiment.settings, self.inputs(experiment)
         source, target = self.outputs(experiment)
         given, made = (source, target) if settings.distillation_model else (target, source)
+        if settings.back_translation_model and settings.back_translation_share < 1 and not experiment.dry_run:
+            share, lines = settings.back_translation_share, count_lines(str(text))
+            used = int(count_lines(str(experiment.text("raw", "train", experiment.source))) * share / (1 - share))
+            if used < lines:
+                say(f"{lines:,} lines are translated, and at most the first {used:,} of them can be used: {SHARE}")
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
         # A text that is written again, because it has changed, needs new shards.
         copy = f"rm -rf {quoted(shards)} && cp {quoted(text, part)} && mv {quoted(part, given)}"

@@ -121,6 +121,8 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
     problems: list[str] = []
     addresses = list(entry.addresses)
     for address in addresses:
+        if entry.checksum is None and len(entry.addresses) > 1:  # the part can be one of another address's file
+            part.unlink(missing_ok=True)
         problem, is_final, failures, largest_size = "", False, 0, _size(part)
         while not is_final and failures <= retries:
             if failures:
@@ -180,7 +182,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
                 curl.kill()
     except OSError as error:
         raise InputError(f"{error.filename or part}: {error.strerror}") from None
-    if not _size(part) and (status or entry.size):
+    if not _size(part):
         part.unlink()
     if start and (status == RANGE_ERROR or (status == HTTP_ERROR and answer == "416")):
         print(f"  {address}: does not send parts of a file; starting again", file=sys.stderr)
@@ -191,7 +193,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
     if status == 0 and _size(part) < (entry.size or 0):
         return f"connection ended after {_size(part)} of {entry.size} bytes", False
     if status == 0:
-        return "", True
+        return ("" if _size(part) or entry.size == 0 else "sends an empty file"), True
     problem = re.sub(r"^curl: \(\d+\) ", "", errors.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
     return f"{problem}, after {_size(part)} bytes", status in FINAL
 

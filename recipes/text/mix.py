@@ -17,7 +17,7 @@ def mix(parallel: Sequence[str], translated: Sequence[str], outputs: Sequence[st
 
     *outputs* are the files for both sides and for the origins, one a line. At most *share* of the pairs are
     translated ones, whose sources begin with the word *tag*, if it is not empty. Returns the number of those.
-    Raises an InputError if two files of a pair have different numbers of lines, or if *tag* is a word of a source.
+    Raises an InputError if two files of a pair have different numbers of lines, or if *tag* is a word of the text.
     """
     counts = []
     for paths in (parallel, translated):
@@ -32,7 +32,7 @@ def mix(parallel: Sequence[str], translated: Sequence[str], outputs: Sequence[st
         for file, own, more, begin in zip(files, parallel, translated, before, strict=True):
             for path, limit, prefix in ((own, counts[0], ""), (more, wanted, begin)):
                 for number, line in enumerate(islice(lines_of(path), limit), 1):
-                    if begin and tag in line.split(" "):
+                    if tag and tag in line.split(" "):  # both languages share the word's embedding
                         raise InputError(f"--tag {tag}: is a word of {path}, line {number}; choose another tag")
                     file.write(f"{prefix}{line}\n".encode())
         origins.write(f"{PARALLEL}\n".encode() * counts[0] + f"{BACK_TRANSLATED}\n".encode() * wanted)

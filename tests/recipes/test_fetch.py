@@ -158,6 +158,20 @@ def test_an_address_without_the_file_is_given_up(site, tmp_path, reply, requests
     assert len(site.seen["f.tgz"]) in (requests if isinstance(requests, range) else [requests])
 
 
+def test_without_a_checksum_parts_of_two_addresses_are_not_joined(site, tmp_path):
+    leave(tmp_path, "f.tgz.part", b"of another address")
+    first, second = site.put("f.tgz", Reply(BAD, cut=100_000, ranges=False)), site.put("other.tgz", Reply())
+    manifest(tmp_path, f"{first} {second}", "-", "-")
+    fetch(tmp_path, "--retries", 0)
+    assert (tmp_path / "out" / "f.tgz").read_bytes() == GOOD
+    assert (site.seen["f.tgz"], site.seen["other.tgz"]) == ([None], [None])
+
+
+def test_an_empty_file_of_unknown_size_is_refused(site, tmp_path):
+    manifest(tmp_path, site.put("f.tgz", Reply(b"")), "-", "-")
+    assert "sends an empty file" in refuse(tmp_path, "--retries", 0, part_size=None)
+
+
 def test_a_transfer_of_unknown_length_that_ends_early_is_continued(site, tmp_path):
     manifest(tmp_path, site.put("f.tgz", Reply(GOOD[:100_000], has_length=False), Reply()))
     fetch(tmp_path, "--retries", 1)

@@ -47,6 +47,7 @@ def back_translation(model, tmp_path_factory):
 
 def test_back_translations_are_added_with_a_tag_that_is_one_word_of_the_dictionary(back_translation, model, tmp_path):
     printed = run_here(words(tmp_path, *back_translation))
+    assert "can be used" not in printed
     assert "stage 2: translate texts for the training set" in printed
     with Translator(str(model)) as translator:
         expected = list(translator.translate_lines(MONOLINGUAL))
@@ -173,7 +174,8 @@ def test_a_tag_is_one_entry_of_the_dictionary_and_in_sources_of_translated_pairs
     back_translation, tmp_path, bpe, tag
 ):
     command = words(tmp_path, *back_translation, f"back_translation_tag={tag}", "vocab_size=200")
-    run_here([*command, "--bpe", bpe])
+    printed = run_here([*command, "--set", "back_translation_share=0.1", "--bpe", bpe])
+    assert f"{len(MONOLINGUAL)} lines are translated, and at most the first 22 of them can be used" in printed
     (tag_lines, *others) = (
         [line.split(" ").count(tag) for line in read_lines(str(tmp_path / "bpe" / name))]
         for name in ("train.de", "train.en", "valid.de", "valid.en", "test.de", "test.en")
@@ -187,8 +189,9 @@ def test_a_tag_is_one_entry_of_the_dictionary_and_in_sources_of_translated_pairs
 
 
 def test_a_tag_that_is_a_word_of_the_text_is_refused(back_translation, tmp_path):
-    with pytest.raises(SystemExit, match=r"--tag \.: is a word of .*parallel.de, line \d+; choose another tag"):
-        run_here(words(tmp_path, *back_translation, "back_translation_tag=."))
+    for tag, side in ((".", "de"), ("the", "en")):
+        with pytest.raises(SystemExit, match=rf"--tag {tag}: is a word of .*parallel.{side}, line \d+; choose another"):
+            run_here(words(tmp_path, *back_translation, f"back_translation_tag={tag}"))
 
 
 def test_an_interrupted_translation_continues_and_records_say_which_model_it_was(
@@ -278,6 +281,10 @@ def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
         (["translate_flags=--launcher slurm"], "needs --slurm time=MINUTES; submitit would ask for 5 minutes; it may"),
         (["translate_flags=--jobs 0"], "'translate_flags=--jobs 0': --jobs and --threads must be 1 or more; it may"),
         (["translate_flags='"], "translate_flags=': no closing quotation"),
+        (
+            ["back_translation_files=x", "back_translation_model=MODEL", "back_translation_share=0"],
+            "back_translation_share=0.0: must be above 0 with back_translation_model",
+        ),
         (["back_translation_share=1.5"], "back_translation_share=1.5: must be 0 to 1"),
         (["back_translation_share=-0.1"], "back_translation_share=-0.1: must be 0 to 1"),
         (["back_translation_share=nan"], "back_translation_share"),
