@@ -517,7 +517,10 @@ def test_options_train_and_translate(data_bin, tmp_path, check_model, flags):
     assert math.isfinite(float(valid_losses(log)[1]))
     path = tmp_path / "checkpoint_last.pt"
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    check_model(model, load_checkpoint(str(path)))
+    state = load_checkpoint(str(path))
+    check_model(model, state)
+    if "--store-ema" in flags:
+        assert state["extra_state"]["ema"].keys() == state["model"].keys(), "also the norms after the layers"
     assert_translates(data_bin, path, "--beam", 2)
 
 
@@ -655,6 +658,9 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
     sampling = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
     assert math.isfinite(float(valid_losses(train(data_bin, tmp_path, *task, *sampling))[1]))
     assert_translates(data_bin, tmp_path / "checkpoint_last.pt", *task, *PAIR, "--max-len-b", 8)
+    languages = {"source_lang": "en", "target_lang": "de"}
+    hub = TransformerModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data_bin), **languages)
+    assert isinstance(hub.translate("the dog", max_len_b=8), str)
 
 
 # -- 16 bits, torch.jit.script, pruning -------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from fairseq.data import data_utils
+from fairseq.data.fairseq_dataset import EpochListening
 from fairseq.tasks import FairseqTask
 
 from ..checkpoints import option_value
@@ -105,6 +106,14 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
 
 def _iterator_of(bound: inspect.BoundArguments, skips: bool) -> Any:
     """Return the batches. *skips* is whether sentences of more than ``--max-tokens`` are skipped."""
+    iterator = _composed(bound, skips)
+    if type(bound.arguments["dataset"]).set_epoch is not EpochListening.set_epoch:
+        # Processes that load data would not hear of a new epoch, so there are new ones for each epoch.
+        iterator.reuse_dataloader = iterator.persistent_workers = False
+    return iterator
+
+
+def _composed(bound: inspect.BoundArguments, skips: bool) -> Any:
     task, dataset, epoch = (bound.arguments[name] for name in ("self", "dataset", "epoch"))
     if skips and (bound.arguments["max_tokens"] or 0) > 0:
         bound.arguments["self"] = _SkippingLongerThanABatch(task, bound.arguments["max_tokens"])

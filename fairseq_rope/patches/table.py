@@ -20,6 +20,7 @@ from . import (
     adaptive,
     batches,
     criteria,
+    ema,
     ending,
     fasta,
     ignored,
@@ -116,7 +117,9 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So "
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
-        "always those of a start in epoch 1. --skip-invalid-size-inputs-valid-test also skips sentences with more "
+        "always those of a start in epoch 1. The processes that load data (--num-workers) keep the epoch in which they "
+        "start, so that a masked language model sees the same masks in each epoch; here they start again for each "
+        "epoch if the data depend on it. --skip-invalid-size-inputs-valid-test also skips sentences with more "
         "tokens than --max-tokens; fairseq ends with an AssertionError. fairseq-eval-lm skips blocks of text "
         "with more tokens than the model has positions, and prints the perplexity of the rest, or 1.00 if there is no "
         "rest; here a warning names the flag, and without a rest it is an error.",
@@ -289,6 +292,15 @@ PATCHES: list[Patch] = [
         "With --memory-efficient-fp16 on a CPU, a training without a GPU ends at the first overflow of the gradients "
         "with 'Torch not compiled with CUDA enabled', and with --cpu it uses the GPU. Here the update is left out.",
         "fairseq makes the norm of such an update on the device of the model",
+    ),
+    Patch(
+        "fairseq.models.ema.ema.EMA.restore",
+        ema.restore,
+        "wrong results",
+        "fairseq does not average the versions of the decoder and the encoder, and so takes the average for a model of "
+        "2017, which had no norms after the layers. With --encoder-normalize-before or --decoder-normalize-before, the "
+        "average that --store-ema saves has none. Here the versions stay in it.",
+        "fairseq keeps the versions",
     ),
     Patch(
         "fairseq.data.iterators.EpochBatchIterator.state_dict",

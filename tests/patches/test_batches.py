@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from fairseq.data import data_utils
+from fairseq.data import FairseqDataset, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 from fairseq_rope.errors import InputError
 from tests.commands import PLUGIN, call, outputs, train
+from tests.patches.fairseq_alone import translation_task
 
 SKIP = "--skip-invalid-size-inputs-valid-test"
 LONG = 60  # words in the long sentence, the second of each set; the set of training has two
@@ -108,6 +109,35 @@ def test_the_task_that_samples_languages_skips_no_sentence(long_bin, tmp_path):
     sampling = "--sampling-method temperature --virtual-epoch-size 200 --ignore-unused-valid-subsets".split()
     with pytest.raises(InputError, match=rf"^sentence \d+ has {LONG + 2} tokens, .*: give {LONG + 2} or more$"):
         train(long_bin, tmp_path, *task, *sampling, "--max-tokens", 50, SKIP)
+
+
+class OfEpoch(FairseqDataset):
+    """Data that depend on the epoch, as the masks of a masked language model do."""
+
+    can_reuse_epoch_itr_across_epochs = True
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return self.epoch
+
+    def __len__(self):
+        return 4
+
+    def num_tokens(self, index):
+        return 1
+
+    size = num_tokens
+
+    def collater(self, samples):
+        return samples
+
+
+def test_processes_that_load_data_know_the_epoch(data_bin):
+    epochs = translation_task(data_bin).get_batch_iterator(OfEpoch(), max_sentences=4, num_workers=1)
+    assert [list(epochs.next_epoch_itr()) for _ in range(3)] == [[[1] * 4], [[2] * 4], [[3] * 4]]
 
 
 def test_the_lengths_of_other_data_sets_are_checked_too():

@@ -39,6 +39,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
+from fairseq.models.ema.ema import EMA
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import AdaptiveSoftmax
@@ -301,6 +302,24 @@ def a_training_from_the_beginning_takes_the_same_batches(request, folder):
     assert of_start["ours", 1] == of_start["fairseq's", 1]
     assert of_start["ours", 3] == of_start["ours", 1][2:]
     assert of_start["fairseq's", 3] != of_start["fairseq's", 1][2:], "fairseq is fixed: remove the patch"
+
+
+def averages_of_weights_are_the_same(request, folder):
+    """test_compatibility.py has models whose norms an average lost."""
+    averages = []
+    for restore in (EMA.restore, EMA.restore.__wrapped__):
+        with mock.patch.object(EMA, "restore", restore):
+            average = EMA(
+                torch.nn.Linear(2, 2), Namespace(ema_decay=0.5, ema_seed_model=None, ema_fp32=False, ema_update_freq=1)
+            )
+            with torch.no_grad():
+                for weight in average.model.parameters():
+                    weight.fill_(2.0)
+            changed = torch.nn.Linear(2, 2)
+            torch.nn.init.ones_(changed.weight), torch.nn.init.zeros_(changed.bias)
+            average.step(changed)
+            averages.append(average.get_model().state_dict())
+    assert same_contents(*averages) and set(averages[0]["weight"].flatten().tolist()) == {1.5}
 
 
 class NumbersTo20(torch.utils.data.Dataset):
@@ -735,6 +754,7 @@ SAME = {
         ),
         iterators_resume_at_the_same_place,
     ),
+    "fairseq.models.ema.ema.EMA.restore": averages_of_weights_are_the_same,
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
     "sys.excepthook": other_programs_keep_their_tracebacks,
     "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,
