@@ -27,6 +27,7 @@ from . import (
     indexed,
     loading,
     moses,
+    nan,
     numpy_names,
     optimizers,
     options,
@@ -292,6 +293,15 @@ PATCHES: list[Patch] = [
         "With --memory-efficient-fp16 on a CPU, a training without a GPU ends at the first overflow of the gradients "
         "with 'Torch not compiled with CUDA enabled', and with --cpu it uses the GPU. Here the update is left out.",
         "fairseq makes the norm of such an update on the device of the model",
+    ),
+    Patch(
+        "fairseq.nan_detector.NanDetector.add_hooks",
+        nan.add_hooks,
+        "an unreadable error",
+        "If a loss or gradients are NaN, fairseq repeats the update with a hook on each module, to name the one in "
+        "which NaN begins. torch's hooks cannot read the output of an encoder, a dictionary of lists, and the training "
+        "ends with an empty StopIteration. Here encoders have no such hook, and their layers do.",
+        "torch's hooks accept such outputs",
     ),
     Patch(
         "fairseq.models.ema.ema.EMA.restore",

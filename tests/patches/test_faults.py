@@ -476,3 +476,13 @@ def test_a_full_disk_is_reported_and_training_resumes_from_the_good_checkpoints(
         assert weights_equal(copy / name, one) or weights_equal(copy / name, two)
     log = call(*training(data_bin, copy, *options))
     assert "Loaded checkpoint" in log and (copy / "checkpoint3.pt").exists()
+
+
+def test_a_training_with_nan_names_the_module(data_bin, tmp_path):
+    """A learning rate of 1e30 makes NaN of the weights, and fairseq searches the module in which it begins."""
+    flags = ["--lr", "1e30", "--max-update", 4, "--clip-norm", 1, "--max-tokens", 200]
+    done = run_program("fairseq-train", *training(data_bin, tmp_path, *flags)[1:], check=False)
+    printed = done.stdout + done.stderr
+    assert re.search("(NaN|Inf) detected in output of (en|de)coder", printed)
+    assert done.stderr.splitlines()[-1].startswith("fairseq-train: error: ") or "FloatingPointError" in done.stderr
+    assert "StopIteration" not in printed

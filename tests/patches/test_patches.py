@@ -26,7 +26,7 @@ import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
-from fairseq import checkpoint_utils, criterions, ngram_repeat_block, tasks, trainer, utils
+from fairseq import checkpoint_utils, criterions, nan_detector, ngram_repeat_block, tasks, trainer, utils
 from fairseq import options as fairseq_options
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import Dictionary, FastaDataset, LanguagePairDataset, data_utils, token_block_dataset
@@ -44,6 +44,7 @@ from fairseq.models.roberta.hub_interface import RobertaHubInterface
 from fairseq.models.transformer import TransformerModel
 from fairseq.modules import AdaptiveSoftmax
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
+from fairseq.nan_detector import NanDetector
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.optim import adam, amp_optimizer, fp16_optimizer
 from fairseq.options import get_training_parser, parse_args_and_arch
@@ -320,6 +321,20 @@ def averages_of_weights_are_the_same(request, folder):
             average.step(changed)
             averages.append(average.get_model().state_dict())
     assert same_contents(*averages) and set(averages[0]["weight"].flatten().tolist()) == {1.5}
+
+
+def modules_with_nan_are_named(request, folder):
+    """Encoders, on which fairseq's hook fails, are in test_a_training_with_nan_names_the_module."""
+    named = []
+    for add_hooks in (NanDetector.add_hooks, NanDetector.add_hooks.__wrapped__):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        torch.nn.init.constant_(model[1].weight, float("nan"))
+        with mock.patch.object(NanDetector, "add_hooks", add_hooks), contextlib.ExitStack() as stack:
+            warning = stack.enter_context(mock.patch.object(nan_detector.logger, "warning"))
+            with NanDetector(model):
+                model(torch.ones(3, 2)).sum().backward()
+        named.append([call.args[0].partition(",")[0] for call in warning.call_args_list])
+    assert named[0] == named[1] and named[0][0] == "NaN detected in output of 1"
 
 
 class NumbersTo20(torch.utils.data.Dataset):
@@ -754,6 +769,7 @@ SAME = {
         ),
         iterators_resume_at_the_same_place,
     ),
+    "fairseq.nan_detector.NanDetector.add_hooks": modules_with_nan_are_named,
     "fairseq.models.ema.ema.EMA.restore": averages_of_weights_are_the_same,
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
     "sys.excepthook": other_programs_keep_their_tracebacks,
