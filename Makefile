@@ -1,6 +1,6 @@
 # make           list the targets
 # make install   create .venv and install everything
-# make demo      train a small rotary model, print its BLEU and translations (ARCH=transformer: the sinusoidal baseline)
+# make demo      train a small rotary model, print its BLEU and translations (make demo ARCH=transformer: the sinusoidal baseline)
 # make test      run the fast tests
 # make test-slow run the tests that take long
 # make test-gpu  run fairseq's programs and the recipes' commands on the GPUs of this machine

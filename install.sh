@@ -48,11 +48,12 @@ case $version in 3.1[1-3].*) ;; *) printf 'Python %s was not tried; 3.11 to 3.13
 # if the installation was complete before, so that a failed update goes on in place.
 base=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)') # $python can be the one in .venv
 if [ "$(said folder)" = "$(pwd -P)" ] && [ "$(said python) $(said version)" = "$python $version" ] && .venv/bin/python -m pip --version >/dev/null; then
-    printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$asked_torch" >.venv/.begun
+    printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$(said torch)" >.venv/.new
+    mv .venv/.new .venv/.begun # with the settings that worked
     rm -f .venv/.installed
 else
     [ ! -e .venv ] || [ -e .venv/.begun ] || [ -e .venv/.installed ] || refuse "$PWD/.venv is there and was not made by install.sh: move it away, or remove it"
-    rm -rf .venv && mkdir .venv && printf 'python %s\ntorch %s\n' "$python" "$asked_torch" >.venv/.begun
+    rm -rf .venv && mkdir .venv && touch .venv/.begun
     run "$base" -m venv .venv
 fi
 pip=".venv/bin/python -m pip install --disable-pip-version-check"
@@ -62,5 +63,8 @@ run $pip -c .venv/constraints.txt numpy cython 'setuptools>=77' wheel
 # With build isolation, pip would download a second torch with CUDA's gigabytes, and build against that.
 run $pip -c .venv/constraints.txt --no-build-isolation fairseq-fixed==0.12.3.1
 run $pip -c .venv/constraints.txt --no-build-isolation -e '.[ctranslate2,compare,test,lint]'
-run .venv/bin/python -c 'import torch, fairseq.data.data_utils_fast; print("torch", torch.__version__, "fairseq", fairseq.__version__)'
+if ! run .venv/bin/python -c 'import torch, fairseq.data.data_utils_fast; print("torch", torch.__version__, "fairseq", fairseq.__version__)'; then
+    : >.venv/.begun
+    refuse 'the installed packages do not work: repeat the command, which then installs all of them again'
+fi
 printf 'folder %s\npython %s\nversion %s\ntorch %s\n' "$(pwd -P)" "$python" "$version" "$asked_torch" >.venv/.installed # last

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import sentencepiece as spm
 
-if "REAL_GPU" not in os.environ and Path("/proc/driver/nvidia").exists():
+if not os.environ.get("REAL_GPU") and any(map(os.path.exists, ("/proc/driver/nvidia", "/dev/dxg"))):  # Linux, WSL
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are about CPUs and simulated GPUs; read by torch
 import torch
 from fairseq.data import Dictionary

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.modules import gelu
@@ -466,6 +467,17 @@ def tables(model):
     """The number of different embedding matrices of *model*."""
     modules = (model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.output_projection)
     return len({module.weight.data_ptr() for module in modules})
+
+
+def test_an_average_that_fairseq_alone_has_saved_gets_its_norms_back(build):
+    """fairseq alone saves averages of pre-norm models with the version of 2017 and without the norms after the layers."""
+    model = build(encoder_normalize_before=True, decoder_normalize_before=True)
+    saved = {name: weight for name, weight in model.state_dict().items() if not re.match(r"\w+\.layer_norm", name)}
+    saved |= {name: torch.ones(1) for name in saved if name.endswith("version")}
+    average = EMA(model, SimpleNamespace(ema_decay=0.5, ema_seed_model=None, ema_fp32=False, ema_update_freq=1))
+    average.restore(saved)
+    average.step(model)
+    assert average.get_model().state_dict().keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("start", ["resumed", "finetuned"])

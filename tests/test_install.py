@@ -133,7 +133,7 @@ case "$*" in *"install"*" torch"*) exit {pip_status} ;; *constraints*|*version*)
 {pip}END
         chmod +x .venv/bin/python; echo "$*" >>'{calls}' ;;
     *) exit 99 ;;"""))  # fmt: skip
-    for tool in ("env", "rm", "mkdir", "cat", "chmod", "touch"):
+    for tool in ("env", "mv", "rm", "mkdir", "cat", "chmod", "touch"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
     write_program(tools / compiler)
@@ -164,12 +164,22 @@ def test_a_failed_update_goes_on_in_place_with_the_same_settings(checkout, tools
     """pip has no network, for example; the environment that worked before must not be lost."""
     install(checkout, tools, fake_python, TORCH="torch==2.13.0+cpu")
     pip = checkout / ".venv" / "bin" / "python"
-    for before, status in ((0, 1), (1, 0)):
+    for before, status, more in ((0, 1, {"TORCH": "torch==9.9"}), (1, 0, {})):
         pip.write_text(pip.read_text().replace(f"exit {before}", f"exit {status}"))
-        done, calls = install(checkout, tools, fake_python)
+        done, calls = install(checkout, tools, fake_python, **more)
         assert done.returncode == status and "-m venv .venv" not in calls
-        assert any(call.endswith("torch==2.13.0+cpu") for call in calls), "the setting of the first installation"
+        wanted = more.get("TORCH", "torch==2.13.0+cpu")  # not that of the update that failed
+        assert any(call.endswith(wanted) for call in calls)
     assert "torch torch==2.13.0+cpu" in (checkout / ".venv" / ".installed").read_text().splitlines()
+
+
+def test_an_installation_that_does_not_work_starts_over(checkout, tools, fake_python):
+    install(checkout, tools, fake_python)
+    program = checkout / ".venv" / "bin" / "python"
+    program.write_text(program.read_text().replace('case "$*" in', 'case "$*" in *data_utils_fast*) exit 1 ;;'))
+    done, _ = install(checkout, tools, fake_python)
+    assert done.returncode == 1 and done.stderr.startswith("install.sh: the installed packages do not work: ")
+    assert "-m venv .venv" in install(checkout, tools, fake_python)[1]
 
 
 def test_packages_of_other_places_do_not_count(checkout, tools, fake_python):

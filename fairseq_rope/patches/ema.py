@@ -14,5 +14,5 @@ _restore = EMA.restore
 @functools.wraps(_restore)
 def restore(self: Any, state_dict: Any, build_fp32_params: bool = False) -> None:
     own = self.model.state_dict()
-    versions = {name: own[name] for name in own if "version" in name and name not in state_dict}
-    _restore(self, {**versions, **state_dict}, build_fp32_params)
+    versions = {name: own[name] for name in own if "version" in name}  # also in place of those that fairseq alone saved
+    _restore(self, {**state_dict, **versions}, build_fp32_params)

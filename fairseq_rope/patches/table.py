@@ -120,7 +120,7 @@ PATCHES: list[Patch] = [
         "training that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are "
         "always those of a start in epoch 1. The processes that load data (--num-workers) keep the epoch in which they "
         "start, so that a masked language model sees the same masks in each epoch; here they start again for each "
-        "epoch if the data depend on it. --skip-invalid-size-inputs-valid-test also skips sentences with more "
+        "epoch if the data can depend on it. --skip-invalid-size-inputs-valid-test also skips sentences with more "
         "tokens than --max-tokens; fairseq ends with an AssertionError. fairseq-eval-lm skips blocks of text "
         "with more tokens than the model has positions, and prints the perplexity of the rest, or 1.00 if there is no "
         "rest; here a warning names the flag, and without a rest it is an error.",
@@ -300,7 +300,7 @@ PATCHES: list[Patch] = [
         "an unreadable error",
         "If a loss or gradients are NaN, fairseq repeats the update with a hook on each module, to name the one in "
         "which NaN begins. torch's hooks cannot read the output of an encoder, a dictionary of lists, and the training "
-        "ends with an empty StopIteration. Here encoders have no such hook, and their layers do.",
+        "ends with an empty StopIteration. Here encoders and whole models have no such hook, and their parts do.",
         "torch's hooks accept such outputs",
     ),
     Patch(

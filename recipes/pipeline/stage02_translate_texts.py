@@ -16,6 +16,7 @@ from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
 from recipes.pipeline.settings import SEARCHES
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted, say
+from recipes.text.mix import most_translated
 
 SHARE = "see back_translation_share"
 
@@ -45,8 +46,11 @@ class TranslateTexts(TranslationStage):
         source, target = self.outputs(experiment)
         given, made = (source, target) if settings.distillation_model else (target, source)
         if settings.back_translation_model and settings.back_translation_share < 1 and not experiment.dry_run:
-            share, lines = settings.back_translation_share, count_lines(str(text))
-            used = int(count_lines(str(experiment.text("raw", "train", experiment.source))) * share / (1 - share))
+            parallel, lines = (
+                count_lines(str(experiment.text("raw", "train", experiment.source))),
+                count_lines(str(text)),
+            )
+            used = most_translated(parallel, settings.back_translation_share)
             if used < lines:
                 say(f"{lines:,} lines are translated, and at most the first {used:,} of them can be used: {SHARE}")
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")

@@ -118,10 +118,12 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
         if not what_is_wrong(part, entry):
             return _finish(part, folder / entry.name, "an earlier run's download")
         part.unlink()
+    # Without a checksum, a part can be one of another address's file.
+    may_be_another = entry.checksum is None and len(entry.addresses) > 1
     problems: list[str] = []
     addresses = list(entry.addresses)
     for address in addresses:
-        if entry.checksum is None and len(entry.addresses) > 1:  # the part can be one of another address's file
+        if may_be_another:
             part.unlink(missing_ok=True)
         problem, is_final, failures, largest_size = "", False, 0, _size(part)
         while not is_final and failures <= retries:
@@ -142,7 +144,7 @@ def download(entry: Entry, folder: Path, retries: int, wait: float) -> str:
                 addresses.append(address)
         problems.append(f"{address}: {problem}")
         print(f"  {problems[-1]}", file=sys.stderr)
-    note = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() else ""
+    note = f"; {part} keeps {_size(part)} bytes for the next run" if part.exists() and not may_be_another else ""
     raise InputError(f"{entry.name} could not be downloaded: {'; '.join(problems)}{note}")
 
 

@@ -12,6 +12,12 @@ from fairseq_rope.lines import count_lines, lines_of
 PARALLEL, BACK_TRANSLATED = "parallel", "back-translated"  # the origins
 
 
+def most_translated(parallel: int, share: float) -> int:
+    """The largest number of translated pairs beside *parallel* ones so that they are at most the *share*, below 1."""
+    exact = Fraction(str(share))  # 0.6 of 10 pairs are 15; the nearest float would give 14
+    return int(parallel * exact / (1 - exact))
+
+
 def mix(parallel: Sequence[str], translated: Sequence[str], outputs: Sequence[str], share: float, tag: str) -> int:
     """Write the pairs of the files *parallel*, and after them the first pairs of the files *translated*, to *outputs*.
 
@@ -25,8 +31,7 @@ def mix(parallel: Sequence[str], translated: Sequence[str], outputs: Sequence[st
         if lines[0] != lines[1]:
             raise InputError(f"{paths[0]} has {lines[0]} lines and {paths[1]} has {lines[1]}: must be as many")
         counts.append(lines[0])
-    exact = Fraction(str(share))  # 0.6 of 10 pairs are 15; the nearest float would give 14
-    wanted = counts[1] if exact == 1 else min(counts[1], int(counts[0] * exact / (1 - exact)))
+    wanted = counts[1] if share == 1 else min(counts[1], most_translated(counts[0], share))
     before = [f"{tag} " if tag else "", ""]
     with written_whole(*outputs) as (*files, origins):
         for file, own, more, begin in zip(files, parallel, translated, before, strict=True):
