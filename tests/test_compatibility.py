@@ -470,7 +470,7 @@ def tables(model):
 
 
 def test_an_average_that_fairseq_alone_has_saved_gets_its_norms_back(build):
-    """fairseq alone saves averages of pre-norm models with the version of 2017 and without the norms after the layers."""
+    """fairseq alone saves averages of pre-norm models with the version of 2017 and without the last norms."""
     model = build(encoder_normalize_before=True, decoder_normalize_before=True)
     saved = {name: weight for name, weight in model.state_dict().items() if not re.match(r"\w+\.layer_norm", name)}
     saved |= {name: torch.ones(1) for name in saved if name.endswith("version")}

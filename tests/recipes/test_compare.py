@@ -926,6 +926,9 @@ def test_runs_of_another_length_are_not_compared(report):
     assert equal == {ARCHS[0]: [*first], ARCHS[1]: [*second[1:]]}
     ((name, why),) = others.items()
     assert name == f"{ARCHS[1]}, seed 1"
+    first[0].settings.fairseq_train_flags = "--patience 3"  # of one system alone
+    assert of_equal_length(report.runs)[1] == others
+    first[0].settings.fairseq_train_flags = ""
     assert why.startswith(f"its training ended at 5 and that of {ARCHS[0]}, seed 1, at 2 (epochs or updates; ")
     for run in report.experiments:
         run.settings.fairseq_train_flags = "--patience 3"

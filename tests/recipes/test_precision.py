@@ -236,6 +236,15 @@ def test_runs_on_a_gpu_have_the_precision_of_earlier_ones_on_the_cpu(tmp_path, g
     assert fairseq_train.devices_and_precision(rope) == (1, "fp32")
 
 
+def test_new_runs_beside_earlier_ones_in_fp16_are_in_fp16_on_a_gpu_alone(tmp_path, gpus):
+    base, rope = systems(tmp_path, gpus=None)
+    trained(base, {"batches": {"precision": "fp16"}})
+    choose_precision([base, rope], [rope], False)
+    assert fairseq_train.devices_and_precision(rope)[1] == "fp32", "no GPU, and a CPU without bf16"
+    gpus(1)
+    assert fairseq_train.devices_and_precision(rope) == (1, "fp16"), "its best is bf16"
+
+
 def test_a_comparison_in_another_precision_than_its_runs_is_refused_before_training(tmp_path):
     base, rope = systems(tmp_path, "precision=bf16")
     trained(rope, IN_FP32)

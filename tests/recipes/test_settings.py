@@ -368,3 +368,28 @@ def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
     assert called("/my/own", ["/my/own"]) == "bash /my/own/run.sh"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"
+
+
+def test_each_text_has_the_rules_of_its_own_language(tmp_path, capsys):
+    """French words end with an apostrophe, English ones begin with one."""
+    for lang in ("en", "fr"):
+        (tmp_path / f"train.{lang}.gz").touch()
+    main(["demo", "--data-dir", str(tmp_path), "--set", "target_lang=fr", "--dry-run"])
+    printed = capsys.readouterr().out
+    commands = re.findall(r"recipes\.text\.tokenise --lang (\w+) --input \S+\.(\w+) ", printed)
+    assert {*commands} == {("en", "en"), ("fr", "fr")} and len(commands) == 6
+    texts = ["train_files=text.{lang}", "valid_files=text.{lang}", "test_files=text.{lang}", "target_lang=fr"]
+    for lang in ("en", "fr"):
+        (tmp_path / f"text.{lang}").touch()
+    main(
+        [
+            "documents_en_de",
+            "--data-dir",
+            str(tmp_path),
+            "--work-dir",
+            str(tmp_path / "work"),
+            *setting_flags(*texts),
+            "--dry-run",
+        ]
+    )
+    assert "--moses en fr" in capsys.readouterr().out

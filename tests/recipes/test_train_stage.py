@@ -86,6 +86,24 @@ def test_wmt14_has_the_settings_of_the_papers():
     assert settings.max_updates % settings.save_every_updates == 0
 
 
+def test_each_setting_is_the_value_of_its_own_flag():
+    values = {
+        **{"dropout": 0.31, "adam_eps": 3e-9, "warmup_init_lr": 3e-8, "learning_rate": 3e-4, "label_smoothing": 0.13},
+        **{
+            "warmup_updates": 31,
+            "max_epochs": 32,
+            "max_updates": 33,
+            "average_checkpoints": 7,
+            "save_every_updates": 3,
+        },
+    }
+    command = fairseq_train.command(experiment(overrides=[f"{k}={v}" for k, v in values.items()]), 1, "fp32")
+    flags = {name: name.replace("_", "-") for name in values}
+    flags |= {"learning_rate": "lr", "max_epochs": "max-epoch", "max_updates": "max-update"}
+    flags |= {"average_checkpoints": "keep-interval-updates", "save_every_updates": "save-interval-updates"}
+    assert {name: float(flag(command, flags[name])) for name in values} == values
+
+
 def test_the_gpu_decides_the_precision(monkeypatch):
     import torch
 

@@ -87,6 +87,7 @@ REFUSED = [
      "--encoder-learned-pos .*use --encoder-position-encoding learned"),
     (of("t5", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* t5, whose"),
     (of("kerple", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* kerple, whose"),
+    (of("deberta", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* deberta, whose"),
     *((of(name, encoder_layers_without_positions="0"),
        f"--encoder-layers-without-positions 0: the position encoding {name} of the encoder is not in its layers; drop")
       for name in ("none", "sinusoidal", "shape", "learned")),
