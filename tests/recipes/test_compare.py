@@ -299,6 +299,8 @@ def make_report(work, source="en", target="de", words=None, tokenize="13a", docu
         write(work / "bpe" / f"test.{lang}", rows)
         write(work / "bpe" / f"train.{lang}", ["word " * 12])
         write(work / "bpe" / f"valid.{lang}", ["word"] * 3)
+    for further in runs[ARCHS[0]][0].with_references[1:]:
+        write(work / "raw" / f"{further}.{target}", sentences(17))
     if documents:
         search = {"system": "search", "training_of": ARCHS[1]}
         runs["search"] = [replace(run, **search, settings=copy(run.settings)) for run in runs[ARCHS[1]]]
@@ -351,6 +353,20 @@ def run_report(report):
     experiment = report.experiments[0]
     report.run(experiment, Shell(report))
     return report.folder(experiment), json.loads((report.folder(experiment) / "results.json").read_text())
+
+
+def test_scores_of_a_report_are_those_of_all_references(tmp_path):
+    report = make_report(tmp_path, more=setting_flags("test_files=test.{lang}.gz,second.{lang}.gz"))
+    _, results = run_report(report)
+    for joined, times in zip(results["joined"], (None, *TIMES), strict=True):
+        for system, of_system in report.runs.items():
+            for n, run in enumerate(of_system):
+                texts = run.test_references if times is None else stage13_join.texts(run, times)[1:]
+                hypotheses = run.hypotheses if times is None else run.model / "joined" / f"{times}.de"
+                first, second = map(lines, texts)
+                expected = sacrebleu.corpus_bleu(lines(hypotheses), [first, second]).score
+                assert joined["scores"][system][n] == pytest.approx(expected)
+                assert expected != pytest.approx(sacrebleu.corpus_bleu(lines(hypotheses), [first]).score)
 
 
 def test_scores_equal_sacrebleus_and_joined_lines_are_consecutive_sentences(written):
