@@ -181,6 +181,23 @@ def test_the_flags_of_the_search_are_used(model, run, tmp_path):
         assert outputs(tmp_path / "out")["in"] == translator.translate(lines, 2, 3.0) != translator.translate(lines)
 
 
+@pytest.mark.parametrize("flags, expected", [((), (True, False)), (("--no-shortlist", "--replace-unk"), (False, True))])
+def test_the_flags_reach_the_translator_of_each_shard(run, tmp_path, monkeypatch, flags, expected):
+    made = []
+
+    class Noted(Translator):
+        def __init__(self, folder, threads, device, shortlist, replace_unk, sampling):
+            super().__init__(folder, threads, device, shortlist, replace_unk, sampling)
+            made.append((self, (shortlist, replace_unk)))
+
+    monkeypatch.setattr(shards, "Translator", Noted)
+    write(tmp_path / "in", sentences(12))
+    assert run(["in"], "--max-len-b", 3, *flags) is None
+    assert [options for _, options in made] == [expected] * 2
+    assert {translator.settings["max_len_b"] for translator, _ in made} == {3}
+    assert all(len(line.split()) <= 15 for line in outputs(tmp_path / "out")["in"])
+
+
 def test_a_corpus_has_the_same_draws_with_any_number_of_processes_and_after_an_interruption(
     model, run, tmp_path, monkeypatch
 ):
