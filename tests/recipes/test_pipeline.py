@@ -386,7 +386,7 @@ def test_a_training_in_bf16_on_the_cpu_is_warned_of_and_resumes_in_bf16(copied, 
 
 
 # A run that does not check flags.
-UNCHECKED = "import recipes.pipeline.__main__ as run; run.check_flags = lambda _: None; run.main()"
+UNCHECKED = "import recipes.pipeline.__main__ as run; run.check_flags = lambda *_, **__: None; run.main()"
 
 
 @pytest.mark.slow
