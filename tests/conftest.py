@@ -27,7 +27,8 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("test_fairseq_suite.py", "recipes/test_systems.py", "recipes/test_documents.py", "recipes/test_pipeline.py"),
+    *("test_fairseq_suite.py", "recipes/test_user_dir.py", "recipes/test_systems.py", "recipes/test_documents.py"),
+    "recipes/test_pipeline.py",
     *("recipes/test_real_slurm.py", "serving/test_corpus_on_slurm.py"),
     *("serving/test_argos_programs.py", "patches/test_precision.py", "test_whole_commands_on_gpus.py"),
     *("test_several_gpus.py", "recipes/test_recipes_on_gpus.py", "patches/test_faults.py", "recipes/test_compare.py"),
