@@ -18,8 +18,6 @@ from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted, say
 from recipes.text.mix import most_translated
 
-SHARE = "see back_translation_share"
-
 
 class TranslateTexts(TranslationStage):
     number = 2
@@ -46,13 +44,11 @@ class TranslateTexts(TranslationStage):
         source, target = self.outputs(experiment)
         given, made = (source, target) if settings.distillation_model else (target, source)
         if settings.back_translation_model and settings.back_translation_share < 1 and not experiment.dry_run:
-            parallel, lines = (
-                count_lines(str(experiment.text("raw", "train", experiment.source))),
-                count_lines(str(text)),
-            )
-            used = most_translated(parallel, settings.back_translation_share)
+            parallel = count_lines(str(experiment.text("raw", "train", experiment.source)))
+            lines, used = count_lines(str(text)), most_translated(parallel, settings.back_translation_share)
             if used < lines:
-                say(f"{lines:,} lines are translated, and at most the first {used:,} of them can be used: {SHARE}")
+                at_most = f"at most the first {used:,} of them can be used (back_translation_share)"
+                say(f"{lines:,} lines are translated, and {at_most}")
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
         # A text that is written again, because it has changed, needs new shards.
         copy = f"rm -rf {quoted(shards)} && cp {quoted(text, part)} && mv {quoted(part, given)}"
