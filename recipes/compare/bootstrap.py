@@ -1,9 +1,11 @@
 """Paired bootstraps of systems that were trained several times, from different seeds.
 
 The method is from Koehn 2004, "Statistical significance tests for machine translation evaluation". It draws test sets
-of the same size from the test set, with replacement, and scores both systems on each. Here every seed translates the
-drawn sentences, and the score of a system is the mean of BLEU over its seeds. The result holds for these seeds only.
-The spread between the seeds shows what to expect of others. Each run is scored once on all draws.
+of the same size from the test set, with replacement, and scores both systems on each. It draws lines: sentences, or, if
+the text has documents, segments, because a model translates the sentences of a segment together, and one missing
+separator moves all that follow. Here every seed translates the drawn lines, and the score of a system is the mean of
+BLEU over its seeds. The result holds for these seeds only. The spread between the seeds shows what to expect of others.
+Each run is scored once on all draws.
 """
 
 import math
@@ -34,10 +36,10 @@ def corpus_bleu(sums: np.ndarray) -> float:
     return BLEU.compute_bleu(counts, totals, int(sums[8]), int(sums[9]), smooth_method="exp").score
 
 
-def draw(sentences: int, resamples: int) -> np.ndarray:
-    """How often each sentence is drawn (1 + resamples, sentences). The first row draws every sentence once."""
-    draws = np.random.default_rng(SEED).integers(sentences, size=(resamples, sentences))
-    return np.stack([np.ones(sentences, dtype=int), *(np.bincount(drawn, minlength=sentences) for drawn in draws)])
+def draw(lines: int, resamples: int) -> np.ndarray:
+    """How often each line is drawn (1 + resamples, lines). The first row draws every line once."""
+    draws = np.random.default_rng(SEED).integers(lines, size=(resamples, lines))
+    return np.stack([np.ones(lines, dtype=int), *(np.bincount(drawn, minlength=lines) for drawn in draws)])
 
 
 def scores_of_draws(rows: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairseq_rope.text.languages import TOKENIZERS
+from fairseq_rope.text.segments import SEPARATOR
 from recipes.compare import bootstrap, stage13_join, stage14_translate_joined
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
@@ -31,9 +34,11 @@ def numbers_of_run(run: Experiment) -> dict[str, Any]:
     """The numbers of one finished run.
 
     Besides its definition, scores and training, which the report prints, these are "sets", one for the test set and one
-    for each length of stage 13, and "scorers", the sentence scores of each program that has scored the run. A set has
-    "statistics", those of :func:`.bootstrap.statistics` for each line (N, 10), and, if the text has documents, their
-    score ("document_score") and the share of segments with other separators than their source ("other_separators").
+    for each length of stage 13, and "scorers", for each program that has scored the run, the sum and the number of the
+    scores of each line's sentences (N, 2). A set has "statistics", those of :func:`.bootstrap.statistics` for each line
+    (N, 10), and, if the text has documents, their score ("document_score") and the share of segments with other
+    separators than their source ("other_separators"). A line is what the model translates at once: a sentence, joined
+    sentences, or a segment.
     """
     score = json.loads(run.score.read_text(encoding="utf-8"))["systems"][0]
     training = read_history(run.history)
@@ -53,7 +58,11 @@ def numbers_of_run(run: Experiment) -> dict[str, Any]:
         or training.last_epoch == to_average(run.training)[-1][0],
         "parameters": int(parameters[-1].replace(",", "")) if parameters else None,
         "sets": [_set_of_run(run, length, tokenize) for length in (None, *stage13_join.lengths(run))],
-        "scorers": {name: stage.scores(run) for name, stage in scorers.items() if stage.is_done(run)},
+        "scorers": {
+            name: _by_line(run, None, np.array([(sentence, 1) for sentence in stage.scores(run)]))
+            for name, stage in scorers.items()
+            if stage.is_done(run)
+        },
     }
 
 
@@ -77,13 +86,22 @@ def _set_of_run(run: Experiment, length: int | None, tokenize: str) -> dict[str,
     if len(translations) != len(references[0]):
         has = f"{hypotheses} has {len(translations)} lines, and {texts[0]} has {len(references[0])}"
         raise StageError(f"{has}: remove it, and run the comparison again")
-    numbers: dict[str, Any] = {"statistics": bootstrap.statistics(translations, *references, tokenize=tokenize)}
+    statistics = bootstrap.statistics(translations, *references, tokenize=tokenize)
+    numbers: dict[str, Any] = {"statistics": _by_line(run, length, statistics)}
     if run.unit.has_documents:
         whole = bootstrap.statistics(lines(documents), *map(lines, run.reference_documents), tokenize=tokenize)
         counts = Divided(**json.loads(separators.read_text(encoding="utf-8")))
         numbers["document_score"] = bootstrap.corpus_bleu(whole.sum(axis=0))
         numbers["other_separators"] = counts.with_other_separators / counts.segments
     return numbers
+
+
+def _by_line(run: Experiment, length: int | None, rows: np.ndarray) -> np.ndarray:
+    """*rows* of sentences, summed over the sentences of each line of the set with *length*."""
+    if not run.unit.has_documents:
+        return rows
+    sentences = [line.split().count(SEPARATOR) + 1 for line in lines(_in_subwords(run, length))]
+    return np.add.reduceat(rows, np.cumsum([0, *sentences[:-1]]))
 
 
 def numbers_of_data(experiment: Experiment, recipe: str) -> dict[str, Any]:
@@ -120,17 +138,20 @@ def _sizes(experiment: Experiment) -> dict[str, int]:
     return {name: len(lines(path)) for name, path in paths.items()}
 
 
+def _in_subwords(experiment: Experiment, length: int | None) -> Path:
+    """The source of a set as fairseq reads it, with a segment a line if the text has documents."""
+    if length is None:
+        return experiment.text(experiment.in_subwords, "test", experiment.source)
+    return stage13_join.in_subwords(experiment, length)[0]
+
+
 def _set_of_data(experiment: Experiment, length: int | None, longest: int) -> dict[str, Any]:
     """The lengths of the source of a set. *longest* is the number of subwords of the longest source in training."""
-    if length is None:
-        subwords = experiment.text(experiment.in_subwords, "test", experiment.source)
-    else:
-        subwords = stage13_join.in_subwords(experiment, length)[0]
     if experiment.unit.has_documents:
         size = {"tokens": length or experiment.settings.segment_tokens}
     else:
         size = {"times": length or 1}
-    counts = [len(line.split()) for line in lines(subwords)]
+    counts = [len(line.split()) for line in lines(_in_subwords(experiment, length))]
     return {
         **size,
         "lines": len(counts),

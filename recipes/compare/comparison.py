@@ -23,9 +23,7 @@ def compared_sets(data: Mapping[str, Any], runs: Numbers, baseline: str) -> list
             system: {seed: np.asarray(of_run["statistics"]) for seed, of_run in seeds.items()}
             for system, seeds in sets.items()
         }
-        # If the text has documents, the lines of the source are segments, and those of the scores are sentences.
-        scored_lines = len(next(iter(next(iter(statistics.values())).values())))
-        drawn = bootstrap.draw(scored_lines, bootstrap.RESAMPLES)
+        drawn = bootstrap.draw(size["lines"], bootstrap.RESAMPLES)
         draws = {
             system: {seed: bootstrap.scores_of_draws(rows, drawn) for seed, rows in seeds.items()}
             for system, seeds in statistics.items()
@@ -49,9 +47,9 @@ def compared_by_program(scorer: Scorer, runs: Numbers, baseline: str) -> dict[st
     for system, of_system in runs.items():
         for run in of_system:
             if scorer.name in run["scorers"]:
-                sentences = np.array(run["scorers"][scorer.name])
-                drawn = bootstrap.draw(len(sentences), bootstrap.RESAMPLES)
-                draws.setdefault(system, {})[run["seed"]] = drawn @ sentences / len(sentences)
+                rows = np.asarray(run["scorers"][scorer.name])
+                sums, sentences = (bootstrap.draw(len(rows), bootstrap.RESAMPLES) @ rows).T
+                draws.setdefault(system, {})[run["seed"]] = sums / sentences
     seeds = {system: [*of_system] for system, of_system in draws.items()}
     return {"seeds": seeds, **compared_draws(baseline, draws, scorer.lower_is_better)}
 

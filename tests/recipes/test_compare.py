@@ -28,7 +28,7 @@ from fairseq_rope.tools import score
 from recipes.compare import page, stage13_join, stage15_report, stages
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
-from recipes.compare.collect import tokeniser_of
+from recipes.compare.collect import numbers_of_run, tokeniser_of
 from recipes.compare.comparison import compared_sets
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
@@ -428,6 +428,15 @@ def test_a_text_with_documents_is_scored_by_sentences_and_documents_in_segments_
                 expected = sacrebleu.corpus_bleu(documents[0], [documents[1]]).score
                 assert joined["document_scores"][system][n] == pytest.approx(expected)
                 assert joined["other_separators"][system][n] == run.seed / 8
+    # The bootstrap draws the sentences of a segment together.
+    run = report.runs[ARCHS[0]][0]
+    numbers, references = numbers_of_run(run)["sets"][3]["statistics"], lines(texts_of(tmp_path)[1])
+    segments = [*map(len, (greedy_segments(sizes[:n], 5, 128) for n in range(1, 18))), 0]
+    ends = [n for n in range(1, 18) if segments[n] != segments[n - 1]]  # the next sentence begins a segment
+    assert len(numbers) == len(ends) < 17
+    for row, begin, end in zip(numbers, [0, *ends], ends, strict=False):
+        expected = sacrebleu.corpus_bleu(lines(run.model / "joined" / "128.de")[begin:end], [references[begin:end]])
+        assert [*row] == [*expected.counts, *expected.totals, expected.sys_len, expected.ref_len]
     assert results["longest_in_training"] == 12
     for text in texts(results):
         assert f"training of {ARCHS[1]}" in text and "--lenpen 2" in text
