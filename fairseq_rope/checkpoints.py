@@ -27,6 +27,7 @@ from .files import written_whole
 Languages = tuple[str | None, str | None]  # source, target
 UNKNOWN: Languages = (None, None)
 FLOAT32_COPIES = "float32_params"  # the float32 copies of 16-bit weights, in the state of the optimiser
+AVERAGES = ("ema", "ema_fp32_params")  # in extra_state: the averages of --store-ema, with the names of the weights
 
 
 class CheckpointError(InputError):
@@ -80,7 +81,8 @@ class Reading:
     languages: Languages = UNKNOWN  # those of the data
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
     resumes: bool = False  # whether the call resumes the training of a checkpoint
-    averages: bool = False  # whether a training continues with --store-ema
+    # If a training continues with --store-ema: prunes the weights of an average as the model is pruned.
+    averages: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     check: Callable[[str, Any], None] = lambda path, options: None  # compares the options of a model with the call's
     path: str = "the checkpoint"  # the file that was read last
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
@@ -156,9 +158,9 @@ def allow_checkpoint_classes() -> None:
     # cfg as an OmegaConf object, in checkpoints of fairseq 0.10 and 0.11
     classes += [dictconfig.DictConfig, listconfig.ListConfig, base.ContainerMetadata, base.Metadata]
     classes += [nodes.AnyNode, (Any, "typing.Any"), list, dict, int, collections.defaultdict]
-    # extra_state["train_meters"], in checkpoints of fairseq up to 0.8
+    # extra_state["train_meters"], in checkpoints of fairseq up to 0.8, and in those that are saved after loading them
     old_meters = (meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter)
-    classes += [(meter, f"fairseq.meters.{meter.__name__}") for meter in old_meters]
+    classes += [*old_meters, *((meter, f"fairseq.meters.{meter.__name__}") for meter in old_meters)]
     torch.serialization.add_safe_globals(classes)
 
 

@@ -136,7 +136,7 @@ class RealSlurm:
         """Kill all processes of a job, and those that watch them, as if its node had no power any more."""
         processes = [*self._processes()]
         watching = [pid for pid, command, _ in processes if command.startswith(f"slurmstepd: [{job_id}.")]
-        working = [pid for pid, _, variables in processes if f"SLURM_JOB_ID={job_id}".encode() in variables]
+        working = [pid for pid, _, variables in processes if f"SLURM_JOBID={job_id}".encode() in variables]
         assert watching and working
         kill([*watching, *working])
 

@@ -480,6 +480,17 @@ def test_an_average_that_fairseq_alone_has_saved_gets_its_norms_back(build):
     assert average.get_model().state_dict().keys() == model.state_dict().keys()
 
 
+def test_a_training_that_resumes_without_a_state_of_the_optimiser_says_so(data_bin, trained, tmp_path):
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    del state["last_optimizer_state"]
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    epoch = state["extra_state"]["train_iterator"]["epoch"]
+    log = train(data_bin, tmp_path, "--max-epoch", epoch)
+    assert "checkpoint_last.pt has no state of the optimiser: it, the learning rate and the updates start anew" in log
+    log = train(data_bin, tmp_path, "--max-epoch", epoch + 1)
+    assert "has no state of the optimiser" not in log
+
+
 @pytest.mark.parametrize("start", ["resumed", "finetuned"])
 def test_an_average_of_weights_begins_with_those_of_a_checkpoint_without_one(data_bin, trained, tmp_path, start):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
@@ -569,7 +580,11 @@ def test_layers_to_keep_builds_the_model_of_those_layers(data_bin, model_path):
 def test_a_training_starts_from_some_layers_of_a_checkpoint(data_bin, model_path, tmp_path, kept):
     """fairseq's own transformer fails with these flags. With a learning rate of 0, the weights stay the same."""
     start = ["--finetune-from-model", model_path, *kept, "--lr", 0, "--warmup-init-lr", 0]
-    train(data_bin, tmp_path, *start)
+    train(data_bin, tmp_path, *start, "--store-ema", "--ema-fp32", "--ema-decay", 1.0)
+    state = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))
+    for average in ("ema", "ema_fp32_params"):  # begins with the weights
+        for name, weight in state["extra_state"][average].items():
+            assert name.endswith("version") or torch.equal(weight, state["model"][name]), name
     (whole,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert (len(model.encoder.layers), len(model.decoder.layers)) == ((1, 2) if "1" in kept else (2, 1))

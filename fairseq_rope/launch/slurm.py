@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from submitit.core.utils import FailedJobError
+from submitit.helpers import clean_env
 from submitit.slurm.slurm import SlurmExecutor
 from submitit.slurm.slurm import SlurmJob as SubmititJob
 
@@ -42,6 +43,8 @@ ENDED = (
 )
 # Variables with options: for example, SQUEUE_PARTITION hides the jobs of other partitions.
 OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+# sbatch's variables precede the flags of its script. Their names are those of the flags, but for these.
+VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE"}
 NEEDED = ("sbatch", "squeue", "scancel")
 QUEUED = ("Priority", "Resources")  # the reasons that alternate while a job waits for its turn
 
@@ -111,12 +114,24 @@ class SlurmJob(SubmititJob[Any]):
 
 
 class _Executor(SlurmExecutor):
-    """Submits jobs to SLURM. An error of sbatch is part of the exception, and submitit does not print it."""
+    """Submits jobs to SLURM. An error of sbatch is part of the exception, and submitit does not print it.
+
+    A job inherits no variables of an allocation that submits it: srun would bind it to the cores of that allocation, or
+    refuse it, and submitit would use the number of that job.
+    """
 
     job_class = SlurmJob
 
     def _submit_command(self, command: str) -> Any:
-        with contextlib.redirect_stderr(io.StringIO()):
+        given = re.findall(r"^#SBATCH --([\w-]+)", self._make_submission_file_text(command, ""), re.M)
+        overriding = tuple(f"SBATCH_{VARIABLES.get(flag, flag.upper().replace('-', '_'))}" for flag in given)
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name == "SLURM_CONF" or (name.startswith("SBATCH_") and name not in overriding)
+        }
+        with contextlib.redirect_stderr(io.StringIO()), clean_env():
+            os.environ.update(own)
             return super()._submit_command(command)
 
 

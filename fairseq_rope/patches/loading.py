@@ -4,6 +4,7 @@ These functions replace those of ``fairseq.checkpoint_utils``; the table in ``pa
 """
 
 import contextlib
+import copy
 import functools
 import logging
 import math
@@ -19,6 +20,7 @@ from fairseq import checkpoint_utils
 from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import (
+    AVERAGES,
     UNKNOWN,
     CheckpointError,
     Reading,
@@ -210,10 +212,22 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
         )
     reading.check(path, part_of(state, "model"))
     extra_state = state.get("extra_state")
-    if reading.averages and isinstance(extra_state, dict) and "ema" not in extra_state:
-        logger.warning(f"--store-ema: {path} has no average of the weights; it begins with the weights")
-        extra_state["ema"] = dict(state["model"])  # fairseq would look for them after it has deleted the entry
+    if reading.resumes and not state.get("last_optimizer_state"):
+        logger.warning(f"{path} has no state of the optimiser: it, the learning rate and the updates start anew")
+    if reading.averages is not None and isinstance(extra_state, dict):
+        if "ema" not in extra_state:
+            logger.warning(f"--store-ema: {path} has no average of the weights; it begins with the weights")
+            extra_state["ema"] = dict(state["model"])  # fairseq would look for them after it has deleted the entry
+        for name in filter(extra_state.get, AVERAGES):
+            extra_state[name] = reading.averages(extra_state[name])
     return state
+
+
+def _pruned(trainer: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """The *weights* of the layers that the model of *trainer* keeps, renumbered. fairseq prunes the model alone."""
+    options = copy.deepcopy(trainer.cfg.model)  # the original loses the layers to keep when fairseq loads the model
+    getattr(trainer.get_model(), "complete_layers_to_keep", lambda *_: None)(weights, options)
+    return checkpoint_utils.prune_state_dict(weights, options)
 
 
 @functools.wraps(_load_checkpoint)
@@ -249,12 +263,13 @@ def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
         languages = UNKNOWN
     resets = (cfg.reset_optimizer, cfg.reset_lr_scheduler, cfg.reset_dataloader, cfg.reset_meters)
     refuse: Callable[..., None] = getattr(trainer.get_model(), "refuse_other_model", lambda *_: None)
+    stores = option_value(getattr(trainer.cfg, "ema", None), "store_ema")
     reading = Reading(
         [path],
         languages,
         resumes=not (cfg.reset_optimizer or finetunes),
         path=path,
-        averages=bool(option_value(getattr(trainer.cfg, "ema", None), "store_ema")),
+        averages=functools.partial(_pruned, trainer) if stores else None,
         check=lambda file, options: refuse(file, options, trainer.cfg.model, finetunes or any(resets)),
     )
     with _naming_misfits(reading), _naming_other_optimizer(reading):

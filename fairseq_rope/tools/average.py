@@ -2,7 +2,8 @@
 
 The flags are those of fairseq's ``scripts/average_checkpoints.py``, which cannot load checkpoints on
 torch >= 2.6. Only the sums and one checkpoint are in memory at a time. Everything else in the output comes from the
-first checkpoint, which is the newest one if the last are chosen, without ``last_optimizer_state``.
+first checkpoint, which is the newest one if the last are chosen, without what belongs to its weights: the state of the
+optimizer and the averages of ``--store-ema``.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
     """
     import torch
 
-    from ..checkpoints import load_checkpoint
+    from ..checkpoints import AVERAGES, load_checkpoint
 
     state: dict[str, Any] = {}
     sums: dict[str, Tensor] = {}
@@ -51,7 +52,11 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
     path_of: dict[tuple[tuple[str, int], ...], str] = {}  # by the names and checksums of the weights
     for path in paths:
         loaded = load_checkpoint(path)
-        loaded.pop("last_optimizer_state", None)  # twice as large as the weights, and of no use for an average
+        # These belong to the weights of one checkpoint. The state of the optimizer is twice as large as the weights.
+        loaded.pop("last_optimizer_state", None)
+        if isinstance(extra_state := loaded.get("extra_state"), dict):
+            for name in AVERAGES:
+                extra_state.pop(name, None)
         weights = loaded.pop("model")
         if not path_of:
             state, types = loaded, {name: weight.dtype for name, weight in weights.items()}

@@ -59,6 +59,8 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
     """
     from omegaconf import DictConfig, OmegaConf
 
+    from ..checkpoints import AVERAGES
+
     if layout not in CHOICES:
         raise LayoutError(f"the layout {layout} must be one of {', '.join(CHOICES)}")
     model = _model(state)
@@ -79,7 +81,7 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
         raise LayoutError("it has no self-attention")
     extra = state.get("extra_state")
     if isinstance(extra, dict):
-        averages = {name: extra[name] for name in ("ema", "ema_fp32_params") if isinstance(extra.get(name), dict)}
+        averages = {name: extra[name] for name in AVERAGES if isinstance(extra.get(name), dict)}
         converted["extra_state"] = {**extra, **{name: convert(weights) for name, weights in averages.items()}}
     try:
         if state.get("last_optimizer_state"):

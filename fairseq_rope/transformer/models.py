@@ -57,19 +57,23 @@ class PrunedModel(BaseFairseqModel):
         fairseq removes all layers of a side whose layers to keep are not given, and prunes a checkpoint again that is
         pruned already. Here, all layers are kept in both cases.
         """
-        sides = [side for side in SIDES if model_cfg is not None and option_value(model_cfg, f"{side}_layers_to_keep")]
-        if not sides:
-            return super().load_state_dict(state_dict, strict, model_cfg, args)
-        options = numbers_after_pruning(model_cfg)
+        options = {} if model_cfg is None else numbers_after_pruning(model_cfg)
+        self.complete_layers_to_keep(state_dict, model_cfg)
+        loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
         with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
-            for side in SIDES:
-                layers, name = layers_in(state_dict, side), f"{side}_layers_to_keep"
-                if layers and (side not in sides or is_pruned(layers, option_value(model_cfg, name))):
-                    setattr(model_cfg, name, ",".join(map(str, range(layers))))
-            loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
             for name, value in options.items():
                 setattr(model_cfg, name, value)
         return loaded
+
+    @staticmethod
+    def complete_layers_to_keep(state_dict: dict[str, Any], model_cfg: Any) -> None:
+        """If *model_cfg* keeps only some layers, change it so that fairseq prunes *state_dict* as described above."""
+        sides = [side for side in SIDES if model_cfg is not None and option_value(model_cfg, f"{side}_layers_to_keep")]
+        with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
+            for side in SIDES if sides else ():
+                layers, name = layers_in(state_dict, side), f"{side}_layers_to_keep"
+                if layers and (side not in sides or is_pruned(layers, option_value(model_cfg, name))):
+                    setattr(model_cfg, name, ",".join(map(str, range(layers))))
 
 
 def needs_attention(args: Namespace) -> bool:

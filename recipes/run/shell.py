@@ -22,10 +22,11 @@ from recipes.run.stamps import Partial
 PROGRAMS = str(Path(sys.executable).parent)  # where this Python has fairseq-train, subword-nmt, …
 DEFAULTS = {"TQDM_MININTERVAL": "0.5"}  # of variables that the user has not set
 
-# fairseq takes the number of processes and their addresses from these variables before its flags. A recipe is one
-# process, and starts those of its GPUs itself, also in an allocation of several tasks.
+# fairseq takes the number of processes and their addresses from these variables before its flags, and the port from the
+# number of the job, which is the same for all trainings in the job. A recipe is one process, and starts those of its
+# GPUs itself, also in an allocation of several tasks.
 OF_LAUNCHERS = (
-    *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"),
+    *("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID"),
     *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
 )
 

@@ -134,6 +134,19 @@ def test_an_interrupted_command_cancels_its_jobs(slurm, tmp_path):
     assert [slurm.state(launched.job(name)) for name in "ab"] == ["CANCELLED"] * 2
 
 
+def test_a_job_depends_on_its_own_allocation_and_flags_alone(slurm, tmp_path):
+    """Not on the variables of the allocation that submits it, nor on those of sbatch that the flags contradict."""
+    allocation = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "2"}
+    allocation |= {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_MEM_PER_CPU": "1", "SLURM_NTASKS": "9"}
+    of_sbatch = {"SBATCH_TIMELIMIT": "1", "SBATCH_OUTPUT": "/none/out", "SBATCH_NO_REQUEUE": "1"}
+    launched = QuickLaunched(slurm, tmp_path, "a", "--slurm", "time=60", **allocation, **of_sbatch)
+    launched.wait_for("a", "begun")
+    job = slurm.do("scontrol", "show", "job", launched.job("a"))
+    assert "TimeLimit=01:00:00 " in job and "Requeue=0 " in job and "NumTasks=1 " in job
+    launched.end("a")
+    assert launched.outcomes() == {"a": ""}
+
+
 def test_a_second_interrupt_names_the_jobs_that_may_still_run(slurm, tmp_path):
     launched = QuickLaunched(slurm, tmp_path, "ab")
     for name in "ab":

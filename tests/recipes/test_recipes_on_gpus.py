@@ -1,7 +1,10 @@
 """The commands that the recipes build for GPUs run on simulated ones (tests/simulated_gpu), as they are built."""
 
+import contextlib
 import json
+import random
 import re
+import socket
 
 import pytest
 
@@ -61,13 +64,30 @@ def test_a_recipe_trains_translates_scores_and_exports_on_gpus(work, gpus, preci
     assert (model / "ctranslate2" / "model.bin").exists() == (last == 11)
 
 
+@pytest.fixture
+def job_whose_port_is_taken():
+    """The number of a job whose port, which fairseq takes from the number, another program has."""
+    for number in range(1, 50):
+        with contextlib.suppress(OSError):
+            server = socket.create_server(("localhost", random.Random(number).randint(10000, 60000)))
+            break
+    with server:
+        yield number
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_a_recipe_in_an_allocation_of_two_gpus_uses_as_many_as_its_flag_says(work, gpus, monkeypatch):
-    """With SLURM's variables of a job with one task of no given number, for which fairseq ends with a TypeError."""
+def test_a_recipe_in_an_allocation_of_two_gpus_uses_as_many_as_its_flag_says(
+    work, gpus, job_whose_port_is_taken, monkeypatch
+):
+    """With SLURM's variables of a job with one task of no given number, for which fairseq ends with a TypeError.
+
+    Another training of the same job has the port that fairseq takes from the number of the job.
+    """
     job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
     for name, value in {**job, "WORLD_SIZE": "1", "RANK": "0"}.items():
         monkeypatch.setitem(ENVIRONMENT, name, value)
+    monkeypatch.setitem(ENVIRONMENT, "SLURM_JOB_ID", str(job_whose_port_is_taken))
     own = ["--gpus", gpus, "--seed", 10 + gpus, "--stage", 7, "--stop-stage", 7]
     run_on_gpus(2, "python", "-m", "recipes.pipeline", "demo", *words(work, *own), cwd=ROOT, is_forked=True)
     log = work / f"transformer_rope.seed{10 + gpus}.{label('demo', SHORT)}" / "logs" / "stage07_train.log"

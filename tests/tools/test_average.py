@@ -41,11 +41,12 @@ def test_sums_do_not_saturate_in_16_bits(tmp_path):
     assert average(tmp_path, "--num-epoch-checkpoints", "3")["model"]["w"].tolist() == [40000.0, 2.0]
 
 
-def test_the_other_entries_come_from_the_newest_checkpoint_without_the_optimiser_state(tmp_path):
+def test_the_other_entries_come_from_the_newest_checkpoint_without_what_belongs_to_its_weights(tmp_path):
     for number in (1, 2):
         save(
             tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([float(number)])},
-            optimizer_history=[{"num_updates": number}], extra_state={"epoch": number},
+            optimizer_history=[{"num_updates": number}],
+            extra_state={"epoch": number, "ema": {"w": torch.ones(1)}, "ema_fp32_params": {}},
         )  # fmt: skip
     state = average(tmp_path, "--num-epoch-checkpoints", "2")
     assert set(state) == {"model", "cfg", "optimizer_history", "extra_state"}
