@@ -100,9 +100,10 @@ def _loss_and_gradients(
         loss += (on_target * nll + smoothing * smooth).sum()
         nll_loss += nll.sum()
         if needs_grad:
+            # Before the rounding to 16 bits, because that of a likely target is the small difference of numbers near 1.
+            probs.scatter_add_(1, chunk_target.unsqueeze(1), probs.new_full((len(chunk), 1), -on_target))
             probs = probs.to(weight.dtype)
             grad = (probs @ weight).float().sub_(weight_sum, alpha=smoothing)
-            grad.sub_(weight.index_select(0, chunk_target).float(), alpha=on_target)
             inputs_grad[begin : begin + rows] = grad
             if weight.dtype == torch.float32:
                 weight_grad.addmm_(probs.t(), chunk)
@@ -111,7 +112,6 @@ def _loss_and_gradients(
     if not needs_grad:
         return loss, nll_loss, correct, None, None
     weight_grad.sub_(inputs.sum(0, dtype=torch.float32), alpha=smoothing)
-    weight_grad.index_add_(0, target, inputs.float(), alpha=-on_target)
     features_grad = inputs_grad.masked_fill_(~is_token.unsqueeze(1), 0)
     if on_host:
         features_grad = torch.zeros_like(features, dtype=torch.float32).index_copy_(0, tokens, inputs_grad)

@@ -601,6 +601,12 @@ def test_adaptive_softmax_trains_and_translates(data_bin, tmp_path):
     assert_translates(data_bin, tmp_path / "checkpoint_last.pt", "--max-len-b", 8)
 
 
+def test_the_adaptive_loss_of_a_model_without_adaptive_softmax_is_refused(data_bin, tmp_path):
+    words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
+    with pytest.raises(InputError, match="^--criterion adaptive_loss: the model has no adaptive softmax; give --adap"):
+        call(*words, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp")
+
+
 def test_activation_checkpointing_and_offloading_train_to_the_same_loss(data_bin, tmp_path):
     losses = [
         valid_losses(train(data_bin, tmp_path / str(number), "--no-epoch-checkpoints", *option))

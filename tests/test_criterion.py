@@ -102,6 +102,23 @@ def assert_close_runs(expected, actual):
         torch.testing.assert_close(actual[3][name], grad, rtol=1e-5, atol=1e-6 * largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_likely_targets_is_exact_in_16_bits(dtype):
+    """p is between 0.99 and 1, where 16 bits have few numbers. The gradient is p - 1."""
+    torch.manual_seed(1)
+    weight = torch.nn.functional.normalize(torch.randn(12, 16), dim=1).to(dtype)
+    target = torch.randint(1, 12, (40,))
+    features = (13 * weight[target].float() + torch.randn(40, 16) / 4).to(dtype)
+    exact = [one.double().requires_grad_() for one in (features, weight)]
+    scores = exact[0] @ exact[1].t()
+    assert scores.softmax(1).gather(1, target.unsqueeze(1)).gt(0.98).float().mean() > 0.8
+    torch.nn.functional.cross_entropy(scores, target, reduction="sum").backward()
+    narrow = [one.requires_grad_() for one in (features, weight)]
+    criterion._FusedLoss.apply(*narrow, target, 0, 0.0, False, True)[0].backward()
+    for one, expected in zip(narrow, exact, strict=True):
+        assert (one.grad - expected.grad).norm() < 0.02 * expected.grad.norm()
+
+
 @pytest.mark.parametrize("distance", [10.0, 60.0, 95.0, 3000.0])
 def test_the_loss_of_an_improbable_target_does_not_underflow(distance):
     # The scores of two words are so much higher that the target's probability underflows.

@@ -10,12 +10,16 @@ import torch.nn.functional as F
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from torch import Tensor
 
+from ..errors import InputError
+
 _forward = AdaptiveLoss.forward
 
 
 @functools.wraps(_forward)
 def adaptive_loss(self: Any, model: Any, sample: Any, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-    softmax = model.decoder.adaptive_softmax
+    softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+    if softmax is None:
+        raise InputError("--criterion adaptive_loss: the model has no adaptive softmax; give --adaptive-softmax-cutoff")
     features, *_ = output = model(**sample["net_input"])
     words = model.get_targets(sample, output)
     sentences, words = words.size(0), words.view(-1)

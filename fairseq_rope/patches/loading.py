@@ -11,8 +11,10 @@ import math
 import numbers
 import os
 import re
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -296,12 +298,22 @@ class _NoMoreEpochs(InPlaceOf):
     next_epoch_idx = math.nan  # is not <= --max-epoch, whose default is infinity
 
 
+def _is_language_model_of_generate() -> bool:
+    """Whether fairseq-generate loads the model of ``--lm-path``, for which alone it gives no task."""
+    files = (Path(frame.f_code.co_filename).parts[-2:] for frame, _ in traceback.walk_stack(None))
+    return ("fairseq_cli", "generate.py") in files
+
+
 @functools.wraps(_load_model_ensemble_and_task)
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     if not isinstance({} if arg_overrides is None else arg_overrides, Mapping):
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
+    if task is None and _is_language_model_of_generate():
+        # fairseq gives it the overrides of the translation model, such as a scaling of RoPE.
+        own = flags_of_model("transformer_rope") - flags_of_model("transformer")
+        arg_overrides = {name: value for name, value in (arg_overrides or {}).items() if name not in own}
     data = languages_of(options_of_task(task))
     suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames if file)]  # as fairseq does

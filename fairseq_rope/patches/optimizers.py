@@ -206,7 +206,7 @@ def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     _init_amp(self, cfg, *args, **kwargs)
     default = CommonConfig()
     own_scale, window = cfg.common.amp_init_scale != default.amp_init_scale, cfg.common.amp_scale_window
-    if own_scale or window is not None:
+    if self.scaler.is_enabled() and (own_scale or window is not None):  # not without a GPU
         scale = cfg.common.amp_init_scale if own_scale else cfg.common.fp16_init_scale  # the one that fairseq has given
         window = window or self.scaler.get_growth_interval()
         self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=scale, growth_interval=window)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
@@ -299,7 +300,7 @@ def test_a_language_model_of_fairseq_continues_with_rope(text_bin, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_path):
+def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_path, monkeypatch):
     with_dictionary, target = shutil.copytree(data_bin, tmp_path / "bin"), data_bin.parent / "text"
     shutil.copy(data_bin / "dict.de.txt", with_dictionary / "dict.txt")  # where a language model looks for it
     prefixes = [word for name in ("train", "valid") for word in (f"--{name}pref", target / f"{name}.de")]
@@ -310,6 +311,18 @@ def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_
     plain = call("fairseq-generate", *words)
     fused = {w: scores(call("fairseq-generate", *words, *with_lm(tmp_path / "lm", w))) for w in (0, 0.5)}
     assert fused[0] == scores(plain) and all(fused[0.5][row] < one for row, one in scores(plain).items())
+    # A scaling is for the translation model alone.
+    used = []
+    monkeypatch.setattr(
+        TransformerRopeLanguageModel, "prepare_for_inference_", lambda self, cfg: used.append(self.eval())
+    )
+    scaled = [*words, "--model-overrides", "{'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}"]
+    assert scores(call("fairseq-generate", *scaled, *with_lm(tmp_path / "lm", 0))) == scores(
+        call("fairseq-generate", *scaled)
+    )
+    (unscaled,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "lm" / "checkpoint_last.pt")])
+    tokens = torch.randint(4, 20, (2, 7))
+    assert torch.equal(used[0](tokens)[0], unscaled.eval()(tokens)[0])
 
 
 def with_lm(folder, weight):
