@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import naming_what_fairseq_reads, refuse_other_bytes
+from ..errors import flag_of, naming_what_fairseq_reads, refuse_other_bytes
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -170,6 +170,20 @@ def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: An
     return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, separator_of(settings))
 
 
+def languages_given(args: argparse.Namespace) -> dict[str, str]:
+    """Return the languages of the flags, for a checkpoint that lacks them. Raises an ExportError if it has others."""
+    from ..checkpoints import languages_of, load_checkpoint, part_of
+
+    given = {"source_lang": args.source_lang, "target_lang": args.target_lang}
+    if None in given.values():
+        return {}
+    of_checkpoint = languages_of(part_of(load_checkpoint(args.path), "task"))
+    for flag, own in zip(given, of_checkpoint, strict=True):
+        if own not in (None, given[flag]):
+            raise ExportError(f"{flag_of(flag)} {given[flag]}: --path {args.path} was trained with {own}")
+    return given
+
+
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model of the checkpoint, in float32 and eval mode, and its task."""
     from fairseq import checkpoint_utils
@@ -177,8 +191,10 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
 
-    # Buckets of lengths would pad the sentences of the data, by which the model is checked.
-    overrides = {"data": args.data, "num_batch_buckets": 0}
+    # Buckets of lengths would pad the sentences of the data, by which the model is checked. The files of pretrained
+    # embeddings have no use once the checkpoint has the embeddings.
+    overrides = {"data": args.data, "num_batch_buckets": 0, "encoder_embed_path": None, "decoder_embed_path": None}
+    overrides |= languages_given(args)
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
     if type(task) is not TranslationTask:

@@ -15,6 +15,8 @@ from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
 
+LANGUAGES = ("--source-lang", "--target-lang")
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
@@ -32,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "the number of tokens in the longest segments of documents that the model was trained on, for translate "
         f"--documents; default: the one in --data's {SEGMENTS}, if it has this file"
     )
+    languages = "for a checkpoint without languages, if --data has only the dictionaries; both must be given"
     separator = f"the token between two sentences of a segment; default: the one in --data's {SEGMENTS}, or {SEPARATOR}"
     force = (
         "as --replace, and write the model even if too few sentences of the validation set are tokenised as in the "
@@ -40,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     rows = [
         ("--path", {**REQUIRED, **FILE}, "a checkpoint of transformer_rope or transformer"),
         ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries (data-bin)"),
+        *((flag, {"metavar": "LANG"}, languages) for flag in LANGUAGES),
         ("--output", {**REQUIRED, "metavar": "DIR"}, "the folder to write"),
         ("--quantization", kinds, f"the type of the weights; {default}"),
         ("--int8-bits", {"type": int, "choices": (7, 8), "default": INT8_BITS}, f"{bits}; {default}"),
@@ -81,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_numbers(parser, args)
     if len(args.shortlist or []) not in (0, 2):
         parser.error(f"--shortlist {' '.join(args.shortlist)}: takes two files, or none")
+    if (args.source_lang is None) != (args.target_lang is None):
+        parser.error(f"{' and '.join(LANGUAGES)}: both must be given, or none")
     if args.int8_bits != INT8_BITS and args.quantization not in INT8:
         parser.error(f"--int8-bits {args.int8_bits}: has no use with --quantization {args.quantization}")
     for name in ("shortlist_candidates", "shortlist_frequent"):

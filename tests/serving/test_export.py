@@ -530,7 +530,7 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
 
 def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, data_bin):
     code = "import sys; from argparse import Namespace; from fairseq_rope.serving.export import load; "
-    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2]))[0])"
+    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2], source_lang=None, target_lang=None))[0])"
     words = [sys.executable, "-c", code, trained / "checkpoint_last.pt"]
     run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
@@ -908,7 +908,9 @@ def test_a_model_of_a_training_in_buckets_is_checked_with_sentences_without_padd
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["cfg"]["task"]["num_batch_buckets"] = 4
     torch.save(state, tmp_path / "model.pt")
-    _, task = export.load(argparse.Namespace(path=str(tmp_path / "model.pt"), data=str(data_bin)))
+    _, task = export.load(
+        argparse.Namespace(path=str(tmp_path / "model.pt"), data=str(data_bin), source_lang=None, target_lang=None)
+    )
     pairs = export_checks.validation_pairs(task)
     words = {dictionary.pad() for dictionary in (task.source_dictionary, task.target_dictionary)}
     assert pairs and not words & {word for pair in pairs for side in pair for word in side}
@@ -921,6 +923,28 @@ def test_a_name_of_a_checkpoint_that_is_not_utf_8_is_written_with_escapes(model,
     settings = json.loads((tmp_path / "model" / "fairseq_rope.json").read_text(encoding="utf-8"))
     assert settings["checkpoint"] == r"mod\xe8le.pt"
     assert r"mod\xe8le.pt" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trained, data_bin, tmp_path, capsys):
+    """fairseq saves no languages if it has read them from names of files, and would read the embeddings again."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["task"].update(source_lang=None, target_lang=None)
+    vars(state["cfg"]["model"]).update(encoder_embed_path="none.vec", decoder_embed_path="none.vec")
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "dictionaries").mkdir()
+    for lang in ("en", "de"):
+        shutil.copy(data_bin / f"dict.{lang}.txt", tmp_path / "dictionaries")
+    with pytest.raises(SystemExit, match="--data .*: Could not infer language pair, please provide it explicitly"):
+        exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served")
+    with pytest.raises(SystemExit, match="2"):
+        exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served", "--source-lang", "en")
+    assert "--source-lang and --target-lang: both must be given, or none" in capsys.readouterr().err
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served", *languages)
+    expected = exported(trained, data_bin, tmp_path / "expected", *languages)
+    assert (tmp_path / "served" / "model.bin").read_bytes() == (expected / "model.bin").read_bytes()
+    with pytest.raises(SystemExit, match="^.*--source-lang de: --path .* was trained with en$"):
+        exported(trained, data_bin, tmp_path / "other", "--source-lang", "de", "--target-lang", "en")
 
 
 @pytest.mark.parametrize(
