@@ -132,7 +132,7 @@ class FusedAttention(MultiheadAttention):
             mask = sum(terms[1:], terms[0]) if terms else None
             return mask if mask is None or q.device.type == "cpu" else aligned(mask)
 
-        if position is not None and not position.shared:
+        if position is not None and not position.shares_bias():
             return compute()
         made_from = (position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), k.size(2))
         return current_pass().shared("mask", made_from, compute)
@@ -276,10 +276,9 @@ class SelfAttention(FusedAttention):
             cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
             self._set_input_buffer(incremental_state, cache)
 
-        explicit = self.position.explicit_weights or need_weights or need_head_weights or before_softmax
+        explicit = self.position.overrides("values") or need_weights or need_head_weights or before_softmax
         if self.training and incremental_state is None and attn_mask is not None and not explicit:
-            has_bias = getattr(self.position.bias, "__func__", None) is not PositionEncoding.bias
-            if not has_bias and self._is_causal(attn_mask, key_padding_mask):
+            if not self.position.overrides("bias") and self._is_causal(attn_mask, key_padding_mask):
                 return self._attend(turned, k, v, None, is_causal=True)
         mask = self._mask(attn_mask, key_padding_mask, q, k)  # None, or broadcasts to (B, H, T, S)
         return self._attend(turned, k, v, mask, need_weights, need_head_weights, before_softmax, explicit)

@@ -40,12 +40,12 @@ class PositionEncoding(nn.Module):
         options: the flags of the encoding, by the name of the option
         absolute: "sinusoidal" or "learned" if fairseq's embeddings of absolute positions are added to the tokens'
         sides: where the encoding can be used
-        shared: whether one object serves all layers of a side, and its bias does not depend on queries and keys;
-            the bias is then computed once per forward pass
+        shared: whether one object serves all layers of a side
         has_limit: whether there is a largest position; ``build`` then also gets ``positions``, their number
         shared_parameters: the names of parameters that all layers of a side share, if ``shared`` is false
+        bias_reads_queries: whether the bias depends on the numbers in the queries; if not, and if layers share the
+            encoding, the bias is computed once per forward pass, and must not be random
         bias_reads_keys: whether the bias depends on the keys; models then use fairseq's search, not the fast one
-        explicit_weights: whether ``values`` is overridden, for which torch's fused attention cannot be used
     """
 
     options: dict[str, Option] = {}
@@ -54,14 +54,24 @@ class PositionEncoding(nn.Module):
     shared = True
     has_limit = False
     shared_parameters: tuple[str, ...] = ()
+    bias_reads_queries = True
     bias_reads_keys = False
-    explicit_weights = False
 
     @classmethod
     def options_of(cls, side: str) -> dict[str, Option]:
         """Return those of ``options`` that change something on *side*, "encoder" or "decoder": not the other side's."""
         others = tuple(f"{other}_" for other in SIDES if other != side)
         return {name: option for name, option in cls.options.items() if not name.startswith(others)}
+
+    def overrides(self, method: str) -> bool:
+        """Return whether the encoding has a *method*, such as "bias", of its own."""
+        own = getattr(self, method)
+        return getattr(own, "__func__", own) is not getattr(PositionEncoding, method)
+
+    def shares_bias(self) -> bool:
+        """Return whether all layers have the same bias, which then is computed once per forward pass."""
+        reads = self.overrides("bias") and (self.bias_reads_queries or self.bias_reads_keys)
+        return self.shared and not reads
 
     @classmethod
     def changes_scores(cls) -> bool:
@@ -143,6 +153,8 @@ class DistanceBias(PositionEncoding):
 
     A subclass overrides ``by_distance``. ``fairseq-rope export`` can export such an encoding.
     """
+
+    bias_reads_queries = False
 
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L), integers: (H, L)."""

@@ -30,7 +30,6 @@ class Shaw(PositionEncoding):
 
     options = {"max_relative_positions": Option(16, "largest distance with its own vectors; larger ones use the same")}
     shared = False
-    explicit_weights = True
 
     def __init__(self, head_dim: int, max_relative_positions: int = 16) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ class Beams:
         if bias is not None:
             by_hypothesis = bias.unflatten(0, (-1, self.beam if bias.size(0) > 1 else 1)).transpose(1, 2).squeeze(3)
             mask = mask + by_hypothesis.repeat_interleave(self.beam, dim=3)  # a key of each hypothesis at each step
-        if position.shared:
+        if position.shares_bias():
             mask = self._of_step[position] = self._for_all_layers(mask)
         return mask
 

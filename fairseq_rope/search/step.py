@@ -69,8 +69,8 @@ def bind(layer: Any) -> Step | None:
     heads, dim, position = self_attn.num_heads, self_attn.head_dim, self_attn.position
     kv_heads = self_attn.k_proj.weight.size(0) // dim
     rotates = isinstance(position, RotaryEmbedding)
-    changes = not rotates and _overrides(position, "queries_and_keys")
-    biases = _overrides(position, "bias")
+    changes = not rotates and position.overrides("queries_and_keys")
+    biases = position.overrides("bias")
     cross_heads, cross_dim = cross_attn.num_heads, cross_attn.head_dim
     qkv_weight, qkv_bias = joined_projections(self_attn)
     head_norm_weights = norm_weights(self_attn)
@@ -167,12 +167,7 @@ def _can_step(position: Any) -> bool:
         return is_exactly(position, RotaryEmbedding, XPos) and position.head_dim % 2 == 0
     if not isinstance(position, PositionEncoding) or hooked(position):
         return False
-    return not (position.explicit_weights or position.bias_reads_keys)
-
-
-def _overrides(position: PositionEncoding, method: str) -> bool:
-    own, inherited = getattr(position, method), getattr(PositionEncoding, method)
-    return getattr(own, "__func__", own) is not inherited
+    return not (position.overrides("values") or position.bias_reads_keys)
 
 
 def _projections(attention: Any) -> list[nn.Module]:

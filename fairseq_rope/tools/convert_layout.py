@@ -107,7 +107,11 @@ class _Model(NamedTuple):
     def rotation(self, name: str) -> Any:
         """Return an option of the rotation, which both sides and cross-attention have in common."""
         positions = (side.position for side in self.options.sides if _rotates(side))
-        return next(positions, self.options.cross_position or {})[name]
+        values = next(positions, self.options.cross_position or {})
+        if name not in values:  # a user's subclass of RotaryEmbedding
+            encodings = " and ".join(dict.fromkeys(side.encoding for side in self.options.sides))
+            raise LayoutError(f"its position encoding is {encodings}, which has no --{name.replace('_', '-')}")
+        return values[name]
 
 
 def _model(state: dict[str, Any]) -> _Model:

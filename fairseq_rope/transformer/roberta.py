@@ -5,8 +5,11 @@ With rotary positions, it is RoFormer (Su et al. 2021, arXiv:2104.09864, section
 """
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -28,12 +31,24 @@ from .models import PrunedModel, with_options
 from .options import SideOptions
 
 
+@contextmanager
+def keeping_positions(encoder: Encoder) -> Iterator[None]:
+    """Restore the parameters of positions in *encoder* afterwards: the encoding chooses its initial values."""
+    positions = [layer.self_attn.position for layer in encoder.layers.children()]  # an iteration drops some layers
+    drawn = [(one, one.detach().clone()) for position in positions for one in position.parameters()]
+    yield
+    with torch.no_grad():
+        for parameter, values in drawn:
+            parameter.copy_(values)
+
+
 class RobertaRopeEncoder(RobertaEncoder):
     """fairseq's RobertaEncoder, whose ``sentence_encoder`` is our encoder."""
 
     def build_encoder(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> Encoder:
         encoder = Encoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
-        encoder.apply(init_bert_params)
+        with keeping_positions(encoder):
+            encoder.apply(init_bert_params)
         return encoder
 
 
@@ -42,6 +57,10 @@ class RobertaRopeModel(PrunedModel, RobertaModel):
     """fairseq's RobertaModel with our encoder: tasks masked_lm, sentence_prediction and sentence_ranking."""
 
     refuse_other_model = staticmethod(refuse_other_model)
+
+    def __init__(self, args: Namespace, encoder: RobertaRopeEncoder) -> None:
+        with keeping_positions(encoder.sentence_encoder):
+            super().__init__(args, encoder)
 
     @classmethod
     def hub_models(cls) -> dict[str, Any]:

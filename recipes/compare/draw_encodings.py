@@ -107,14 +107,14 @@ def added_scores(model: Any, side: str, largest: int) -> tuple[list[int], list[l
     return list(range(-largest, length - largest)), (row - row[:, largest : largest + 1]).tolist()
 
 
-def bound(dim: int, base: float, largest: int) -> list[float]:
-    """The bound of RoFormer, §3.4.3, at the distances 0 … *largest*: the mean of |S_1| … |S_(dim/2)|.
+def bound(theta: Sequence[float], largest: int) -> list[float]:
+    """The bound of RoFormer, §3.4.3, at the distances 0 … *largest*: the mean of |S_1| … |S_n| for n pairs.
 
-    S_i is the sum of exp(1j * distance * base^(-2t/dim)) over t < i.
+    S_i is the sum of exp(1j * distance * theta_t) over t < i.
     """
     import numpy as np
 
-    angles = np.outer(np.arange(largest + 1), base ** (-np.arange(0, dim, 2) / dim))  # (distance, pair)
+    angles = np.outer(np.arange(largest + 1), theta)  # (distance, pair)
     return np.abs(np.exp(1j * angles).cumsum(axis=1)).mean(axis=1).tolist()
 
 
@@ -134,9 +134,8 @@ def figure_of_models(models: Sequence[tuple[str, Any]], side: str, largest: int)
             if number < len(heads):
                 axes.plot(distances, heads[number], color=COLOURS[0], linewidth=1.2)
                 axes.set_title(f"head {number + 1}", fontsize=8)
-            elif number == columns - 1 and getattr(_position(model, side), "base", None):
-                rotary = _position(model, side)
-                axes.plot(range(largest + 1), bound(rotary.dim, rotary.base, largest), color=COLOURS[1], linewidth=1.2)
+            elif number == columns - 1 and (theta := _theta(model, side)):
+                axes.plot(range(largest + 1), bound(theta, largest), color=COLOURS[1], linewidth=1.2)
                 axes.set_title("bound of §3.4.3", fontsize=8)
             else:
                 axes.axis("off")
@@ -150,6 +149,19 @@ def figure_of_models(models: Sequence[tuple[str, Any]], side: str, largest: int)
 def _position(model: Any, side: str) -> Any:
     """The encoding of the first layer of *side*; None in fairseq's own models."""
     return getattr(getattr(model, side).layers[0].self_attn, "position", None)
+
+
+def _theta(model: Any, side: str) -> list[float]:
+    """The angles of RoPE's pairs in the first layer of *side*; [] for other encodings, and if they change with length.
+
+    xPos also shrinks the scores, so the bound is not about it.
+    """
+    from fairseq_rope.positions.rotary import RotaryEmbedding
+
+    position = _position(model, side)
+    if type(position) is not RotaryEmbedding or position.depends_on_length:
+        return []
+    return [float(angle) for angle in position.theta]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

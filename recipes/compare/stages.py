@@ -11,9 +11,6 @@ from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run import launch
 from recipes.run.stamps import Stamps
 
-# Settings that another machine can need, and that do not change what is trained.
-DEVICE_SETTINGS = ("tokens_per_device", "precision")
-
 
 def stages_of(run: Experiment) -> tuple[TranslationStage, ...]:
     """The stages of a run, in order. A run that is only trained, for tuning, has no others."""
@@ -28,24 +25,16 @@ def finished(run: Experiment) -> bool:
 
     A run in another precision or with other batches on each device counts, too: the report says how trainings differ.
     """
-    return launch.is_done(_as_trained(run), stages_of)
+    return launch.is_done(run, stages_of)
 
 
 def outdated(run: Experiment) -> str:
     """Which setting or input of *run* has changed since all its stages have ended; "" if none has, or one has not."""
-    run = _as_trained(run)
     stamps = Stamps(run)
     ended = [(stage, stamps.last(stage)) for stage in stages_of(run)]
     if any(stamp is None for _, stamp in ended):
         return ""
     return next(filter(None, (stamps.changed(stage, stamp) for stage, stamp in ended if stamp is not None)), "")
-
-
-def _as_trained(run: Experiment) -> Experiment:
-    """*run* with those values of DEVICE_SETTINGS with which it was trained."""
-    stamp = Stamps(run.training).last(TRAIN) or {"of": {}}
-    values = {name: stamp["of"][name] for name in DEVICE_SETTINGS if name in stamp["of"]}
-    return dataclasses.replace(run, settings=dataclasses.replace(run.settings, **values))
 
 
 def runs_in_folders(experiment: Experiment) -> list[Experiment]:

@@ -9,7 +9,8 @@ import yaml
 
 from recipes.pipeline.settings import Settings
 
-METRICS = ("sacreBLEU", "chrF2++")
+# The scores in the table, and their names in score.json. Texts without blanks between words have chrF2.
+METRICS = {"sacreBLEU": ("sacreBLEU",), "chrF": ("chrF2++", "chrF2")}
 NOT_SHOWN = ("disk_gb", "memory_gb")  # what the machine needs says nothing about a model
 
 
@@ -33,5 +34,6 @@ def _row(folder: Path, own: dict[str, Any]) -> tuple[str, ...]:
     if (folder / "score.json").exists():
         (system,) = json.loads((folder / "score.json").read_text(encoding="utf-8"))["systems"]
         scores = {metric["name"]: metric["score"] for metric in system["metrics"]}
-    shown = (f"{scores[name]:.2f}" if name in scores else "-" for name in METRICS)
+    of_each = ([f"{scores[name]:.2f}" for name in names if name in scores] for names in METRICS.values())
+    shown = (score[0] if score else "-" for score in of_each)
     return folder.name, *shown, ", ".join(f"{name}={settings[name]}" for name in changed)

@@ -13,25 +13,30 @@ from recipes.pipeline.model_folder import ARCH, begun, choose_training, learnt_f
 from recipes.pipeline.settings import LEARNT_FROM
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run import history, precision
-from recipes.run.machine import describe, device_in_words
+from recipes.run.machine import code_of, describe, device_in_words
 from recipes.run.moves import Moves
 from recipes.run.shell import Shell, quoted, say
-from recipes.run.stamps import Stamps
+from recipes.run.stamps import Stamps, differences
+
+# Another machine can need other values, which do not change what is trained, and have no use after its end.
+DEVICE_SETTINGS = ("tokens_per_device", "precision")
 
 
 class Train(TranslationStage):
     number = 7
     title = "train"
-    per_model = trains = True
+    per_model = trains = of_checkpoints = True
     settings = (
         *LEARNT_FROM,
         # Settings that may change when a training resumes; the precision only from or to "auto", which keeps it.
-        *("tokens_per_device", "precision", "max_epochs", "max_updates"),
+        *(*DEVICE_SETTINGS, "max_epochs", "max_updates"),
         *("save_every_updates", "average_checkpoints"),
     )
 
     def depends_on(self, experiment: Experiment) -> dict[str, Any]:
         depends = super().depends_on(experiment)
+        if ended := Stamps(experiment).last(self):
+            depends |= {name: ended["of"][name] for name in DEVICE_SETTINGS if name in ended["of"]}
         if trained_arch(experiment.history) not in ("", experiment.arch):
             depends[ARCH] = experiment.arch  # the folder has the name of the system, whose architecture has changed
         return depends
@@ -44,6 +49,9 @@ class Train(TranslationStage):
 
     def prepare(self, experiment: Experiment, stamps: Stamps, moves: Moves) -> None:
         choose_training(experiment, self, stamps, moves)
+        ended = stamps.last(self)
+        if ended and differences(ended["of"], stamps.of(self)) == "average_checkpoints changed":
+            check_checkpoints(experiment)  # before the average of fewer is moved
         if experiment.model not in moves.planned:
             fairseq_train.refuse_another(experiment, self.resumed(experiment))
 
@@ -85,6 +93,8 @@ class Train(TranslationStage):
             self._begin_or_resume(experiment)
             batches = {"device": device, "precision": number_format, **sizes}
             process = {**describe(), "batches": batches, "command": command}
+            if settings.user_dir:
+                process["commit"] = f"{process['commit']}, user_dir {code_of(Path(settings.user_dir))}"
             with experiment.history.open("a") as file:  # the first newline ends a line that a crash cut off
                 file.write("\n" + json.dumps({"process": process}) + "\n")
         if experiment.start_checkpoint and not experiment.last_checkpoint.exists():

@@ -1,6 +1,7 @@
 """Describe the machine for the results: versions, commit and hardware."""
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -9,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope.files import checksum
 from recipes.run.run import ROOT
 
 PACKAGES = ("torch", "numpy", "fairseq-fixed", "fairseq", "subword-nmt", "sacremoses", "sentencepiece", "sacrebleu")
@@ -23,6 +25,15 @@ def describe() -> dict[str, Any]:
     is_clone = (ROOT / ".git").exists()  # else git would describe a repository around the folder
     commit = is_clone and printed("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     return {"versions": versions, "commit": commit or "unknown", "hardware": _hardware()}
+
+
+def code_of(folder: Path) -> str:
+    """The first 12 digits of the SHA-256 of all Python files in *folder*, with their names."""
+    files = sorted(path for path in folder.rglob("*.py") if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder)}\0{checksum(path)}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 def cpu_info() -> str:

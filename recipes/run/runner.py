@@ -16,7 +16,7 @@ from recipes.run.run import Run, StageError
 from recipes.run.shell import Shell
 from recipes.run.stage import Stage
 from recipes.run.stage_files import AnyRun
-from recipes.run.stamps import Partial, Stamps, differences
+from recipes.run.stamps import NONE, Partial, Stamps, differences
 
 
 @dataclass
@@ -43,6 +43,9 @@ class Runner(Generic[AnyRun]):
             stage.run(self.run, Shell(stage))
             return True
         stage.prepare(self.run, self.stamps, self.moves)
+        if self._lacks_checkpoints_only(stage):
+            print(f"{title}: done before, skipped; its checkpoints were deleted", flush=True)
+            return False
         missing = [path for path in stage.inputs(self.run) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
@@ -57,10 +60,26 @@ class Runner(Generic[AnyRun]):
         self._run(stage, title, noted)
         return True
 
+    def is_done(self, stage: Stage[AnyRun]) -> bool:
+        """Whether :meth:`ensure` would skip *stage*."""
+        return self.stamps.is_done(stage) or self._lacks_checkpoints_only(stage)
+
+    def _lacks_checkpoints_only(self, stage: Stage[AnyRun]) -> bool:
+        """Whether *stage* is done, but for checkpoints that were deleted after their average had been made."""
+        stamp = self.stamps.last(stage) if stage.of_checkpoints else None
+        if stamp is None or differences(stamp["of"], self.stamps.of_present(stage, stamp)):
+            return False
+        if not stage.trains:
+            is_complete = stamp["of"] == self.stamps.of(stage)
+            return not is_complete and not differences(stamp["made"], self.stamps.made_now(stage, stamp))
+        made = {name: digest for name, digest in self.stamps.made_now(stage, stamp).items() if digest != NONE}
+        averages = [one for one in self.stages if one.of_checkpoints and not one.trains]
+        return made.items() < stamp["made"].items() and any(map(self._lacks_checkpoints_only, averages))
+
     def _run(self, stage: Stage[AnyRun], title: str, noted: Mapping[str, Any]) -> None:
-        of = self.stamps.of(stage)
         stamp = self.stamps.path(stage)
         stamp.unlink(missing_ok=True)
+        of = self.stamps.of(stage)
         partial = Partial(self.stamps, stage, of)
         folder, begun = self.stamps.folder(stage), time.time()
         shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
@@ -83,8 +102,8 @@ class Runner(Generic[AnyRun]):
     def refuse_stale_inputs(self, *chosen: Stage[AnyRun]) -> None:
         """Raise a StageError if a stage before the *chosen* ones has not ended, or if its settings or inputs changed.
 
-        Only stages count that make inputs of *chosen*, or inputs of such stages. A stage is not checked if the user
-        deleted its inputs to save space.
+        Only stages count that make inputs of *chosen*, or inputs of such stages. Inputs that the user has deleted, to
+        save space, count as unchanged.
         """
         needed = {path for stage in chosen for path in stage.inputs(self.run)}
         stale: list[tuple[Stage[AnyRun], str]] = []
@@ -93,15 +112,15 @@ class Runner(Generic[AnyRun]):
             if needed.isdisjoint(earlier.outputs(self.run)):
                 continue
             needed.update(inputs)
-            if not all(path.exists() for path in inputs):
-                continue
+            earlier.refuse(self.run, self.stamps)
             stamp = self.stamps.last(earlier)
-            changed = stamp and differences(stamp["of"], self.stamps.of(earlier))
+            if stamp is None and not all(path.exists() for path in inputs):
+                continue
+            changed = stamp and differences(stamp["of"], self.stamps.of_present(earlier, stamp))
             if stamp is None or changed:
                 stale.append((earlier, f"since {changed}" if changed else "which has not ended yet"))
         if stale:
             earlier, why = stale[-1]  # the first in the order of the stages
-            earlier.refuse(self.run, self.stamps)
             first = f"needs stage {earlier.number} ({earlier.title}) to run first, {why}"
             stage = chosen[0]
             raise StageError(f"stage {stage.number}: {stage.title} {first}: run with --stage {earlier.number}")

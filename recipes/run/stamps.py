@@ -11,6 +11,7 @@ from fairseq_rope.files import checksum, write_whole, written_whole
 from recipes.run.run import Run
 from recipes.run.stage_files import StageFiles
 
+NONE, SHA256 = "none", "sha256:"  # the digest of a file that does not exist, and how that of another one begins
 LARGE = 64 * 2**20  # bytes; the hash of a larger file is computed once and kept
 
 
@@ -60,9 +61,9 @@ class Stamps:
         if path in self.remade:
             return "will be written again"
         if not path.exists():
-            return "none"
+            return NONE
         if path.stat().st_size <= LARGE:
-            return f"sha256:{checksum(path)}"
+            return f"{SHA256}{checksum(path)}"
         status = path.stat()
         name, size_and_date = str(path), f"{status.st_size} bytes of {status.st_mtime_ns}"
         try:
@@ -70,7 +71,7 @@ class Stamps:
         except (OSError, ValueError):
             known = {}
         if known.get(name, [""])[0] != size_and_date:
-            known[name] = [size_and_date, f"sha256:{checksum(path)}"]
+            known[name] = [size_and_date, f"{SHA256}{checksum(path)}"]
             if not self._run.dry_run:
                 # Runs side by side write it too. What one of them overwrites is computed again.
                 self._hashes.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +103,22 @@ class Stamps:
 
     def changed(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> str:
         """What has changed since *stage* wrote *stamp*, as :func:`differences` says; "" if nothing has."""
-        made = {**dict.fromkeys(stamp["made"], "none"), **self.made(stage)}
-        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made_now(stage, stamp))
+
+    def made_now(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> dict[str, str]:
+        """The present digests of the outputs of *stage*, also of those in *stamp* that do not exist any more."""
+        return {**dict.fromkeys(stamp["made"], NONE), **self.made(stage)}
+
+    def of_present(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> dict[str, Any]:
+        """:meth:`of`, with the digests in *stamp* of inputs that do not exist any more: they were deleted."""
+        of = self.of(stage)
+        settings = stage.depends_on(self._run)
+        deleted = {
+            name: digest
+            for name, digest in stamp["of"].items()
+            if name not in settings and of.get(name, NONE) == NONE and str(digest).startswith(SHA256)
+        }
+        return {**of, **deleted}
 
 
 def partial_of(stamp: Path) -> Path:
@@ -143,7 +158,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     names = sorted(different, key=lambda name: ("/" in name, name))
     shown = names if len(names) <= 4 else names[:3]
-    missing = [name for name in shown if new.get(name) == "none" and ("/" in name or "." in name)]  # not a setting
+    missing = [name for name in shown if new.get(name) == NONE and ("/" in name or "." in name)]  # not a setting
     changed = [name for name in shown if name not in missing] + [f"{len(names) - 3} more"] * (len(names) > 4)
     clauses = [f"{', '.join(changed)} changed"] * bool(changed)
     clauses += [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"] * bool(missing)

@@ -481,6 +481,39 @@ def test_an_encoding_of_a_user_gets_its_flag_trains_and_is_searched(data_bin, tm
     assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample))
 
 
+class Gated(PositionEncoding):
+    """A bias that reads the queries, as in CoPE (arXiv:2405.18719): each query has its own measure of distance."""
+
+    def bias(self, q, k, padding):
+        key = torch.arange(k.size(2), dtype=q.dtype)
+        distance = (key[k.size(2) - q.size(2) :].unsqueeze(1) - key).abs()
+        return -torch.sigmoid(4 * q.sum(-1, keepdim=True)) * distance
+
+
+class Weighted(PositionEncoding):
+    """Adds to the output how far the attention looks back."""
+
+    def values(self, weights):
+        key = torch.arange(weights.size(3), dtype=weights.dtype)
+        return weights @ key.unsqueeze(1) / 10
+
+
+@pytest.mark.parametrize("encoding", [Gated, Weighted])
+def test_a_bias_of_queries_and_added_values_are_those_of_each_layer_without_further_attributes(
+    monkeypatch, build, encoding
+):
+    outputs, sample = [], sentences((7, 7, 7))
+    for shared in (True, False):
+        monkeypatch.setitem(ENCODINGS, "own", type("Own", (encoding,), {"shared": shared}))
+        torch.manual_seed(3)
+        model = fast(build(position_encoding="own", encoder_layers=2, decoder_layers=2))
+        searched = search_both_ways(model, sample, bound=encoding is Gated)
+        assert_scores_of_the_full_pass(model, sample, searched)
+        target = torch.arange(4, 25).view(3, 7)
+        outputs.append(model(**sample["net_input"], prev_output_tokens=target)[0])
+    torch.testing.assert_close(*outputs)
+
+
 def read_powers(value, flag):
     try:
         return [float(power) for power in value.split(",")]

@@ -142,6 +142,7 @@ def test_sentencepiece_covers_every_character_and_long_lines(tmp_path):
     [
         ("你好，世界！（２）", "你好，世界！（２）"),  # SentencePiece's own rules make , ! (2) of these
         ("น้ำ ຳ ﬁ ½ …", "น้ำ ຳ ﬁ ½ …"),
+        ("\u09df \u09af\u09bc \u095c", "\u09df \u09af\u09bc \u095c"),  # NFC would decompose the first and the last one
         (unicodedata.normalize("NFD", "für 한국 がっこう"), "für 한국 がっこう"),
         ("ê\u0301 e\u0302\u0301 ẹ\u0302 e\u0302\u0323 하\u11ab", "ế ế ệ ệ 한"),  # partly composed
         ("5\u00a0%\u3000a\u200bb\tc\ufeff\u2028 d", "5 % a b c d"),

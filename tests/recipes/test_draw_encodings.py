@@ -50,7 +50,7 @@ def test_the_added_scores_are_those_of_the_formula(build, name):
 def test_the_bound_is_that_of_the_paper():
     """By hand, for a head of 4: S_1 = 1, S_2 = 1 + exp(1j * distance * (1 - 1/100)) up to a common rotation."""
     at = [(1 + abs(2 * math.cos(distance * (1 - 0.01) / 2))) / 2 for distance in range(50)]
-    assert bound(4, 10000.0, 49) == pytest.approx(at)
+    assert bound([1.0, 0.01], 49) == pytest.approx(at)  # 10000^(-2t/4)
 
 
 def test_each_model_has_a_row_and_each_head_a_panel(build):

@@ -359,7 +359,7 @@ def test_a_finished_model_is_not_taken_for_one_of_another_precision(work):
     other = run(work, "precision=bf16", "--name other").experiment
     assert trained_with(other) == ("bf16", "the CPU", True)
     trained = checkpoints(work)
-    assert run(work, "precision=fp32").ran[0] == 7, "it resumes at its end"
+    assert run(work, "precision=fp32").ran == []
     assert trained.items() <= checkpoints(work).items()
 
 
@@ -436,6 +436,7 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     flags = ["max_epochs=3", "average_checkpoints=3"]
     experiment = run(work, *flags).experiment
     (experiment.checkpoints / "checkpoint2.pt").unlink()
+    experiment.averaged.unlink()
     monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train after its last epoch
     with pytest.raises(StageError) as refused:
         run(work, *flags)
@@ -450,10 +451,54 @@ def test_a_training_that_patience_ends_early_can_average_the_checkpoints_that_it
     flags = ["max_epochs=3", "average_checkpoints=3"]
     experiment = run(work, *flags).experiment
     (experiment.checkpoints / "checkpoint3.pt").unlink()
+    experiment.averaged.unlink()
     monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train, which does not go on
     with pytest.raises(StageError, match=r"average fewer \(average_checkpoints=2\), "):
         run(work, *flags)
     check_checkpoints(described(work, "max_epochs=3", "average_checkpoints=2"))
+
+
+def test_checkpoints_can_be_deleted_once_they_are_averaged(work, capsys):
+    flags = ["max_epochs=3", "average_checkpoints=2"]
+    experiment = run(work, *flags).experiment
+    averaged = experiment.averaged.read_text()
+    for deleted in ("checkpoint[13].pt", "checkpoint*.pt"):
+        for path in experiment.checkpoints.glob(deleted):
+            path.unlink()
+        capsys.readouterr()
+        assert run(work, *flags).ran == []
+        assert "stage 7: train: done before, skipped; its checkpoints were deleted" in capsys.readouterr().out
+        assert run(work, *flags, f"beam={len(deleted)}").ran == [9, 10]
+        assert run(work, *flags).ran == [9, 10]
+        Runner(described(work, *flags), MODEL_STAGES).refuse_stale_inputs(TRANSLATE)
+    assert experiment.averaged.read_text() == averaged
+    assert run(work, "max_epochs=4", "average_checkpoints=2").ran == [7, 8, 9, 10]
+    experiment.averaged.unlink()
+    for path in experiment.checkpoints.glob("checkpoint*.pt"):
+        path.unlink()
+    assert run(work, "max_epochs=4", "average_checkpoints=2").ran == [7, 8, 9, 10]
+
+
+def test_settings_of_the_device_change_no_finished_training(work):
+    run(work)
+    before = tree(work)
+    assert run(work, "tokens_per_device=512").ran == [] and tree(work) == before
+    longer = ["max_epochs=2", "tokens_per_device=512"]
+    experiment = run(work, *longer)
+    assert experiment.ran == [7, 8, 9, 10]
+    assert Stamps(experiment.experiment).last(TRAIN)["of"]["tokens_per_device"] == 512
+    assert run(work, *longer).ran == [] and run(work, "max_epochs=2").ran == []
+
+
+def test_an_average_of_more_checkpoints_than_there_are_moves_no_results(work):
+    experiment = run(work, "max_epochs=3").experiment
+    for number in (1, 2):  # fairseq-train keeps as many as are averaged
+        (experiment.checkpoints / f"checkpoint{number}.pt").unlink()
+    before = tree(work)
+    with pytest.raises(StageError, match=r"average fewer \(average_checkpoints=1\), "):
+        run(work, "max_epochs=3", "average_checkpoints=2")
+    assert tree(work) == before
+    assert run(work, "max_epochs=3").ran == []
 
 
 def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch):
@@ -509,10 +554,13 @@ def test_the_list_has_each_model_folder_with_its_scores_and_changed_settings(wor
     changed.score.unlink()
     assert listed() == [
         [f"models in {work}:"],
-        ["model folder", "sacreBLEU", "chrF2++", "changed settings"],
+        ["model folder", "sacreBLEU", "chrF", "changed settings"],
         ["transformer_rope.seed1", "23.46", "45.10", few],
         ["transformer_rope.seed1.b", "-", "-", f"dropout=0.0, learning_rate=0.001, {few}"],
     ]
+    metrics = [{"name": "chrF2", "score": 31.25}]  # of Chinese, for example
+    experiment.score.write_text(json.dumps({"systems": [{"metrics": metrics}]}))
+    assert listed()[2][:3] == ["transformer_rope.seed1", "-", "31.25"]
 
 
 def test_the_history_of_another_training_without_checkpoints_is_removed(work):

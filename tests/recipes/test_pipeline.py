@@ -331,6 +331,8 @@ def test_another_value_of_any_setting_that_a_stage_reads_changes_its_stamp(finis
     of_test_set.write_text("".join(f"[{lang}] {copied}/bpe/test.{lang}: 12 sents,\n" for lang in ("en", "de")))
     for dry_run, stage in itertools.product((True, False), needed(STAGES, describe("demo", *words(copied)))):
         experiment = describe("demo", *words(copied, "--gpus", "0"))
+        if stage is TRAIN:  # the settings of the device count until the training has ended
+            Stamps(experiment).path(stage).unlink(missing_ok=True)
         settings, stamp = experiment.settings, Stamps(experiment).of(stage)
         experiment.dry_run, experiment.settings = dry_run, Recording(settings)
         stage.run(experiment, Idle(stage))
@@ -687,6 +689,11 @@ def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied,
     assert changed in refused(copied, "--stage", "6", "--set", "vocab_size=240")
     other_bpe = "stage 6: binarise needs stage 3 (normalise and tokenise) to run first, since --bpe changed"
     assert other_bpe in refused(copied, "--stage", "6", "--bpe", "sentencepiece")
+    shutil.rmtree(copied / "tokenised")
+    deleted = "stage 7: train needs stage 4 (clean and split) to run first, since max_words changed: run with --stage 4"
+    assert deleted in refused(copied, "--stage", "7", "--set", "max_words=9")
+    no_file = "stage 10: score needs stage 1 (fetch the test set) to run first, since test_files changed"
+    assert no_file in refused(copied, "--stage", "10", "--set", "test_files=typo.{lang}")
     (copied / "clean" / "train.de").unlink()
     missing = "which stage 4 (clean and split) makes: run with --stage 4"
     assert missing in refused(copied, "--stage", "5")

@@ -8,6 +8,7 @@ import pytest
 from fairseq_rope.positions import ENCODINGS
 from recipes.compare.__main__ import main as compare
 from recipes.pipeline.__main__ import main
+from recipes.run.machine import code_of
 from tests.commands import ROOT, run_program
 from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, run_here, setting_flags, small_corpus, usage_error
 
@@ -36,6 +37,9 @@ def test_a_comparison_and_a_recipe_train_export_and_score_an_encoding_of_the_use
     (results,) = (tmp_path / "work").glob("compare*/results.json")
     runs = json.loads(results.read_text())["runs"]
     assert {system: [run["seed"] for run in of] for system, of in runs.items()} == {"rope": [1], "recency": [1]}
+    (process,) = runs["recency"][0]["training"]["processes"]
+    commit, _, code = process["commit"].partition(", user_dir ")
+    assert code == code_of(folder) and ", " not in commit, "the report says so if trainings differ in it"
     printed = run_here([*words, "--gpus", "0", "--stop-stage", "11", "--", *MINE, "--recency-strength", "0.5"])
     assert printed.count(f"--user-dir '{folder}'") == 4, "train, average, translate, export"
     model = next((tmp_path / "work").glob("transformer_rope.seed1.*/averaged.pt"))
@@ -44,6 +48,19 @@ def test_a_comparison_and_a_recipe_train_export_and_score_an_encoding_of_the_use
     run_program("python", "-m", "recipes.pipeline", *words, *start, "--gpus", 0, "--dry-run", "--", *MINE, cwd=ROOT)
     (exported,) = (tmp_path / "work").glob("transformer_rope.seed1.*/ctranslate2/fairseq_rope.json")
     assert json.loads(exported.read_text())["target"] == "de"
+
+
+def test_the_code_of_a_user_dir_is_known_by_all_its_python_files(tmp_path):
+    (tmp_path / "mine").mkdir()
+    codes = [code_of(tmp_path)]
+    for name, text in (("__init__.py", "1"), ("mine/a.py", "2"), ("mine/a.py", "3"), ("mine/b.py", "2")):
+        (tmp_path / name).write_text(text)
+        codes.append(code_of(tmp_path))
+    (tmp_path / "mine" / "b.py").rename(tmp_path / "c.py")
+    codes.append(code_of(tmp_path))
+    assert len({*codes}) == 6 and all(re.fullmatch("[0-9a-f]{12}", code) for code in codes)
+    (tmp_path / "notes").write_text("4")
+    assert code_of(tmp_path) == codes[-1]
 
 
 def test_a_user_dir_that_does_not_exist_or_registers_nothing_is_refused(tmp_path, mine, capsys):

@@ -78,6 +78,34 @@ PARTS = {
 }
 
 
+@pytest.mark.parametrize("name", ["t5", "transformer-xl", "own"])
+def test_an_encoding_chooses_its_own_initial_values(build, name, monkeypatch):
+    """RoBERTa draws all linear layers and embeddings from N(0, 0.02)."""
+
+    class Own(ENCODINGS["none"]):
+        def __init__(self):
+            super().__init__()
+            self.table, self.linear = torch.nn.Embedding(3, 4), torch.nn.Linear(2, 2)
+            self.reset_parameters()
+
+        def reset_parameters(self):
+            for number, parameter in enumerate(self.parameters(), 1):
+                torch.nn.init.constant_(parameter, float(number))
+
+    monkeypatch.setitem(ENCODINGS, "own", Own)
+    model = build("roberta_rope", position_encoding=name, encoder_layerdrop=0.5, **SIZES)
+    for layer in model.encoder.sentence_encoder.layers.children():
+        position = layer.self_attn.position
+        values = [parameter.detach().clone() for parameter in position.parameters()]
+        assert values
+        if name == "own":
+            assert [set(value.flatten().tolist()) for value in values] == [{1.0}, {2.0}, {3.0}]
+        else:  # of the same spread as those of the class
+            position.reset_parameters()
+            value, again = (max(of, key=torch.numel) for of in (values, position.parameters()))
+            assert float(value.std()) == pytest.approx(float(again.detach().std()), rel=0.3)
+
+
 @pytest.mark.parametrize(
     "name, parts", [*((name, "usual") for name in FAIRSEQS), ("none", "before"), ("none", "noise")]
 )
