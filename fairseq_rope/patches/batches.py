@@ -96,7 +96,10 @@ def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
     are_blocks = option_value(getattr(task, "args", None), "sample_break_mode") in (None, "none")
     positions = bound.arguments["max_positions"]
     too_long = f"{skipped:,} of {samples:,} samples have more tokens than the model has positions, {positions}"
-    instead = f"give --tokens-per-sample {positions} or less"
+    instead = (
+        f"give --tokens-per-sample {positions} or less, or --model-overrides \"{{'max_target_positions': N}}\" if "
+    )
+    instead += "the positions are not learned"
     if skipped and skipped == samples:
         raise InputError(f"{too_long}: {instead}")
     if skipped and are_blocks:

@@ -339,14 +339,18 @@ def test_an_evaluation_that_leaves_out_samples_says_so(text_bin, tmp_path):
     with pytest.raises(InputError, match=r"^sentence \d+ has 32 tokens, more than --max-tokens 20: give 32 or more$"):
         call("fairseq-eval-lm", text_bin, *words, "--tokens-per-sample", 32, "--max-tokens", 20)
     too_long = "samples have more tokens than the model has positions, 32"
-    with pytest.raises(InputError, match=f"^1 of 1 {too_long}: give --tokens-per-sample 32 or less$"):
+    instead = r"""or --model-overrides "\{'max_target_positions': N\}" if the positions are not learned$"""
+    with pytest.raises(InputError, match=f"^1 of 1 {too_long}: give --tokens-per-sample 32 or less, {instead}"):
         call("fairseq-eval-lm", text_bin, *words)
     for flags in (["--tokens-per-sample", 100], ["--context-window", 8, "--tokens-per-sample", 100]):
         log = call("fairseq-eval-lm", text_bin, *words, *flags)
         (warning,) = [line for line in log.splitlines() if too_long in line]
-        of_whole = re.search(r"(\d) of (\d) samples .*: give --tokens-per-sample 32 or less$", warning)
+        of_whole = re.search(rf"(\d) of (\d) samples .*: give --tokens-per-sample 32 or less, {instead}", warning)
         evaluated = int(re.search(r"Evaluated ([\d,]+) tokens", log)[1].replace(",", ""))
         assert int(of_whole[1]) == int(of_whole[2]) - 1 and 0 < evaluated < 32, "the last block"
+    longer = ["--tokens-per-sample", 100, "--model-overrides", "{'max_target_positions': 100}"]
+    log = call("fairseq-eval-lm", text_bin, *words, *longer)
+    assert too_long not in log and int(re.search(r"Evaluated ([\d,]+) tokens", log)[1].replace(",", "")) > 100
     by_line = ["--sample-break-mode", "eos", "--model-overrides"]
     assert "Perplexity" in call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 8}")
     with pytest.raises(InputError, match="^20 of 20 samples have more tokens than the model has positions, 2: give"):
