@@ -5,18 +5,11 @@ The vectors are fairseq's own (``fairseq/modules/positional_embedding.py``), so 
 --decoder-learned-pos``. ``shape`` equals the sinusoids except in training, where it shifts the positions.
 """
 
-from typing import Any
+from functools import partial
 
-from .interface import Option, PositionEncoding
+from .interface import Option, PositionEncoding, natural_number
 
-MAX_SHIFT = 100_000  # a table has a vector for each shift
-
-
-def read_shift(value: Any, flag: str) -> int:
-    """Return *value*, the largest shift; raise a ValueError if it is not an integer from 0 to MAX_SHIFT."""
-    if type(value) is not int or not 0 <= value <= MAX_SHIFT:
-        raise ValueError(f"{flag} {value}: must be an integer from 0 to {MAX_SHIFT}")
-    return value
+READ_SHIFT = partial(natural_number, largest=100_000)  # a table has a vector for each shift
 
 
 class NoPositions(PositionEncoding):
@@ -41,7 +34,12 @@ class Shape(Sinusoidal):
     """
 
     options = {
-        "shape_max_shift": Option(500, "largest number that shape adds to the positions in training", read_shift, True)
+        "shape_max_shift": Option(
+            500,
+            "largest number that shape adds to the positions in training",
+            partial(natural_number, largest=MAX_SHIFT),
+            True,
+        )
     }
 
 

@@ -31,6 +31,14 @@ class Option(NamedTuple):
     in_training_only: bool = False
 
 
+def natural_number(value: Any, flag: str, largest: int = 2**31 - 1, step: int = 1) -> int:
+    """Return *value*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
+    if type(value) is not int or not 0 <= value <= largest or value % step:
+        kind = "an integer" if step == 1 else "an even integer"
+        raise ValueError(f"{flag} {value}: must be {kind} from 0 to {largest}")
+    return value
+
+
 class PositionEncoding(nn.Module):
     """The position encoding of self-attention; this base class encodes no positions.
 

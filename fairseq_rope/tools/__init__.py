@@ -26,9 +26,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Return the parsed flags and the other words; an unknown flag is refused before a missing one is."""
         words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is None:  # else each tool's parser knows its flags
-            for word in words[: words.index("--") if "--" in words else None]:
-                self._refuse_unknown(word)
+        for word in words[: words.index("--") if "--" in words else None]:
+            self._refuse_unknown(word)
         return super().parse_known_args(words, namespace)
 
     def _refuse_unknown(self, word: str) -> None:

@@ -11,15 +11,12 @@ from fairseq.models import register_model
 from fairseq.models.transformer_align import TransformerAlignModel
 
 from .defaults import as_namespace
-from .meaning import refuse_other_model
-from .models import PrunedModel, TransformerRopeModel
+from .models import RopeModel, TransformerRopeModel
 
 
 @register_model("transformer_rope_align")
-class TransformerRopeAlignModel(PrunedModel, TransformerAlignModel):
+class TransformerRopeAlignModel(RopeModel, TransformerAlignModel):
     """fairseq's TransformerAlignModel with our encoder and decoder."""
-
-    refuse_other_model = staticmethod(refuse_other_model)
 
     @staticmethod
     def add_args(parser: ArgumentParser | _ArgumentGroup) -> None:

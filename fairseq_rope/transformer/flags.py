@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerConfig
 
 from ..errors import flag_of
 from ..positions import DEFAULT, ENCODINGS
-from ..positions.interface import SIDES, Option
+from ..positions.interface import SIDES, Option, natural_number
 from .layer_numbers import WITHOUT_POSITIONS
 from .sides import options_of_sides
 
@@ -37,14 +37,6 @@ def one_of(*choices: str) -> Any:
         return str(value)
 
     return read
-
-
-def natural_number(value: Any, flag: str, largest: int = 2**31 - 1, step: int = 1) -> int:
-    """Return *value*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
-    if type(value) is not int or not 0 <= value <= largest or value % step:
-        kind = "an integer" if step == 1 else "an even integer"
-        raise ValueError(f"{flag} {value}: must be {kind} from 0 to {largest}")
-    return value
 
 
 LENGTH_SCALING = Option(

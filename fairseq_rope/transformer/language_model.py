@@ -25,20 +25,12 @@ from ..patches.options import literal
 from .decoder import Decoder
 from .defaults import as_namespace, save_in_configuration
 from .flags import config_class
-from .meaning import refuse_other_model
-from .models import PrunedModel, with_options
+from .models import RopeModel, with_options
 
 
 @register_model("transformer_lm_rope")
-class TransformerRopeLanguageModel(PrunedModel, TransformerLanguageModel):
+class TransformerRopeLanguageModel(RopeModel, TransformerLanguageModel):
     """fairseq's TransformerLanguageModel with our decoder: ``--task language_modeling``."""
-
-    refuse_other_model = staticmethod(refuse_other_model)
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """Return no models, because fairseq's published models are not rotary."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: ArgumentParser | _ArgumentGroup) -> None:

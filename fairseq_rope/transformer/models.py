@@ -46,8 +46,15 @@ def with_options(args: Namespace) -> Iterator[None]:
         del args.model_options
 
 
-class PrunedModel(BaseFairseqModel):
-    """A model whose layers get new numbers when a checkpoint is pruned (``--encoder-layers-to-keep``)."""
+class RopeModel(BaseFairseqModel):
+    """What all models of our layers have in common."""
+
+    refuse_other_model = staticmethod(refuse_other_model)  # called before a checkpoint is loaded for training
+
+    @classmethod
+    def hub_models(cls) -> dict[str, Any]:
+        """Return no models, because fairseq's published models have other layers."""
+        return {}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
@@ -82,20 +89,13 @@ def needs_attention(args: Namespace) -> bool:
 
 
 @register_model("transformer_rope")
-class TransformerRopeModel(PrunedModel, TransformerModel):
+class TransformerRopeModel(RopeModel, TransformerModel):
     """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
 
     Without flags, queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
     cross-attention (without ``--cross-attention-positions``) are not, and no absolute positions are added to the
     embeddings.
     """
-
-    refuse_other_model = staticmethod(refuse_other_model)  # called before a checkpoint is loaded for training
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """Return no models, because fairseq's published models are sinusoidal."""
-        return {}
 
     @classmethod
     def add_args(cls, parser: ArgumentParser | _ArgumentGroup) -> None:

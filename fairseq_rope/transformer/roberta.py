@@ -26,8 +26,7 @@ from ..positions.shaw import Shaw
 from .defaults import as_namespace, save_in_configuration
 from .encoder import Encoder
 from .flags import config_class
-from .meaning import refuse_other_model
-from .models import PrunedModel, with_options
+from .models import RopeModel, with_options
 from .options import SideOptions
 
 
@@ -53,19 +52,12 @@ class RobertaRopeEncoder(RobertaEncoder):
 
 
 @register_model("roberta_rope")
-class RobertaRopeModel(PrunedModel, RobertaModel):
+class RobertaRopeModel(RopeModel, RobertaModel):
     """fairseq's RobertaModel with our encoder: tasks masked_lm, sentence_prediction and sentence_ranking."""
-
-    refuse_other_model = staticmethod(refuse_other_model)
 
     def __init__(self, args: Namespace, encoder: RobertaRopeEncoder) -> None:
         with keeping_positions(encoder.sentence_encoder):
             super().__init__(args, encoder)
-
-    @classmethod
-    def hub_models(cls) -> dict[str, Any]:
-        """Return no models, because fairseq's published models are not rotary."""
-        return {}
 
     @staticmethod
     def add_args(parser: ArgumentParser | _ArgumentGroup) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_rope.lines import count_lines, lines_of
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
+from recipes.pipeline.lengths import MORE_ROOM, of_search
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 
@@ -62,15 +62,15 @@ def lines(path: Path) -> list[str]:
 def check(experiment: Experiment) -> None:
     """Raise a StageError if the test set has too few lines, or if joined lines are too long to translate."""
     sentences = 1 if experiment.unit.has_documents else max(TIMES)  # of the longest line
-    for path in experiment.texts("bpe", ["test"]):
+    for path, limit in zip(experiment.texts("bpe", ["test"]), of_search(experiment).values(), strict=True):
         words = [len(line.split()) for line in lines(path)]
         if len(words) < sentences:
             raise Join().error(f"the test set has {len(words)} lines, and at least {sentences} are needed")
         starts = range(0, len(words) - sentences + 1, sentences)
         longest = max(sum(words[n : n + sentences]) + 1 for n in starts)
-        if longest > LONGEST and not has_room(experiment):
+        if longest > limit:
             unit = "a sentence" if experiment.unit.has_documents else f"{sentences} lines"
-            long = f"the test set has {unit} of {longest} tokens ({path}), more than the {LONGEST} that fairseq takes"
+            long = f"the test set has {unit} of {longest} tokens ({path}), more than the {limit} that fairseq takes"
             raise Join().error(f"{long}: {MORE_ROOM}")
 
 

@@ -146,8 +146,6 @@ class Data(Stage[PaperRun]):
         """
         last = stamps.last(self)
         if last is None:
-            if (run.work / "settings.json").exists():
-                raise InputError(f"--work-dir {run.work}: was begun by an earlier version; choose another folder")
             return
         now = self.depends_on(run)
         changed = ", ".join(name for name in now if last["of"].get(name) != now[name])

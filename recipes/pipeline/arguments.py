@@ -11,7 +11,7 @@ from fairseq_rope.serving.exported_folder import exported_settings
 from fairseq_rope.text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
 from fairseq_rope.text.subwords import SUBWORDS
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.lengths import LONGEST, MORE_ROOM, has_room
+from recipes.pipeline.lengths import MORE_ROOM, of_search
 from recipes.pipeline.settings import NAMES_MODEL, Settings, check_values, read_settings
 from recipes.run.command_line import refuse_work
 from recipes.run.run import ROOT
@@ -102,8 +102,9 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     check_translator(experiment)
     if "{system}" not in settings.start_checkpoint:  # else the systems of a comparison must have their names
         check_start(experiment)
-    if settings.segment_tokens >= LONGEST and not has_room(experiment):
-        allowed = f"must be below the {LONGEST} tokens that fairseq takes, or {MORE_ROOM}"
+    limit = min(of_search(experiment).values())
+    if settings.segment_tokens >= limit:
+        allowed = f"must be below the {limit} tokens that fairseq takes, or {MORE_ROOM}"
         raise SettingsError(f"--set segment_tokens={settings.segment_tokens}: {allowed}")
     if args.manifest is None and _fits(folder / "manifest.tsv", experiment):
         experiment.manifest = folder / "manifest.tsv"

@@ -1,5 +1,6 @@
 """Find sentences that are too long for fairseq to train on or to translate, before training starts."""
 
+import argparse
 import shlex
 from collections.abc import Sequence
 
@@ -10,14 +11,19 @@ LONGEST = 1024  # fairseq's default limit in tokens, including the end of the se
 MORE_ROOM = "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
 
 
-def _set_limits(flags: str) -> bool:
-    return any(word.startswith(("--max-source-positions", "--max-target-positions")) for word in shlex.split(flags))
+def limits(flags: str) -> dict[str, int]:
+    """The largest number of tokens that *flags* of a fairseq program allow, by the side, "source" or "target"."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for side in ("source", "target"):
+        parser.add_argument(f"--max-{side}-positions", dest=side, type=int, default=LONGEST)
+    return vars(parser.parse_known_args(shlex.split(flags))[0])
 
 
-def has_room(experiment: Experiment) -> bool:
-    """Whether the flags of both the model and the search allow more than LONGEST tokens."""
+def of_search(experiment: Experiment) -> dict[str, int]:
+    """The largest number of tokens that both the model and the search allow, by the side."""
     settings = experiment.settings
-    return all(map(_set_limits, (settings.fairseq_train_flags, settings.fairseq_generate_flags)))
+    of_model, of_search = map(limits, (settings.fairseq_train_flags, settings.fairseq_generate_flags))
+    return {side: min(of_model[side], of_search[side]) for side in of_model}
 
 
 def check_lengths(
@@ -25,21 +31,22 @@ def check_lengths(
 ) -> None:
     """Raise a StageError of *stage* for a line that is too long for a batch of *max_tokens*, the model or the search.
 
-    Training lines over LONGEST are allowed: fairseq skips and reports them.
+    Training lines beyond the limit of the model are allowed: fairseq skips and reports them.
     """
-    room_to_train = _set_limits(experiment.settings.fairseq_train_flags)
+    of_model, of_both = limits(experiment.settings.fairseq_train_flags), of_search(experiment)
     existing = [name for name in sets if name != "test" or experiment.settings.test_files]
     for path in experiment.texts(experiment.in_subwords, existing):
         if not path.exists():  # the user removed it after stage 6 to save space
             continue
-        roomy = has_room(experiment) if path.stem == "test" else room_to_train
+        side = "source" if path.suffix == f".{experiment.source}" else "target"
+        limit = (of_both if path.stem == "test" else of_model)[side]
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 tokens = len(line.split()) + 1
-                if tokens > LONGEST and not roomy:
+                if tokens > limit:
                     if path.stem == "train":
                         continue
-                    allowed = f"the {LONGEST} that fairseq takes: divide it, or {MORE_ROOM}"
+                    allowed = f"the {limit} that fairseq takes: divide it, or {MORE_ROOM}"
                 elif tokens > max_tokens and path.stem != "test":
                     larger = "set a larger tokens_per_update, or a larger --max-tokens if you give this flag"
                     allowed = f"the {max_tokens} of a batch: divide it, or {larger}"

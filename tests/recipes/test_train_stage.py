@@ -160,6 +160,11 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
     with pytest.raises(StageError, match=r"bpe/test.en, line 2"):
         check_lengths(experiment(tmp=tmp_path, overrides=positions), 4096)
     check_lengths(experiment(tmp=tmp_path, overrides=[train, generate]), 4096)
+    check_lengths(
+        experiment(tmp=tmp_path, overrides=[flags.partition(" --max-t")[0] for flags in (train, generate)]), 4096
+    )
+    with pytest.raises(StageError, match=r"bpe/valid.de, line 2, has 1024 tokens, more than the 512 that"):
+        check_lengths(experiment(tmp=tmp_path, overrides=["fairseq_train_flags=--max-target-positions=512"]), 4096)
     with pytest.raises(StageError, match=r"bpe/train.de, line 2, has 1024 tokens, more than the 900 of a batch"):
         check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
