@@ -34,12 +34,7 @@ class Shape(Sinusoidal):
     """
 
     options = {
-        "shape_max_shift": Option(
-            500,
-            "largest number that shape adds to the positions in training",
-            partial(natural_number, largest=MAX_SHIFT),
-            True,
-        )
+        "shape_max_shift": Option(500, "largest number that shape adds to the positions in training", READ_SHIFT, True)
     }
 
 
