@@ -26,6 +26,7 @@ from . import (
     ignored,
     indexed,
     loading,
+    mbart,
     moses,
     nan,
     numpy_names,
@@ -344,6 +345,14 @@ PATCHES: list[Patch] = [
         "--sample-break-mode eos, and so generation with a language model, needs np.compat.long, which newer versions "
         "of NumPy do not have, and ends with an AttributeError.",
         "fairseq has int in place of np.compat.long",
+    ),
+    Patch(
+        "fairseq.tasks.translation_from_pretrained_bart.TranslationFromPretrainedBARTTask.args",
+        mbart.OPTIONS,
+        "an unreadable error",
+        "--task translation_from_pretrained_bart, which fine-tunes mBART, reads args, the old name of a task's "
+        "options, and ends with an AttributeError in each program.",
+        "fairseq reads cfg in this task",
     ),
     Patch(
         "fairseq.data.language_pair_dataset.np",
