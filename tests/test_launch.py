@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -14,8 +15,9 @@ import pytest
 from submitit.slurm.slurm import _make_sbatch_string
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.launch import flags, slurm
+from fairseq_rope.launch import flags, local, slurm
 from fairseq_rope.launch.jobs import Launcher, outcomes, visible_gpus
+from fairseq_rope.locks import locked
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 KILLED = "__import__('os').kill(__import__('os').getpid(), 9)"
@@ -34,6 +36,21 @@ def test_each_task_has_its_result_or_the_reason_of_its_failure(tmp_path, monkeyp
     logs = [outcome.failure.partition("(log: ")[2].rstrip(")") for outcome in ended.values() if outcome.failure]
     assert logs == [outcome.log for outcome in ended.values() if outcome.failure]
     assert sorted(map(str, tmp_path.rglob("*.*"))) == sorted(outcome.log for outcome in ended.values()), "only logs"
+
+
+def test_without_locks_no_process_ends_because_of_them(tmp_path, monkeypatch):
+    """Some network file systems have none."""
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fairseq_rope.locks.fcntl.flock", flock)
+    killed = []
+    monkeypatch.setattr("fairseq_rope.launch.local.os.kill", lambda *process: killed.append(process))
+    with locked(tmp_path / "lock") as lock:
+        assert not lock.works
+    local.Starter(tmp_path / "lock", None)._end_after(wait=False)
+    assert not killed
 
 
 @pytest.mark.parametrize(

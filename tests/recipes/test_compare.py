@@ -1079,6 +1079,10 @@ BY_UPDATES = ["--set", "save_every_updates=8", "--set", "max_updates=32"]
             ["--tune", "learning_rate=1,0.1", "--system", "a=--arch transformer --lr 2", "--system", "b=--arch t"],
             "--tune learning_rate: the flags of a contain --lr; drop one of them",
         ),
+        (
+            ["--tune", "learning_rate=1,0.1", "--", "--lr=2"],
+            "the flags of transformer contain --lr=2; drop one of them",
+        ),
         (["--scorer", "a=no-such {hypothesis}"], "--scorer a=no-such {hypothesis}: the program no-such does not exist"),
         (["--scorer", "a=recipes/no-such {hypothesis}"], "the program recipes/no-such does not exist"),
         (["--scorer", "TER=cat {hypothesis}"], "TER is the name of a metric that is built in"),

@@ -440,6 +440,9 @@ def test_the_numbers_are_in_a_csv_file(two):
     expected |= {"lowest_validation_loss": 2, "update_of_lowest_validation_loss": 20}
     expected |= {"sacreBLEU, 2 sentences a line": 16, "updates": 20, "tokens_per_second": 1000, "peak_memory_mib": 1231}
     assert {key: float(other[key]) for key in expected} == expected and run["seed"] == 1
+    rows = [row for row in csv.DictReader(texts(two)["results.csv"].splitlines()) if row["system"] == "<other>"]
+    of_each_seed = two["joined"][1]["scores"]["<other>"]
+    assert [float(row["sacreBLEU, 2 sentences a line"]) for row in rows] == of_each_seed and len({*of_each_seed}) == 2
 
 
 def test_the_main_table_is_in_a_latex_file(two):

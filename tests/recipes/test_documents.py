@@ -310,6 +310,12 @@ def join(folder, source, target, tokens, share=None):
 # -- the tool ----------------------------------------------------------------------------------------
 
 
+def test_the_lengths_of_training_segments_are_drawn_in_the_same_way_each_time(tmp_path):
+    texts = [*"abcdefgh"] * 20, [*"ABCDEFGH"] * 20
+    first = join(tmp_path, *texts, 9, share=1)
+    assert join(tmp_path, *texts, 9, share=1) == first and len({len(source.split()) for source, _ in first}) > 2
+
+
 def test_a_segment_fits_on_both_sides_and_ends_with_its_document(tmp_path):
     source = ["a a", "b", "c c c", "", "d", "", "", "e e", "f"]
     target = ["A", "B B", "C C C", "", "D", "", "", "E", "F"]

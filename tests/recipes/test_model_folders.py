@@ -396,6 +396,30 @@ def test_results_of_other_settings_move_to_earlier(work, capsys):
     assert beams(model / "earlier" / "2") == {"hypotheses.de": 1, "score.json": 1, "settings": 1}
 
 
+def test_results_of_later_stages_with_other_settings_move_too_with_the_record_of_their_run(work):
+    model = run(work).experiment.model
+    joined, record = model / "joined" / "2.de", (model / "run.yaml").read_bytes()
+    joined.parent.mkdir()
+    joined.write_text("of beam 4")
+    of_stage_14 = {"of": {"beam": 4}, "made": {f"{model.name}/joined/2.de": "sha256:x"}}
+    (model / "stamps" / "14.json").write_text(json.dumps(of_stage_14))
+    run(work, "beam=1")
+    assert (model / "earlier" / "1" / "joined" / "2.de").read_text() == "of beam 4" and not joined.parent.exists()
+    assert (model / "earlier" / "1" / "run.yaml").read_bytes() == record
+
+
+def test_a_stage_that_ends_without_its_outputs_is_not_done(work):
+    class Idle(type(AVERAGE)):
+        def run(self, experiment, shell):
+            pass
+
+    experiment = run(work).experiment
+    experiment.averaged.unlink()
+    with pytest.raises(StageError, match=r"stage 8: .* ended without writing .*/averaged\.pt$"):
+        ensure(experiment, Idle())
+    assert not Stamps(experiment).path(AVERAGE).exists()
+
+
 def test_a_longer_training_keeps_the_average_of_the_shorter_one(work):
     model = run(work).experiment.model
     short = (model / "averaged.pt").read_text()
@@ -515,8 +539,8 @@ def test_large_files_are_compared_by_contents_and_hashed_once(work, monkeypatch)
     trained = checkpoints(work)
     files = [*described(work).binary_data, *described(work).binary_sets(TEST), *(work / "raw").iterdir()]
     assert {str(path) for path in files} <= {*hashed}
-    change_data(work, "data B")
-    run(work)
+    change_data(work, "data B")  # of the same size
+    assert run(work).ran == [7, 8, 9, 10]
     change_data(work, "data A")
     os.utime(work / "data-bin" / "train.en-de.en.bin", (1, 1))
     assert run(work).ran == []

@@ -74,6 +74,11 @@ def test_written_settings_are_read_back_unchanged(changed, tmp_path):
     assert read_settings(tmp_path / "written.yaml") == settings
 
 
+def test_flags_after_a_lone_double_hyphen_keep_their_quotes():
+    scaling = ["--rope-scaling", '{"rope_type": "linear", "factor": 4}']
+    assert shlex.split(described(flags=["--", *scaling]).settings.fairseq_train_flags) == scaling
+
+
 def test_help_describes_every_setting(capsys):
     with pytest.raises(SystemExit, match="^0$"):
         main(["demo", "--help"])  # as recipes/demo/run.sh does

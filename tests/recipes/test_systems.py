@@ -200,12 +200,22 @@ def test_wrong_choices_of_systems_are_refused_by_name(tmp_path, text, flags, mes
             "--slurm additional_parameters=x: submitit's additional_parameters is a dictionary, and not a flag here",
         ),
         (["--launcher", "slurm", "--slurm", "nodes=2"], "--slurm nodes=2: must be 1, because each job is one process"),
+        (
+            ["--launcher", "slurm", "--slurm", "nodes=12"],
+            "--slurm nodes=12: must be 1, because each job is one process",
+        ),
+        (
+            ["--launcher", "slurm", "--slurm", "ntasks_per_node=2"],
+            "--slurm ntasks_per_node=2: must be 1, because each job is one process",
+        ),
         (["--launcher", "slurm"], "--launcher slurm: needs --slurm time=MINUTES; submitit would ask for 5 minutes"),
     ],
 )
 def test_wrong_flags_of_the_launcher_are_refused_by_name(flags, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         launch.refuse_contradictions(build_parser().parse_args(["demo", *flags]))
+    one = ["--slurm", "nodes=1", "--slurm", "time=9"]
+    launch.refuse_contradictions(build_parser().parse_args(["demo", "--launcher", "slurm", *one]))
 
 
 # -- runs -------------------------------------------------------------------------------------------
@@ -610,6 +620,10 @@ def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
         assert f"#SBATCH {line}\n" in text
     assert "module load a\nb\n" in text and re.search("^srun .* --x 1 ", text, re.M)
     assert "#SBATCH --error" not in text, "the log that messages name has all output"
+    two = replace(run, gpus=2)
+    assert launch.launcher_of(arguments(launcher="slurm", slurm=["time=9"]), two).slurm["gpus_per_node"] == 2
+    own = arguments(launcher="slurm", slurm=["time=9", "gpus_per_node=4"])
+    assert launch.launcher_of(own, two).slurm["gpus_per_node"] == 4
     with pytest.raises(InputError, match="--slurm tme=600: "):
         launch.launcher_of(arguments(launcher="slurm", slurm=["tme=600"]), run)
 

@@ -57,6 +57,12 @@ def test_unusual_plain_text_does_not_count_as_tokenised(text):
     assert looks_tokenised(lines) == 0 and looks_subworded(lines) == 0
 
 
+@pytest.mark.parametrize("looks, line", [(looks_subworded, "M@@ ann"), (looks_tokenised, "Nord @-@ Süd")])
+def test_marks_in_1_of_20_lines_are_enough(looks, line):
+    assert looks(["Ja"] * 19 + [line]) == 20
+    assert looks(["Ja"] * 20 + [line]) == 0
+
+
 @pytest.mark.parametrize(
     "lines, plain, undone",
     [

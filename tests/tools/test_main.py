@@ -227,6 +227,24 @@ def test_a_folder_with_the_name_of_an_output_keeps_all_old_files(tmp_path):
     assert (tmp_path / "a").read_text() == "old" and sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_no_old_file_stays_beside_a_new_one(tmp_path, monkeypatch):
+    """A process is killed between two renames, here by an error."""
+    paths, replace = [tmp_path / "a", tmp_path / "b"], os.replace
+    for path in paths:
+        path.write_text("old")
+
+    def killed(source, target):
+        if target == str(paths[1]):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt), written_whole(*map(str, paths)) as files:
+        for file in files:
+            file.write(b"new")
+    assert paths[0].read_text() == "new" and not paths[1].exists()
+
+
 def test_an_error_when_the_output_gets_its_name_names_the_output(tmp_path, monkeypatch):
     def refuse(source, target):  # as in a folder with the sticky bit, where the file of another user cannot be replaced
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
