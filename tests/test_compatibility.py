@@ -580,11 +580,29 @@ def test_layers_to_keep_builds_the_model_of_those_layers(data_bin, model_path):
 def test_a_training_starts_from_some_layers_of_a_checkpoint(data_bin, model_path, tmp_path, kept):
     """fairseq's own transformer fails with these flags. With a learning rate of 0, the weights stay the same."""
     start = ["--finetune-from-model", model_path, *kept, "--lr", 0, "--warmup-init-lr", 0]
-    train(data_bin, tmp_path, *start, "--store-ema", "--ema-fp32", "--ema-decay", 1.0)
+    average = ["--store-ema", "--ema-fp32", "--ema-decay", 1.0]
+    train(data_bin, tmp_path, *start, *average)
     state = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))
-    for average in ("ema", "ema_fp32_params"):  # begins with the weights
-        for name, weight in state["extra_state"][average].items():
-            assert name.endswith("version") or torch.equal(weight, state["model"][name]), name
+
+    def assert_begins_with(expected, averages):
+        for name, weight in averages.items():
+            assert name.endswith("version") or torch.equal(weight, expected[name]), name
+
+    for name in ("ema", "ema_fp32_params"):
+        assert_begins_with(state["model"], state["extra_state"][name])
+    train(data_bin, tmp_path, *start, *average, "--max-epoch", 2)  # resumes, with the flags still given
+    resumed = load_checkpoint(str(tmp_path / "checkpoint_last.pt"))["extra_state"]["ema"]
+    assert_begins_with(state["model"], resumed)
+    assert resumed.keys() == state["extra_state"]["ema"].keys()
+    # From a checkpoint that has an average: twice its weights.
+    with_average = load_checkpoint(str(model_path))
+    with_average["extra_state"]["ema"] = {name: 2 * weight for name, weight in with_average["model"].items()}
+    torch.save(with_average, tmp_path / "with_average.pt")
+    start[1] = tmp_path / "with_average.pt"
+    train(data_bin, tmp_path / "again", *start, *average)
+    again = load_checkpoint(str(tmp_path / "again" / "checkpoint_last.pt"))
+    doubled = {name: 2 * weight for name, weight in again["model"].items()}
+    assert_begins_with(doubled, again["extra_state"]["ema"])
     (whole,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert (len(model.encoder.layers), len(model.decoder.layers)) == ((1, 2) if "1" in kept else (2, 1))

@@ -43,6 +43,7 @@ ENDED = (
 )
 # Variables with options: for example, SQUEUE_PARTITION hides the jobs of other partitions.
 OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # where SLURM is, and the token of the user
 # sbatch's variables precede the flags of its script. Their names are those of the flags, but for these.
 VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE"}
 NEEDED = ("sbatch", "squeue", "scancel")
@@ -123,12 +124,13 @@ class _Executor(SlurmExecutor):
     job_class = SlurmJob
 
     def _submit_command(self, command: str) -> Any:
-        given = re.findall(r"^#SBATCH --([\w-]+)", self._make_submission_file_text(command, ""), re.M)
-        overriding = tuple(f"SBATCH_{VARIABLES.get(flag, flag.upper().replace('-', '_'))}" for flag in given)
+        in_script = re.findall(r"^#SBATCH --([\w-]+)", self._make_submission_file_text(command, ""), re.M)
+        given = {flag for flag in in_script if flag != "wckey" or flag in self.parameters}  # submitit sets a wckey
+        overriding = {f"SBATCH_{VARIABLES.get(flag, flag.upper().replace('-', '_'))}" for flag in given}
         own = {
             name: value
             for name, value in os.environ.items()
-            if name == "SLURM_CONF" or (name.startswith("SBATCH_") and name not in overriding)
+            if name in OF_CLUSTER or (name.startswith("SBATCH_") and name not in overriding)
         }
         with contextlib.redirect_stderr(io.StringIO()), clean_env():
             os.environ.update(own)

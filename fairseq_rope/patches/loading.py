@@ -313,7 +313,12 @@ def load_model_ensemble_and_task(
     if task is None and _is_language_model_of_generate():
         # fairseq gives it the overrides of the translation model, such as a scaling of RoPE.
         own = flags_of_model("transformer_rope") - flags_of_model("transformer")
-        arg_overrides = {name: value for name, value in (arg_overrides or {}).items() if name not in own}
+        if others := sorted(own.intersection(arg_overrides or {})):
+            names = ", ".join(others)
+            logger.warning(
+                f"--lm-path: --model-overrides of {names} are for the translation model, and not for this one"
+            )
+            arg_overrides = {name: value for name, value in arg_overrides.items() if name not in own}
     data = languages_of(options_of_task(task))
     suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames if file)]  # as fairseq does

@@ -144,7 +144,8 @@ PATCHES: list[Patch] = [
         "With a joined dictionary, a model for the opposite direction loads without an error, and so does a model "
         "with another position encoding. Both are refused with one sentence that names the file. A training with "
         "--store-ema that starts from a checkpoint without an average ends in a KeyError; here the average begins with "
-        "the weights.",
+        "the weights. If the model keeps only some layers (--encoder-layers-to-keep), fairseq puts others into the "
+        "average. A training that resumes without a state of the optimiser gets a warning.",
         "fairseq compares the languages and options of a checkpoint with those of the command",
     ),
     Patch(
@@ -165,7 +166,9 @@ PATCHES: list[Patch] = [
         loading.load_model_ensemble_and_task,
         "wrong results",
         "This row gives load_checkpoint_to_cpu the languages of the data. It names the file if weights do not fit. "
-        "fairseq-validate ignores --bf16; here its models compute in bfloat16.",
+        "fairseq-validate ignores --bf16; here its models compute in bfloat16. fairseq-generate gives "
+        "--model-overrides to the language model of --lm-path, too; here options of transformer_rope, such as a "
+        "scaling of RoPE, are for the translation model alone, with a warning.",
         "the row of load_checkpoint_to_cpu goes, and fairseq-validate converts models for --bf16",
     ),
     Patch(
@@ -429,7 +432,8 @@ PATCHES: list[Patch] = [
         "wrong results",
         "The words of each tail of an adaptive softmax are counted from 0, and fairseq's adaptive_loss leaves out the "
         "word with the number of the padding. So in each tail the second word is not trained, and losses and "
-        "perplexities are too low. With reduce=False it ends in an error.",
+        "perplexities are too low. With reduce=False it ends in an error. A model without adaptive softmax is refused "
+        "with a sentence.",
         "fairseq ignores the padding in the head alone",
     ),
     Patch(

@@ -78,8 +78,16 @@ class PositionEncoding(nn.Module):
 
     def shares_bias(self) -> bool:
         """Return whether all layers have the same bias, which then is computed once per forward pass."""
-        reads = self.overrides("bias") and (self.bias_reads_queries or self.bias_reads_keys)
-        return self.shared and not reads
+        return self.shared and not (self.overrides("bias") and (self._reads_queries() or self.bias_reads_keys))
+
+    @classmethod
+    def _reads_queries(cls) -> bool:
+        """``bias_reads_queries``; True if a subclass of the class that says False has a ``bias`` of its own."""
+        says, has_bias = (
+            next(number for number, one in enumerate(cls.__mro__) if name in vars(one))
+            for name in ("bias_reads_queries", "bias")
+        )
+        return cls.bias_reads_queries or has_bias < says
 
     @classmethod
     def changes_scores(cls) -> bool:

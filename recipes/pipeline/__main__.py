@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if SCORE in chosen:
                 load_tokeniser(experiment.tokenize)
         trains, translates = (
-            stage in chosen and (experiment.dry_run or not runner.is_done(stage)) for stage in (TRAIN, TRANSLATE)
+            stage in chosen and (experiment.dry_run or not runner.stamps.is_done(stage)) for stage in (TRAIN, TRANSLATE)
         )
         if trains and not experiment.dry_run:
             resumed = TRAIN.resumed(experiment)

@@ -25,7 +25,7 @@ DEVICE_SETTINGS = ("tokens_per_device", "precision")
 class Train(TranslationStage):
     number = 7
     title = "train"
-    per_model = trains = of_checkpoints = True
+    per_model = trains = True
     settings = (
         *LEARNT_FROM,
         # Settings that may change when a training resumes; the precision only from or to "auto", which keeps it.

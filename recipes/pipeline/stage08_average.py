@@ -19,7 +19,7 @@ class Average(TranslationStage):
     number = 8
     title = "average the last checkpoints"
     settings = ("average_checkpoints", "save_every_updates")
-    per_model = of_checkpoints = True
+    per_model = True
 
     def inputs(self, experiment: Experiment) -> list[Path]:
         if experiment.training_of:

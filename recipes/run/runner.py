@@ -16,7 +16,7 @@ from recipes.run.run import Run, StageError
 from recipes.run.shell import Shell
 from recipes.run.stage import Stage
 from recipes.run.stage_files import AnyRun
-from recipes.run.stamps import NONE, Partial, Stamps, differences
+from recipes.run.stamps import Partial, Stamps, differences
 
 
 @dataclass
@@ -43,9 +43,6 @@ class Runner(Generic[AnyRun]):
             stage.run(self.run, Shell(stage))
             return True
         stage.prepare(self.run, self.stamps, self.moves)
-        if self._lacks_checkpoints_only(stage):
-            print(f"{title}: done before, skipped; its checkpoints were deleted", flush=True)
-            return False
         missing = [path for path in stage.inputs(self.run) if not path.exists()]
         if missing:
             raise StageError(f"{title} needs {missing[0]}, {self._maker(missing[0])}")
@@ -59,22 +56,6 @@ class Runner(Generic[AnyRun]):
         set_results_aside(self.run, stage, self.stamps, self.moves)
         self._run(stage, title, noted)
         return True
-
-    def is_done(self, stage: Stage[AnyRun]) -> bool:
-        """Whether :meth:`ensure` would skip *stage*."""
-        return self.stamps.is_done(stage) or self._lacks_checkpoints_only(stage)
-
-    def _lacks_checkpoints_only(self, stage: Stage[AnyRun]) -> bool:
-        """Whether *stage* is done, but for checkpoints that were deleted after their average had been made."""
-        stamp = self.stamps.last(stage) if stage.of_checkpoints else None
-        if stamp is None or differences(stamp["of"], self.stamps.of_present(stage, stamp)):
-            return False
-        if not stage.trains:
-            is_complete = stamp["of"] == self.stamps.of(stage)
-            return not is_complete and not differences(stamp["made"], self.stamps.made_now(stage, stamp))
-        made = {name: digest for name, digest in self.stamps.made_now(stage, stamp).items() if digest != NONE}
-        averages = [one for one in self.stages if one.of_checkpoints and not one.trains]
-        return made.items() < stamp["made"].items() and any(map(self._lacks_checkpoints_only, averages))
 
     def _run(self, stage: Stage[AnyRun], title: str, noted: Mapping[str, Any]) -> None:
         stamp = self.stamps.path(stage)

@@ -17,7 +17,6 @@ class StageFiles(ABC, Generic[AnyRun]):
     label: str = ""  # of stages with the same number: what their scripts, logs and stamps have in their names
     per_model = False  # whether its outputs are in the folder of the run's own files
     trains = False  # whether it trains a model, which takes most of a run's time
-    of_checkpoints = False  # whether it writes checkpoints, or averages them, after which they can be deleted
 
     @abstractmethod
     def inputs(self, run: AnyRun) -> list[Path]:

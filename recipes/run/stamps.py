@@ -103,14 +103,14 @@ class Stamps:
 
     def changed(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> str:
         """What has changed since *stage* wrote *stamp*, as :func:`differences` says; "" if nothing has."""
-        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], self.made_now(stage, stamp))
-
-    def made_now(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> dict[str, str]:
-        """The present digests of the outputs of *stage*, also of those in *stamp* that do not exist any more."""
-        return {**dict.fromkeys(stamp["made"], NONE), **self.made(stage)}
+        made = {**dict.fromkeys(stamp["made"], NONE), **self.made(stage)}
+        return differences(stamp["of"], self.of(stage)) or differences(stamp["made"], made)
 
     def of_present(self, stage: StageFiles[Any], stamp: dict[str, Any]) -> dict[str, Any]:
-        """:meth:`of`, with the digests in *stamp* of inputs that do not exist any more: they were deleted."""
+        """:meth:`of`, with the digests in *stamp* of inputs that do not exist any more.
+
+        They were deleted, or are in a --data-dir that this command does not give.
+        """
         of = self.of(stage)
         settings = stage.depends_on(self._run)
         deleted = {
@@ -118,7 +118,7 @@ class Stamps:
             for name, digest in stamp["of"].items()
             if name not in settings and of.get(name, NONE) == NONE and str(digest).startswith(SHA256)
         }
-        return {**of, **deleted}
+        return {name: value for name, value in {**of, **deleted}.items() if name in stamp["of"] or value != NONE}
 
 
 def partial_of(stamp: Path) -> Path:

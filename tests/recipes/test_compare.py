@@ -29,7 +29,7 @@ from recipes.compare import page, stage13_join, stage15_report, stages
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.collect import numbers_of_run, tokeniser_of
-from recipes.compare.comparison import compared_sets
+from recipes.compare.comparison import compared_by_program, compared_sets
 from recipes.compare.curves import read_history
 from recipes.compare.stage12_score_with import ScoreWith
 from recipes.compare.stage14_translate_joined import TranslateJoined
@@ -692,6 +692,18 @@ def test_the_tokeniser_is_read_from_a_signature(name):
 def collected(seed, *sets):
     """The collected numbers of a run, whose translations of each of *sets* are those lines."""
     return {"seed": seed, "sets": [{"statistics": statistics(*texts).tolist()} for texts in sets], "scorers": {}}
+
+
+def test_a_program_s_scores_of_a_segment_are_drawn_together():
+    """The score is the mean of the sentences of the drawn segments; here two segments of 1 and 3 sentences."""
+    rows = {"a": [(2.0, 1), (9.0, 3)], "b": [(3.0, 1), (9.0, 3)]}
+    runs = {system: [{"seed": 1, "scorers": {"x": of_segments}}] for system, of_segments in rows.items()}
+    compared = compared_by_program(Scorer("x", "x {hypothesis}"), runs, "a")
+    assert compared["scores"] == {"a": [11 / 4], "b": [12 / 4]}
+    drawn = draw(2, 1000)
+    sums = {system: (drawn @ np.array(of_segments)).T for system, of_segments in rows.items()}
+    means = {system: [of[0] / of[1]] for system, of in sums.items()}
+    assert compared["against_baseline"]["b"]["p_value"] == paired_bootstrap(means["a"], means["b"])["p_value"]
 
 
 def test_collected_numbers_are_compared_without_files():

@@ -460,7 +460,6 @@ def test_a_missing_checkpoint_is_reported_with_a_remedy(work, capsys, monkeypatc
     flags = ["max_epochs=3", "average_checkpoints=3"]
     experiment = run(work, *flags).experiment
     (experiment.checkpoints / "checkpoint2.pt").unlink()
-    experiment.averaged.unlink()
     monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train after its last epoch
     with pytest.raises(StageError) as refused:
         run(work, *flags)
@@ -475,32 +474,10 @@ def test_a_training_that_patience_ends_early_can_average_the_checkpoints_that_it
     flags = ["max_epochs=3", "average_checkpoints=3"]
     experiment = run(work, *flags).experiment
     (experiment.checkpoints / "checkpoint3.pt").unlink()
-    experiment.averaged.unlink()
     monkeypatch.setattr("recipes.run.shell.run_logged", lambda *_: None)  # as fairseq-train, which does not go on
     with pytest.raises(StageError, match=r"average fewer \(average_checkpoints=2\), "):
         run(work, *flags)
     check_checkpoints(described(work, "max_epochs=3", "average_checkpoints=2"))
-
-
-def test_checkpoints_can_be_deleted_once_they_are_averaged(work, capsys):
-    flags = ["max_epochs=3", "average_checkpoints=2"]
-    experiment = run(work, *flags).experiment
-    averaged = experiment.averaged.read_text()
-    for deleted in ("checkpoint[13].pt", "checkpoint*.pt"):
-        for path in experiment.checkpoints.glob(deleted):
-            path.unlink()
-        capsys.readouterr()
-        assert run(work, *flags).ran == []
-        assert "stage 7: train: done before, skipped; its checkpoints were deleted" in capsys.readouterr().out
-        assert run(work, *flags, f"beam={len(deleted)}").ran == [9, 10]
-        assert run(work, *flags).ran == [9, 10]
-        Runner(described(work, *flags), MODEL_STAGES).refuse_stale_inputs(TRANSLATE)
-    assert experiment.averaged.read_text() == averaged
-    assert run(work, "max_epochs=4", "average_checkpoints=2").ran == [7, 8, 9, 10]
-    experiment.averaged.unlink()
-    for path in experiment.checkpoints.glob("checkpoint*.pt"):
-        path.unlink()
-    assert run(work, "max_epochs=4", "average_checkpoints=2").ran == [7, 8, 9, 10]
 
 
 def test_settings_of_the_device_change_no_finished_training(work):

@@ -694,6 +694,10 @@ def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied,
     assert deleted in refused(copied, "--stage", "7", "--set", "max_words=9")
     no_file = "stage 10: score needs stage 1 (fetch the test set) to run first, since test_files changed"
     assert no_file in refused(copied, "--stage", "10", "--set", "test_files=typo.{lang}")
+    # Files of another --data-dir count as deleted.
+    experiment = describe("demo", *words(copied))
+    for experiment.data_dir in (experiment.data_dir, tmp_path / "empty", None):
+        Runner(experiment, STAGES).refuse_stale_inputs(TRAIN)
     (copied / "clean" / "train.de").unlink()
     missing = "which stage 4 (clean and split) makes: run with --stage 4"
     assert missing in refused(copied, "--stage", "5")
