@@ -132,4 +132,6 @@ def refuse_output(path: str, flag: str = "--output") -> None:
 
 def warn(tool: str, message: str) -> None:
     """Print a warning of ``fairseq-rope TOOL`` to standard error."""
+    if sys.stderr is None:  # closed; print would write to standard output
+        return
     print(f"fairseq-rope {tool}: warning: {message}", file=sys.stderr)

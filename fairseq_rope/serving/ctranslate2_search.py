@@ -295,7 +295,8 @@ class Search:
             whole = self.model.score_batch(sources, hypotheses, **options)
             scores = [sum(words.log_probs) * weight for words, weight in zip(whole, weights)]
         order = sorted(range(len(hypotheses)), key=lambda n: -scores[n])
-        if self.replace_unk:
+        chosen = order[: nbest or 1]
+        if self.replace_unk and any("<unk>" in hypotheses[n] for n in chosen):  # the weights need much memory
             with_weights = zip(hypotheses, result.attention)
             hypotheses = [with_copies(words, line, weights, self.separator) for words, weights in with_weights]
-        return [(hypotheses[n], scores[n] / math.log(2)) for n in order[: nbest or 1]]
+        return [(hypotheses[n], scores[n] / math.log(2)) for n in chosen]

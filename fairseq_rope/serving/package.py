@@ -40,6 +40,7 @@ from .target import ExportError, Pair, Scores, Target, Words
 from .translator import Translator
 
 ARGOS_VERSION = "1.9.0"  # of Argos Translate, the first that reads BPE codes
+INDEX = "index.json"  # of the packages that LibreTranslate can download
 SENTENCES = 200  # of the validation set, which are translated
 LOSS = 1.0  # sacreBLEU that the programs' text and search may cost
 LIMITS = {"source": 1024, "target": 256}  # tokens in the longest sentences, CTranslate2's defaults
@@ -339,6 +340,11 @@ def refuse_to_install(folder: str, top: str, replace: bool) -> None:
         if not os.access(path, os.W_OK | os.X_OK):
             beside = "" if path == folder else ": the package is unpacked beside the folder first"
             raise ExportError(f"--install {folder}: no permission to write into {path}{beside}")
+    index = os.path.join(folder, INDEX)
+    if os.path.exists(index) and not replace:
+        with open(index, "rb") as file:
+            if file.read().strip() != b"[]":
+                raise ExportError(f"--install {folder}: has an {INDEX} with packages; --replace empties it")
     pair = top.rpartition("-")[0]
     names = os.listdir(folder) if os.path.isdir(folder) else []
     others = sorted(name for name in names if name.startswith(f"{pair}-"))
@@ -363,7 +369,7 @@ def install(package: str, top: str, folder: str) -> None:
         elif not exchange(new, installed):
             shutil.rmtree(installed)
             os.rename(new, installed)
-    with written_whole(os.path.join(folder, "index.json")) as (index,):
+    with written_whole(os.path.join(folder, INDEX)) as (index,):
         index.write(b"[]\n")
 
 

@@ -73,6 +73,8 @@ class Translator:
         folder = os.fspath(folder)
         refuse_options(threads=threads)
         if sampling is not None:
+            if None in (sampling.topk, sampling.seed):
+                raise TranslateError(f"{sampling}: topk and seed must be numbers")
             refuse_options(sampling_topk=sampling.topk or None, seed=sampling.seed)
             if threads not in (None, 1):
                 raise TranslateError(f"threads {threads}: must be 1 with sampling, because each thread draws by itself")
@@ -95,6 +97,7 @@ class Translator:
             self._search.close()
             raise TranslateError(f"--model {folder}: was replaced while it was loaded; start again")
         self._together = Together(self._search.at_once)
+        self._process = os.getpid()
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()
 
@@ -114,6 +117,8 @@ class Translator:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
+        if os.getpid() != self._process:  # CTranslate2's threads are not there, and it would wait forever
+            raise TranslateError(f"--model {self.folder}: was loaded before os.fork(); load it in the new process")
         thread = threading.get_ident()
         with self._changed:
             if self._is_closed and thread not in self._users:  # a call that began before may end
@@ -160,7 +165,7 @@ class Translator:
     def translate_lines(
         self, lines: Iterable[str], beam: int | None = None, lenpen: float | None = None
     ) -> Iterator[str]:
-        """Yield the translations of *lines* in order, as soon as they are ready.
+        """Yield the translations of *lines* in order. It reads up to 512 lines before it yields their translations.
 
         The translation of an empty line is empty.
 

@@ -696,7 +696,8 @@ def test_a_stage_without_current_inputs_names_the_stage_to_run(tmp_path, copied,
     assert no_file in refused(copied, "--stage", "10", "--set", "test_files=typo.{lang}")
     # Files of another --data-dir count as deleted.
     experiment = describe("demo", *words(copied))
-    for experiment.data_dir in (experiment.data_dir, tmp_path / "empty", None):
+    for folder in (experiment.data_dir, tmp_path / "empty", None):
+        experiment.data_dir = folder
         Runner(experiment, STAGES).refuse_stale_inputs(TRAIN)
     (copied / "clean" / "train.de").unlink()
     missing = "which stage 4 (clean and split) makes: run with --stage 4"

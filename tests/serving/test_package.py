@@ -97,6 +97,17 @@ def test_an_installed_package_replaces_only_itself(run, tmp_path):
     assert not (packages / TOP / "old").exists() and len(list(tmp_path.iterdir())) == 2
 
 
+def test_an_index_of_the_user_s_own_packages_stays_without_replace(run, tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "index.json").write_text('[{"code": "translate-en_fr"}]')
+    sentence = f"--install {packages}: has an index.json with packages; --replace empties it"
+    assert refusal(run, "--install", packages) == sentence
+    assert json.loads((packages / "index.json").read_text()) and not (packages / TOP).exists()
+    run("--install", packages, "--replace")
+    assert json.loads((packages / "index.json").read_text()) == [] and (packages / TOP).exists()
+
+
 @pytest.mark.parametrize("locked", ["", "packages"])
 def test_a_folder_without_permission_to_install_is_refused_before_the_check(run, tmp_path, monkeypatch, locked):
     """Users of these tests can be root, whom the system refuses nothing."""

@@ -32,10 +32,10 @@ import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_rope.errors import InputError
+from fairseq_rope.errors import InputError, warn
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
-from fairseq_rope.serving.ctranslate2_search import with_copies
+from fairseq_rope.serving.ctranslate2_search import Sampling, with_copies
 from fairseq_rope.serving.exported_folder import TranslateError, write_folder
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.subwords import SUBWORDS
@@ -1074,6 +1074,36 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
     assert not translator._search.model.model_is_loaded
     with pytest.raises(TranslateError, match="the translator is closed"):
         translator.translate(["the dog"])
+
+
+def test_a_forked_process_is_refused_and_does_not_wait_forever(model):
+    with Translator(model) as translator:
+        assert translator.translate("the dog")
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                translator.translate("the dog")
+            except TranslateError as refused:
+                os.write(writing, str(refused).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        message = os.read(reading, 1000).decode()
+        os.waitpid(child, 0)
+        assert message == f"--model {model}: was loaded before os.fork(); load it in the new process"
+        assert translator.translate("the dog")
+
+
+@pytest.mark.parametrize("given", [{"seed": None}, {"topk": None}])
+def test_sampling_needs_numbers(model, given):
+    with pytest.raises(TranslateError, match="topk and seed must be numbers"):
+        Translator(model, sampling=Sampling(**given))
+
+
+def test_a_warning_is_not_printed_among_the_translations_if_standard_error_is_closed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr", None)
+    warn("translate", "a line is long")
+    assert capsys.readouterr().out == ""
 
 
 def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
