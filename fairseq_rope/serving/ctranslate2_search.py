@@ -5,6 +5,7 @@ import logging
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,25 +200,28 @@ class Search:
         def start(batch: Sequence[int]) -> list[Any]:  # the first of a batch has the most tokens
             return self._start([words[n] for n in batch], beam, lenpen, limits[batch[0]])
 
-        searches: list[tuple[list[int], list[Any]]] = []
+        def finish(batch: Sequence[int], results: Sequence[Any]) -> None:
+            for n, pending in zip(batch, results):
+                result = pending.result()
+                if self.sampling is not None:
+                    best[n] = self._drawn(sources[n], result, limits[n])
+                    continue
+                if any(len(hypothesis) > limits[n] for hypothesis in result.hypotheses):  # too long
+                    result = start([n])[0].result()
+                best[n] = self._ranked(sources[n], words[n], result, lenpen, limits[n], nbest)
+            done(len(batch))
+
+        searches: deque[tuple[list[int], list[Any]]] = deque()
+        done(sum(not source for source in sources))
         try:
             for batch in self._batches(sources, words):
-                # This many searches at a time need no more memory than one search for the longest line.
-                most_pending = max(1, LONGEST_LINE // (len(sources[batch[0]]) + 1)) ** 2
-                if len(searches) >= most_pending:
-                    searches[-most_pending][1][0].result()
+                # This many searches at a time need no more memory than one search for the longest line. Their results
+                # can have the weights of attention.
+                if len(searches) >= max(1, LONGEST_LINE // (len(sources[batch[0]]) + 1)) ** 2:
+                    finish(*searches.popleft())
                 searches.append((batch, start(batch)))
-            done(sum(not source for source in sources))
-            for batch, results in searches:
-                for n, pending in zip(batch, results):
-                    result = pending.result()
-                    if self.sampling is not None:
-                        best[n] = self._drawn(sources[n], result, limits[n])
-                        continue
-                    if any(len(hypothesis) > limits[n] for hypothesis in result.hypotheses):  # too long
-                        result = start([n])[0].result()
-                    best[n] = self._ranked(sources[n], words[n], result, lenpen, limits[n], nbest)
-                done(len(batch))
+            while searches:
+                finish(*searches.popleft())
         except (RuntimeError, ValueError) as error:
             _refuse_only_its_own(error)
             raise TranslateError(f"CTranslate2 cannot search with this model: {error}") from None

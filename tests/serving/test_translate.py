@@ -33,6 +33,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_rope.errors import InputError, warn
+from fairseq_rope.serving import ctranslate2_search
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
 from fairseq_rope.serving.ctranslate2_search import Sampling, with_copies
@@ -1074,6 +1075,28 @@ def test_threads_get_the_translations_that_one_thread_gets_and_closing_waits_for
     assert not translator._search.model.model_is_loaded
     with pytest.raises(TranslateError, match="the translator is closed"):
         translator.translate(["the dog"])
+
+
+def test_results_are_used_before_more_searches_start_than_the_memory_allows(model, monkeypatch):
+    """Here a line may have 24 tokens: lines of 5 are searched (24 / 6)² at a time, and lines of 11, 2²."""
+    monkeypatch.setattr(ctranslate2_search, "LONGEST_LINE", 24)
+    with Translator(model) as translator:
+        search = translator._search
+        monkeypatch.setattr(search, "_batches", lambda sources, words: ([n] for n in range(len(sources))))
+        start, started, ended, pending = search._start, [], [], []
+
+        def counted(*args):
+            started.append(args)
+            pending.append(len(started) - sum(ended))
+            return start(*args)
+
+        monkeypatch.setattr(search, "_start", counted)
+        for words, most in ((11, 4), (5, 16)):
+            for calls in (started, ended, pending):
+                calls.clear()
+            best = search([["the"] * words] * 40, done=ended.append)
+            assert len({str(one) for one in best}) == 1 and sum(ended) == 40
+            assert max(pending) == most
 
 
 def test_a_forked_process_is_refused_and_does_not_wait_forever(model):
