@@ -8,6 +8,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.logging import meters
 
 from fairseq_rope import checkpoints
 from fairseq_rope.checkpoints import load_checkpoint
@@ -51,6 +52,17 @@ def test_the_other_entries_come_from_the_newest_checkpoint_without_what_belongs_
     state = average(tmp_path, "--num-epoch-checkpoints", "2")
     assert set(state) == {"model", "cfg", "optimizer_history", "extra_state"}
     assert state["extra_state"] == {"epoch": 2}
+
+
+def test_the_average_of_checkpoints_with_meters_can_be_loaded(tmp_path):
+    """fairseq up to 0.8 saved objects with the progress, which torch pickles under their present names."""
+    for number in (1, 2):
+        meters_ = {"loss": meters.AverageMeter(), "wps": meters.TimeMeter(), "wall": meters.StopwatchMeter()}
+        meters_["loss"].update(number)
+        weights = {"w": torch.tensor([float(number)])}
+        save(tmp_path, f"checkpoint{number}.pt", weights, extra_state={"train_meters": meters_})
+    state = average(tmp_path, "--num-epoch-checkpoints", "2")
+    assert state["extra_state"]["train_meters"]["loss"].avg == 2 and state["model"]["w"].tolist() == [1.5]
 
 
 def test_epoch_checkpoints_are_sorted_by_number_and_bounded(tmp_path, capsys):
