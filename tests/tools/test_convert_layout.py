@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.patches import precision
+from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.rotary import LAYOUTS
 from fairseq_rope.tools import convert_layout as layout
 from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
@@ -294,6 +295,18 @@ def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_p
     torch.save(state, path)
     with pytest.raises(SystemExit, match=f"{path}: .*{message}"):
         convert(path, "half", tmp_path / "x.pt")
+
+
+def test_a_rotation_of_the_user_without_layouts_is_refused(trained, monkeypatch):
+    own = type("Own", (ENCODINGS["rope"],), {"options": {}})
+    monkeypatch.setitem(ENCODINGS, "own", own)
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    options = vars(state["cfg"]["model"])
+    for name in [name for name in options if name.startswith("rope_") or "_rope_" in name]:
+        del options[name]
+    options["position_encoding"] = "own"
+    with pytest.raises(layout.LayoutError, match="^its position encoding is own, which has no --rope-layout$"):
+        layout.convert_layout(state, "half")
 
 
 def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
