@@ -3,7 +3,7 @@
 The flags are those of fairseq's ``scripts/average_checkpoints.py``, which cannot load checkpoints on
 torch >= 2.6. Only the sums and one checkpoint are in memory at a time. Everything else in the output comes from the
 first checkpoint, which is the newest one if the last are chosen, without what belongs to its weights: the state of the
-optimizer and the averages of ``--store-ema``.
+optimiser and the averages of ``--store-ema``.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
     path_of: dict[tuple[tuple[str, int], ...], str] = {}  # by the names and checksums of the weights
     for path in paths:
         loaded = load_checkpoint(path)
-        # These belong to the weights of one checkpoint. The state of the optimizer is twice as large as the weights.
+        # These belong to the weights of one checkpoint. The state of the optimiser is twice as large as the weights.
         loaded.pop("last_optimizer_state", None)
         if isinstance(extra_state := loaded.get("extra_state"), dict):
             for name in AVERAGES:

@@ -22,8 +22,8 @@ def limits(flags: str) -> dict[str, int]:
 def of_search(experiment: Experiment) -> dict[str, int]:
     """The largest number of tokens that both the model and the search allow, by the side."""
     settings = experiment.settings
-    of_model, of_search = map(limits, (settings.fairseq_train_flags, settings.fairseq_generate_flags))
-    return {side: min(of_model[side], of_search[side]) for side in of_model}
+    of_each = [limits(flags) for flags in (settings.fairseq_train_flags, settings.fairseq_generate_flags)]
+    return {side: min(allowed[side] for allowed in of_each) for side in of_each[0]}
 
 
 def check_lengths(

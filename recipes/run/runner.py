@@ -60,7 +60,7 @@ class Runner(Generic[AnyRun]):
     def _run(self, stage: Stage[AnyRun], title: str, noted: Mapping[str, Any]) -> None:
         stamp = self.stamps.path(stage)
         stamp.unlink(missing_ok=True)
-        of = self.stamps.of(stage)
+        of = self.stamps.of(stage)  # without the stamp, a training depends on the present settings of its device
         partial = Partial(self.stamps, stage, of)
         folder, begun = self.stamps.folder(stage), time.time()
         shell = Shell(stage, folder / "commands" / f"{stage.file}.sh", self.log(stage), partial, self.locks)
