@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, batch, build, gradient, search
+from fairseq_rope.modules.dropout import Dropout
 from fairseq_rope.positions import rotary
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.pretended_gpu import Waits, WrongDeviceError, to_gpu
@@ -179,3 +180,34 @@ def test_planted_mistakes_are_found(monkeypatch, mistake):
         assert isinstance(error, WrongDeviceError) or "expected scalar type" in str(error)
     else:
         assert len(waits.places) >= LAYERS
+
+
+def test_dropout_on_a_gpu_draws_its_numbers_there():
+    with Waits() as waits:
+        out = Dropout(0.25).train()(to_gpu(torch.ones(500, 40)))
+    assert out.is_cuda and not waits.places
+    left = out.host[out.host != 0]
+    torch.testing.assert_close(left, torch.full_like(left, 1 / 0.75))
+    assert 0.7 < len(left) / 20_000 < 0.8
+
+
+def test_a_gpu_attends_in_16_bits():
+    *_, calls = trained("rope", FUSED)
+    assert calls and {x.dtype for q, k, v, *_ in calls for x in (q, k, v)} == {torch.float16}
+
+
+def test_shared_keys_are_repeated_for_the_kernels_of_a_gpu():
+    """Its kernels that take a mask do not take enable_gqa."""
+    *_, calls = trained("qk-norm, kv heads", PLAIN)
+    assert calls
+    for q, k, v, _, options in calls:
+        assert not options["enable_gqa"] and q.size(1) == k.size(1) == v.size(1)
+
+
+@pytest.mark.parametrize("name", ["rope", "layout half", "xpos", "alibi", "t5", "dynamic scaling"])
+def test_a_model_that_has_computed_on_the_cpu_moves_to_a_gpu(name):
+    model = build(MODELS[name]).train()
+    expected = gradient(model, PLAIN, batch())
+    with Waits():
+        found = gradient(to_gpu(model), PLAIN, to_gpu(batch()))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

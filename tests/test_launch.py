@@ -198,3 +198,20 @@ def test_jobs_that_do_not_end_are_named(squeue, monkeypatch, answer, message):
     monkeypatch.setattr(slurm, "ENDING", 0)
     with pytest.raises(InputError, match=f"^{message}; cancel them with scancel$"):
         slurm.cancel_jobs_in(Path("/out/jobs"))
+
+
+def test_a_late_result_and_a_job_that_slurm_does_not_know_are_waited_for(tmp_path, monkeypatch):
+    """On a network file system, the result can arrive some seconds after the end."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    job = slurm.SlurmJob(tmp_path, "7")
+    for clock[0], given, state in (
+        (1, None, "PENDING"), (60, None, "PENDING"), (61, "RUNNING", "RUNNING"),
+        (100, None, "RUNNING"), (159, None, "RUNNING"), (160, None, "UNKNOWN"),
+    ):  # fmt: skip
+        job.note(given)
+        assert job.state == state
+    ended = slurm.SlurmJob(tmp_path, "8")
+    ended.note("COMPLETED")
+    for clock[0], is_done in ((174.9, False), (175.1, True)):
+        assert ended.done() == is_done

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fairseq.data import FairseqDataset, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from fairseq.tasks import FairseqTask
 
 from fairseq_rope.errors import InputError
 from tests.commands import PLUGIN, call, outputs, train
@@ -149,3 +150,15 @@ def test_the_lengths_of_other_data_sets_are_checked_too():
     with pytest.raises(InputError, match="^sentence 1 has 70 tokens, more than --max-tokens 69: "):
         data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=69)
     assert len(data_utils.batch_by_size([0, 1, 2], lengths.__getitem__, max_tokens=70)) == 3
+
+
+@pytest.mark.parametrize("flag", ["update_epoch_batch_itr", "disable_iterator_cache"])
+def test_batches_are_composed_for_each_epoch_on_request(data_bin, flag):
+    task, ours, earlier = translation_task(data_bin), FairseqTask.get_batch_iterator, []
+    task.load_dataset("train")
+    for epoch in (1, 2, 3):
+        options = {"max_tokens": 200, "seed": 5, "epoch": epoch, flag: True}
+        both = [get(task, task.dataset("train"), **options).frozen_batches for get in (ours, ours.__wrapped__)]
+        actual, of_fairseq = ([list(batch) for batch in batches] for batches in both)
+        assert actual == of_fairseq and actual not in earlier
+        earlier.append(actual)

@@ -342,3 +342,14 @@ def test_fairseqs_adam_is_the_one_of_the_plugin():
     optimizer = FairseqAdam(options, [torch.nn.Parameter(torch.ones(2))])
     assert type(optimizer.optimizer) is optimizers.Adam and optimizer.supports_flat_params
     assert optimizer.supports_memory_efficient_fp16
+
+
+def test_all_that_the_kernel_gets_is_on_the_device_of_the_weights(monkeypatch):
+    given = []
+    monkeypatch.setattr(optimizers, "FUSED_ON", ("meta",))
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *lists, **options: given.append((lists, options)))
+    weight = torch.empty(3, device="meta", requires_grad=True)
+    weight.grad = torch.empty(3, device="meta")
+    adam.Adam([weight], lr=0.1).step(scale=2.0)
+    ((lists, options),) = given
+    assert {each.device.type for part in lists for each in part} == {options["grad_scale"].device.type} == {"meta"}

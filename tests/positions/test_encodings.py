@@ -327,3 +327,11 @@ def test_transformer_xl_is_that_of_fairseqs_speech_encoders():
     expected, _ = theirs(x, x, x, by_distance.unsqueeze(1), key_padding_mask=pad)
     got, _ = ours(x, x, x, key_padding_mask=pad, need_weights=False)
     torch.testing.assert_close(got[~pad.T], expected[~pad.T], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["shaw", "nezha"])
+def test_dropped_weights_add_no_vectors_of_distances(name):
+    attention, x = make(name, "encoder", OPTIONS[name][0]).train(), torch.randn(T, B, C)
+    attention.dropout_module.p = 1.0
+    out, _ = attention(x, x, x, need_weights=False)
+    torch.testing.assert_close(out, attention.out_proj.bias.expand_as(out))

@@ -441,3 +441,10 @@ def test_queries_are_multiplied_by_the_logarithm_of_the_number_of_keys(build, pa
                     torch.testing.assert_close(weights[b, t], expected_weights[b, t], atol=1e-5, rtol=1e-5)
             fused, _ = scaled(x, x, x, **masks, need_weights=False)
             torch.testing.assert_close(fused[~pad.T], out[~pad.T], atol=1e-5, rtol=1e-5)
+
+
+def test_one_longrope_object_changes_its_factors_with_the_length():
+    ours = RopeScaling(scaling("longrope", short_factor=[1] * 4, long_factor=[4] * 4, **{L: 128}))
+    theta = frequencies(8, 10000.0)
+    for length, factor in ((100, 1), (300, 4), (128, 1)):
+        assert torch.equal(ours.frequencies(theta, 10000.0, length), theta / factor)

@@ -81,9 +81,11 @@ def test_float64_bfloat16_and_inference_mode_find_the_same(build, sample):
         assert one[0]["score"].item() == pytest.approx(other[0]["score"].item(), rel=0.05)
 
 
-def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch):
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch, temperature):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
-    generator, sample = SequenceGenerator(models, task.target_dictionary, beam_size=4, max_len_b=20), sentences()
+    options = {"beam_size": 4, "max_len_b": 20, "temperature": temperature}
+    generator, sample = SequenceGenerator(models, task.target_dictionary, **options), sentences()
     made, make = [], Beams.__init__
     monkeypatch.setattr(Beams, "__init__", lambda *args, **kwargs: made.append(args) or make(*args, **kwargs))
     actual = generator.generate(models, sample)

@@ -847,3 +847,12 @@ def test_a_line_without_an_end_is_not_read_into_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert lines[1] == b"the dog" and peak < 4 << 20
+
+
+def test_inputs_with_numbers_of_two_digits_keep_their_shards(run, tmp_path):
+    """The shards of input 11 are not removed with those of input 1."""
+    names = [f"{number}.gz" for number in range(12)]
+    for name in names:
+        write(tmp_path / name, sentences(2))
+    assert run(names) is None
+    assert {name: len(lines) for name, lines in outputs(tmp_path / "out").items()} == {name[:-3]: 2 for name in names}

@@ -379,3 +379,11 @@ def test_a_package_with_other_scores_than_its_model_is_refused(run, tmp_path, mo
     monkeypatch.setitem(export_checks.BOUNDS, None, -1.0)
     assert refusal(run).startswith("the exported model's scores differ from those of the model by 0 per word at most")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_names_licence_and_data_and_a_minisbd_splitter_has_its_place(run, tmp_path):
+    (tmp_path / "en.onnx").write_bytes(b"model")
+    run("--licence", "CC0", "--trained-on", "200 pairs", "--splitter", tmp_path / "en.onnx")
+    with zipfile.ZipFile(tmp_path / NAME) as archive:
+        assert archive.read(f"{TOP}/minisbd/en.onnx") == b"model"
+        assert b"\nLicence: CC0\nData: 200 pairs\n" in archive.read(f"{TOP}/README.md")

@@ -336,3 +336,21 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
     assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
     monkeypatch.setattr(shortlist, "build", lambda _, *limits: limits)
     assert build_shortlist(arguments, settings, task) == (3, 1, "<sep>")
+
+
+def test_the_target_of_a_text_is_tokenised_by_the_rules_of_its_language(aligner, tmp_path):
+    aligner("i")
+    dictionaries = [Dictionary(), Dictionary()]
+    for words, dictionary in zip((["the", "friend"], ["l&apos;", "ami"]), dictionaries, strict=True):
+        for word in words:
+            dictionary.add_symbol(word)
+    (tmp_path / "s").write_text("the friend\n")
+    (tmp_path / "t").write_text("l'ami\n")
+    task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
+    flags = f"--path p --data d --output o --shortlist {tmp_path}/s {tmp_path}/t"
+    moses = {"source": "en", "target": "fr", "dash_splits": False}
+    settings = {"moses": moses, "subwords": None, "target": "fr", "segments": None}
+    assert set(build_shortlist(export.build_parser().parse_args(flags.split()), settings, task).frequent) == {
+        "l&apos;",
+        "ami",
+    }

@@ -1216,3 +1216,37 @@ def test_a_larger_beam_gives_more_translations(model):
         (six,) = translator.translate_n_best(["the dog"], 6, beam=6)
     scores = [score for _, score in six]
     assert len({text for text, _ in six}) == 6 and scores == sorted(scores, reverse=True)
+
+
+def test_the_flags_reach_the_translator(translated, monkeypatch):
+    given = []
+
+    class Noted(Translator):
+        def __init__(self, folder, threads, device, shortlist, replace_unk, sampling):
+            given.append((threads, device, shortlist, replace_unk))
+            super().__init__(folder, threads, "cpu", shortlist, replace_unk, sampling)
+
+    monkeypatch.setattr(translate, "Translator", Noted)
+    for flags in ((), ("--threads", 3, "--device", "auto", "--replace-unk", "--no-shortlist")):
+        assert translated("the dog\n", *flags)[1] is None
+    assert given == [(None, "cpu", True, False), (3, "auto", False, True)]
+
+
+def test_documents_and_n_best_lists_have_the_given_search(documents, monkeypatch):
+    translator, _ = documents
+    given = []
+
+    def search(self, batch, beam=None, lenpen=None, *_):
+        given.append((beam, lenpen))
+        return [[(source, 0.0)] for source in batch]
+
+    monkeypatch.setattr(Translator, "search", search)
+    list(translator.translate_documents([["a"]], 2, 3.0))
+    translator.translate_n_best(["a"], 1, 2, 3.0)
+    assert len(given) > 1 and set(given) == {(2, 3.0)}
+
+
+def test_an_error_names_the_line_of_a_later_chunk(model, monkeypatch):
+    monkeypatch.setattr(translator_module, "LINES", 2)
+    with Translator(model) as translator, pytest.raises(TranslateError, match="^line 6 has the lone"):
+        list(translator.translate_lines([*["dog"] * 5, "\ud800"]))

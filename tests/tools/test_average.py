@@ -323,3 +323,13 @@ def test_only_one_checkpoint_and_the_sum_are_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "load_checkpoint", counting)
     average(tmp_path, "--num-epoch-checkpoints", "4")
     assert counts == [0, 1, 1, 1]  # tensors before each load: none, then only the sum
+
+
+def test_numbered_checkpoints_of_two_folders_are_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, "checkpoint1.pt", {"w": torch.ones(1)})
+    flags = ["--inputs", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path / "out.pt")]
+    with pytest.raises(SystemExit, match="needs one folder of checkpoints as --inputs, got 2"):
+        main([*flags, "--num-epoch-checkpoints", "1"])
+    assert not (tmp_path / "out.pt").exists()

@@ -288,3 +288,12 @@ def test_scores_are_printed_where_the_output_has_no_dash(tmp_path, encoding):
     printed = done.stdout.decode(encoding)
     assert r"sacreBLEU \u2013 detokenised text" in printed and "100.00" in printed
     assert f"{tmp_path}/syst" + ("\xe8me" if encoding == "latin-1" else r"\xe8me") in printed
+
+
+def test_a_file_is_complete_when_it_is_synced(tmp_path, monkeypatch):
+    """A power cut after the sync must not leave a part of it."""
+    sizes, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (sizes.append(os.fstat(number).st_size), fsync(number)))
+    with written_whole(str(tmp_path / "a")) as (file,):
+        file.write(b"x" * 10)
+    assert sizes[0] == 10

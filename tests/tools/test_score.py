@@ -753,3 +753,11 @@ def test_newstest2014_has_the_known_counts_of_reference_tokens(newstest, capsys)
     assert sum(row["sentences"] for row in actual["systems"][0]["sacreBLEU_by_source_length"]) == 3003
     tokenised = [moses_tokeniser("de")(line) for line in read_lines(newstest[0])]
     assert looks_tokenised(read_lines(newstest[0])) == 0 and looks_tokenised(tokenised)
+
+
+def test_a_copy_of_the_baseline_has_the_p_value_1_by_a_program(tmp_path, capsys, program):
+    ref, system = corpus(tmp_path, {1: 0.3}, size=20)
+    flags = ["--sys", system, system, "--ref", ref, "--names", "base", "copy"]
+    flags += ["--scorer", f"words={program} {{reference}}"]
+    _, copy = (metrics(each)["words"] for each in report(capsys, *flags)["systems"])
+    assert copy["p_value"] == 1.0

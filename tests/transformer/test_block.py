@@ -399,3 +399,11 @@ def test_a_model_trains_resumes_averages_and_refuses_other_options(data_bin, tra
     start = ("--finetune-from-model", trained / "checkpoint_last.pt")
     with pytest.raises(InputError, match="checkpoint_last.pt does not fit the model: .*options of the model are not"):
         train(data_bin, tmp_path / "finetuned", *start, "--qk-norm")
+
+
+def test_quantisation_noise_reaches_every_projection(build):
+    noise = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 8}
+    model = build(**noise, ffn_type="glu", attention_type="linear")
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        linear = {name: module for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear)}
+        assert len(linear) >= 7 and not [name for name, module in linear.items() if not module._forward_pre_hooks]
