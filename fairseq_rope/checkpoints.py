@@ -64,7 +64,7 @@ def part_of(state: Mapping[str, Any], part: str) -> Any:
 
 
 def options_of_task(task: Any) -> Any:
-    """Return the options of a fairseq task; fairseq 0.10 calls them ``args``."""
+    """Return the options of a fairseq task; those that are a ``LegacyFairseqTask`` have them as ``args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 

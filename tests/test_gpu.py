@@ -5,12 +5,14 @@ import functools
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, batch, build, gradient, search
+from benchmarks import every_model
+from benchmarks.every_model import FUSED, LAYERS, MODELS, PLAIN, TASK, TOLERANCE, WORDS, batch, build, gradient, search
 from fairseq_rope.modules.dropout import Dropout
 from fairseq_rope.positions import rotary
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
@@ -211,3 +213,13 @@ def test_a_model_that_has_computed_on_the_cpu_moves_to_a_gpu(name):
     with Waits():
         found = gradient(to_gpu(model), PLAIN, to_gpu(batch()))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cfg", "args"])  # of tasks with a configuration, and of those of fairseq 0.10
+def test_masks_of_targets_are_left_out_on_a_gpu_if_the_task_pads_on_the_right(kind, monkeypatch):
+    options = SimpleNamespace(left_pad_target=False)
+    task = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS, **{kind: options})
+    monkeypatch.setattr(every_model, "TASK", task)
+    with recorded_attention() as calls:
+        train_on_gpu({}, PLAIN, torch.float32)
+    assert sum(options["is_causal"] for *_, options in calls) == 2 * LAYERS  # in each layer of two steps

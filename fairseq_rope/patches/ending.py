@@ -39,7 +39,7 @@ def sentence_for(error: BaseException, trace: TracebackType | None) -> str | Non
     if isinstance(error, InputError):
         return str(error)
     if type(error).__name__ == "ProcessRaisedException":  # the end of a process of torch.multiprocessing.spawn
-        refused = re.search(r"^fairseq_rope\.[\w.]*Error: (.*)\s*\Z", str(error), re.MULTILINE)
+        refused = re.search(r"^(?:fairseq_rope\.[\w.]*Error: |ValueError: (?=--))(.*)\s*\Z", str(error), re.MULTILINE)
         return refused[1] if refused else None
     cause = sentence_of_cause(error, trace)
     if cause is not None:

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 from argparse import Namespace
@@ -17,6 +18,8 @@ import torch
 from fairseq import options
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import BaseFairseqModel
+from fairseq.models.nat import FairseqNATModel
+from fairseq.modules import AdaptiveSoftmax
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
@@ -43,6 +46,7 @@ TYPES = {
     "memory_efficient_bf16": "bfloat16",
     "amp": "mixed precision",
 }
+LOCAL_RANK = re.compile(r"^--local-rank(?==|$)")  # as torch.distributed.launch writes the flag since torch 2.0
 
 
 def refuse_two_types(names: Iterable[str]) -> None:
@@ -82,13 +86,14 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 @functools.wraps(_parse_args_and_arch)
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
+    words = [LOCAL_RANK.sub("--local_rank", word) for word in words]
     refuse_two_types(name for name in TYPES if name != "amp" and flag_of(name) in words)
     is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
     parser.error = functools.partial(refuse_flags, parser)
     # Later, the parser also has the flags of tasks, models and others, which can have any names.
     flags = [action.dest for action in parser._actions]
     parts = [group.title for group in parser._action_groups]
-    parsed = _parse_args_and_arch(parser, input_args, *args, **kwargs)
+    parsed = _parse_args_and_arch(parser, words, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
     refuse_numbers(namespace, flags)
     if not (is_second or kwargs.get("suppress_defaults")):  # then the flags were heeded by an earlier call
@@ -103,6 +108,9 @@ def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
     code = getattr(main, "__code__", None)  # its module is __main__ after python -m
     if code is not None and os.path.basename(code.co_filename) == "train.py":
         refuse_precision(cfg.common, cfg.optimization)
+    processes = cfg.distributed_training
+    if cfg.common.cpu and processes.distributed_init_method is None and processes.distributed_backend == "nccl":
+        processes.distributed_world_size = 1  # by default the number of GPUs
     return _call_main(cfg, main, **kwargs)
 
 
@@ -144,19 +152,28 @@ class _OnTheCPU(Tensor):
 
 
 def narrow(model: Any) -> None:
-    """Convert *model* to bfloat16, if its input is words.
+    """Convert *model* to bfloat16, if fairseq's programs can compute with it in this type.
 
-    fairseq-generate gives other models, such as those of speech, their input in float32. They stay as they are.
+    They give models of speech their input in float32. They normalise the output of adaptive softmax in the type of the
+    model, and compute lengths and places of words in it with models that are not autoregressive.
     """
     encoder = getattr(model, "encoder", None)
     if encoder is None:
         reads_words = hasattr(model, "decoder")  # a language model
     else:
         reads_words = any(name.rpartition(".")[2] == "embed_tokens" for name, _ in encoder.named_modules())
-    if reads_words:
+    reasons = {
+        "the input of this model is no text": not reads_words,
+        "adaptive softmax would round probabilities": any(
+            isinstance(each, AdaptiveSoftmax) for each in model.modules()
+        ),
+        "this model is not autoregressive, and would round lengths": isinstance(model, FairseqNATModel),
+    }
+    reason = next((reason for reason, is_so in reasons.items() if is_so), None)
+    if reason is None:
         model.bfloat16()
     else:
-        logger.warning("--bf16: has no effect, because the input of this model is no text")
+        logger.warning(f"--bf16: has no effect, because {reason}")
 
 
 def _set(options: Any, name: str, value: Any) -> None:

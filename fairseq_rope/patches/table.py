@@ -23,10 +23,10 @@ from . import (
     ema,
     ending,
     fasta,
+    huffman,
     ignored,
     indexed,
     loading,
-    mbart,
     moses,
     nan,
     numpy_names,
@@ -38,6 +38,7 @@ from . import (
     roberta,
     saving,
     searching,
+    task_options,
     unknown_words,
 )
 
@@ -350,12 +351,13 @@ PATCHES: list[Patch] = [
         "fairseq has int in place of np.compat.long",
     ),
     Patch(
-        "fairseq.tasks.translation_from_pretrained_bart.TranslationFromPretrainedBARTTask.args",
-        mbart.OPTIONS,
+        "fairseq.tasks.translation.TranslationTask.args",
+        task_options.OPTIONS,
         "an unreadable error",
-        "--task translation_from_pretrained_bart, which fine-tunes mBART, reads args, the old name of a task's "
-        "options, and ends with an AttributeError in each program.",
-        "fairseq reads cfg in this task",
+        "args is the old name of a task's options. --task translation_from_pretrained_bart, which fine-tunes mBART, "
+        "reads it, and so do noisy_channel_translation and tasks of users for fairseq up to 0.10. They end with an "
+        "AttributeError.",
+        "fairseq reads cfg in its tasks",
     ),
     Patch(
         "fairseq.data.language_pair_dataset.np",
@@ -379,6 +381,13 @@ PATCHES: list[Patch] = [
         "fairseq has float in place of np.float",
     ),
     Patch(
+        "fairseq.data.huffman.huffman_coder.HuffmanCoder._unpad",
+        huffman.without_padding,
+        "an unreadable error",
+        "Data of --dataset-impl huffman cannot be read: bitarray 3 has no util.rindex.",
+        "fairseq calls bitarray.find in place of util.rindex",
+    ),
+    Patch(
         "fairseq.options.parse_args_and_arch",
         precision.parse_args_and_arch,
         "wrong results",
@@ -396,8 +405,9 @@ PATCHES: list[Patch] = [
         "an unreadable error",
         "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled'. Here it ends in one sentence "
         "before data are read, and so do --amp with --cpu on a machine with a GPU, and --use-bmuf in types in which "
-        "fairseq would not update the weights.",
-        "fairseq checks these flags before it starts",
+        "fairseq would not update the weights. With --cpu on a machine with several GPUs, fairseq starts a process for "
+        "each GPU, and nccl cannot connect them; here it starts one process.",
+        "fairseq checks these flags before it starts, and --cpu starts one process",
     ),
     Patch(
         "fairseq.trainer.Trainer.__init__",
@@ -415,7 +425,8 @@ PATCHES: list[Patch] = [
         precision.prepare_for_inference_,
         "wrong results",
         "fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32. Models of "
-        "speech, whose input they give in float32, do so here too, after a warning.",
+        "speech, whose input they give in float32, do so here too, after a warning, and so do models with adaptive "
+        "softmax and models that are not autoregressive, with which they would round probabilities and lengths.",
         "these programs convert models for --bf16",
     ),
     Patch(

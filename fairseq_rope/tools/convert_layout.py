@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import InputError, ending_in_one_sentence, refuse_output, warn
+from ..errors import InputError, ending_in_one_sentence, flag_of, refuse_output, warn
 from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _Model(NamedTuple):
         values = next(positions, self.options.cross_position or {})
         if name not in values:  # a user's subclass of RotaryEmbedding
             encodings = " and ".join(dict.fromkeys(side.encoding for side in self.options.sides))
-            raise LayoutError(f"its position encoding is {encodings}, which has no --{name.replace('_', '-')}")
+            raise LayoutError(f"its position encoding is {encodings}, which has no {flag_of(name)}")
         return values[name]
 
 
@@ -118,15 +118,14 @@ def _model(state: dict[str, Any]) -> _Model:
     """Return the options of the rotary model in *state*."""
     from ..checkpoints import part_of
     from ..positions.rotary import LAYOUTS
-    from ..transformer.architectures import ARCHITECTURES
     from ..transformer.defaults import complete
-    from ..transformer.options import read
+    from ..transformer.options import is_ours, read
     from ..transformer.sides import model_name
 
     args = complete(part_of(state, "model"))
     if args is None:
         raise LayoutError("it has no options of its model, neither in cfg nor in args")
-    if model_name(args) not in ARCHITECTURES:
+    if not is_ours(args):
         raise LayoutError(f"its model is {model_name(args)}, which is not rotary")
     model = _Model(args, read(args))
     if not any(_rotates(side) for side in model.options.sides) and model.options.cross_position is None:

@@ -17,7 +17,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel
 from omegaconf import DictConfig, open_dict
 from torch import nn
 
-from ..checkpoints import option_value
+from ..checkpoints import option_value, options_of_task
 from ..modules.attention import SelfAttention
 from ..positions.interface import SIDES
 from .decoder import Decoder
@@ -113,9 +113,9 @@ class TransformerRopeModel(RopeModel, TransformerModel):
         with with_options(args):
             model = super().build_model(args, task)
         save_in_configuration(config, args)
-        cfg = getattr(task, "cfg", None)
-        model.decoder.attention_in_training = needs_attention(args) or bool(getattr(cfg, "load_alignments", False))
-        right_padded = str(getattr(cfg, "left_pad_target", None)) == "False"
+        cfg = options_of_task(task)
+        model.decoder.attention_in_training = needs_attention(args) or bool(option_value(cfg, "load_alignments"))
+        right_padded = str(option_value(cfg, "left_pad_target")) == "False"
         for module in model.decoder.modules():
             if isinstance(module, SelfAttention):
                 module.right_padded = right_padded

@@ -7,10 +7,13 @@ import pytest
 import torch
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, data_utils
 from fairseq.file_chunker_utils import find_offsets
+from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.patches.ending import sentence_for
+from fairseq_rope.positions.rotary import RotaryEmbedding
+from fairseq_rope.positions.scaling import RopeScaling
 from tests.commands import PLUGIN, ROOT, call, run_program, training
 
 
@@ -296,3 +299,22 @@ def test_the_documented_encoding_refuses_a_value_in_one_sentence(data_bin, tmp_p
     last = done.stderr.splitlines()[-1]
     assert last == "fairseq-train: error: --recency-strength -1.0: must be above 0"
     assert done.returncode == 1 and "Traceback" not in done.stderr
+
+
+def refuse_rope_base(rank):
+    RotaryEmbedding(8, base=0.0)
+
+
+def refuse_scaling(rank):
+    RopeScaling({"rope_type": "linear", "factor": 0.5})
+
+
+@pytest.mark.parametrize("refuse, flag", [(refuse_rope_base, "--rope-base 0"), (refuse_scaling, "--rope-scaling")])
+def test_refusals_of_another_process_end_in_one_sentence(refuse, flag):
+    """fairseq-train starts a process for each GPU."""
+    with pytest.raises(ValueError) as in_this_process:
+        refuse(0)
+    assert str(in_this_process.value).startswith(flag)
+    with pytest.raises(ProcessRaisedException) as ended:
+        torch.multiprocessing.start_processes(refuse, nprocs=1, start_method="fork")
+    assert sentence_for(ended.value, ended.tb) == str(in_this_process.value)

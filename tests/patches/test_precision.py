@@ -275,6 +275,28 @@ def test_models_of_speech_keep_their_type(flags, dtype, caplog):
     assert ("--bf16: has no effect" in caplog.text) == bool(flags)
 
 
+SMALL = {f"{side}_{name}": 8 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
+SMALL |= {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+
+
+@pytest.mark.parametrize(
+    "arch, options, reason",
+    [
+        ("transformer_rope", {"adaptive_softmax_cutoff": "10,20"}, "adaptive softmax would round probabilities"),
+        ("nonautoregressive_transformer", {}, "this model is not autoregressive, and would round lengths"),
+        ("transformer_rope", {}, None),
+    ],
+)
+def test_models_with_which_fairseq_would_round_results_keep_their_type(build, caplog, arch, options, reason):
+    model = build(arch, **SMALL, **options)
+    cfg = convert_namespace_to_omegaconf(parsed("--lr", "0.1", "--bf16"))
+    cfg.common_eval.path = "model.pt"
+    model.prepare_for_inference_(cfg)
+    kept = {weight.dtype for weight in model.parameters()}
+    assert kept == ({torch.bfloat16} if reason is None else {torch.float32})
+    assert (f"--bf16: has no effect, because {reason}" in caplog.text) == (reason is not None)
+
+
 @BOTH_TYPES
 @pytest.mark.parametrize("fast", ["0", "1"], ids=["fairseq's search", "fast search"])
 @pytest.mark.parametrize("program", ["generate", "interactive"])

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import load_checkpoint
@@ -12,6 +13,7 @@ from fairseq_rope.patches import precision
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.rotary import LAYOUTS
 from fairseq_rope.tools import convert_layout as layout
+from fairseq_rope.transformer.models import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train, valid_losses
 
 
@@ -340,3 +342,16 @@ def test_the_command_line_has_the_layouts_of_the_rotation():
 def test_row_order_of_one_head_in_both_layouts():
     assert layout.row_order(8, 6, "half") == [0, 2, 4, 1, 3, 5, 6, 7]
     assert layout.row_order(8, 6, "interleaved") == [0, 3, 1, 4, 2, 5, 6, 7]
+
+
+def test_a_rotary_model_of_a_user_dir_is_converted(trained, monkeypatch):
+    own = type("Own", (TransformerRopeModel,), {})
+    monkeypatch.setitem(MODEL_REGISTRY, "own", own)
+    monkeypatch.setitem(ARCH_MODEL_NAME_REGISTRY, "own", "own")
+    monkeypatch.setitem(ARCH_MODEL_REGISTRY, "own", own)
+    path = str(trained / "checkpoint_last.pt")
+    expected, state = layout.convert_layout(load_checkpoint(path), "half"), load_checkpoint(path)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "own"
+    converted = layout.convert_layout(state, "half")
+    assert all(torch.equal(converted["model"][name], expected["model"][name]) for name in expected["model"])
+    assert converted["cfg"]["model"].rope_layout == "half"

@@ -1,4 +1,4 @@
-"""The task that fine-tunes mBART, ``translation_from_pretrained_bart``.
+"""The options of translation tasks under ``args``, the name that they had up to fairseq 0.10.
 
 This attribute is added to fairseq's; the table in ``patches/table.py`` says why.
 """
