@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.alternating import build_parser, in_turns, ratio, report
+from fairseq_rope.lines import read_lines
 
 CANDIDATES = {"1 process, 2 threads": (1, 2), "2 processes, 1 thread": (2, 1)}
 
@@ -38,14 +39,16 @@ def main() -> None:
         if value < 1:
             parser.error(f"--{flag} {value}: must be 1 or more")
     try:
-        lines = args.input.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = read_lines(str(args.input))
     except (OSError, ValueError) as error:
         parser.error(f"--input: {error}")
     if not lines:
         parser.error(f"--input {args.input}: is empty")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text")
-        text.write_text("".join(itertools.islice(itertools.cycle(lines), args.lines)), encoding="utf-8")
+        text.write_text(
+            "".join(f"{line}\n" for line in itertools.islice(itertools.cycle(lines), args.lines)), encoding="utf-8"
+        )
         run = partial(translate, args.model, text, itertools.count(), args.shard_lines)
         seconds = in_turns({name: partial(run, *numbers) for name, numbers in CANDIDATES.items()}, args.rounds)
     first = next(iter(CANDIDATES))

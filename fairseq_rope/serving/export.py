@@ -5,6 +5,7 @@ Converts ``transformer_rope``, which CTranslate2's own converters do not support
 """
 
 import argparse
+import ast
 import json
 import os
 import shutil
@@ -184,6 +185,19 @@ def languages_given(args: argparse.Namespace) -> dict[str, str]:
     return given
 
 
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``--model-overrides``. Raises an ExportError if they are no dictionary of options."""
+    try:
+        overrides = ast.literal_eval(args.model_overrides)
+    except (ValueError, SyntaxError):
+        overrides = None
+    if not isinstance(overrides, dict) or not all(isinstance(name, str) for name in overrides):
+        raise ExportError(
+            f"--model-overrides {args.model_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}"
+        )
+    return overrides
+
+
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model of the checkpoint, in float32 and eval mode, and its task."""
     from fairseq import checkpoint_utils
@@ -194,7 +208,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     # Buckets of lengths would pad the sentences of the data, by which the model is checked. The files of pretrained
     # embeddings have no use once the checkpoint has the embeddings.
     overrides = {"data": args.data, "num_batch_buckets": 0, "encoder_embed_path": None, "decoder_embed_path": None}
-    overrides |= languages_given(args)
+    overrides |= languages_given(args) | overrides_of(args)
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
     if type(task) is not TranslationTask:

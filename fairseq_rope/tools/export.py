@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import ending_in_one_sentence, flag_of
 from ..serving import shortlist
 from ..serving.ctranslate2_model import INT8_BITS, POSITIONS
-from ..serving.export import MAX_LEN_B, SUBWORD_FLAGS, convert, refuse_missing_files, refuse_other_folders
+from ..serving.export import MAX_LEN_B, SUBWORD_FLAGS, convert, overrides_of, refuse_missing_files, refuse_other_folders
 from ..serving.exported_folder import INT8, QUANTIZATIONS, refuse_numbers
 from ..serving.replaced_folder import replacing
 from ..text.segments import FILE as SEGMENTS
@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "the number of tokens in the longest segments of documents that the model was trained on, for translate "
         f"--documents; default: the one in --data's {SEGMENTS}, if it has this file"
     )
+    overrides = "a Python dictionary with other values of the checkpoint's options, as for fairseq-generate"
     languages = "for a checkpoint without languages, if --data has only the dictionaries; both must be given"
     separator = f"the token between two sentences of a segment; default: the one in --data's {SEGMENTS}, or {SEPARATOR}"
     force = (
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--data", {**REQUIRED, "metavar": "DIR"}, "the folder of its dictionaries (data-bin)"),
         *((flag, {"metavar": "LANG"}, languages) for flag in LANGUAGES),
         ("--output", {**REQUIRED, "metavar": "DIR"}, "the folder to write"),
+        ("--model-overrides", {"default": "{}", "metavar": "DICT"}, overrides),
         ("--quantization", kinds, f"the type of the weights; {default}"),
         ("--int8-bits", {"type": int, "choices": (7, 8), "default": INT8_BITS}, f"{bits}; {default}"),
         ("--tokenizer", {"choices": ("moses", "none")}, tokenizer),
@@ -94,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"{flag_of(name)} {getattr(args, name)}: has no use without --shortlist")
     with ending_in_one_sentence("fairseq-rope export"):
         refuse_missing_files(args)
+        overrides_of(args)
         if args.shortlist is not None:
             shortlist.find_aligner()
         output = os.path.realpath(args.output)

@@ -31,6 +31,7 @@ from recipes.compare.systems import System
 from recipes.pipeline.arguments import add_flags, check_start, describe_experiment
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import check_values
 from recipes.pipeline.stage01_fetch import check_files
@@ -265,6 +266,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if baseline.dry_run:
             comparison.print_commands(runner_of, report_runner)
         else:
+            for run in comparison.runs:  # before the first one starts; stage 7 of each run checks it again
+                check_lengths(run, sys.maxsize, ["valid"])
             comparison.train(report_runner)
 
 

@@ -42,8 +42,8 @@ def numbers_of_run(run: Experiment) -> dict[str, Any]:
     """
     score = json.loads(run.score.read_text(encoding="utf-8"))["systems"][0]
     training = read_history(run.history)
-    log = Runner(run.training).log(TRAIN).read_text(encoding="utf-8")
-    parameters = re.findall(r"num\. shared model params: ([\d,]+)", log)
+    log = Runner(run.training).log(TRAIN)
+    parameters = re.findall(r"num\. shared model params: ([\d,]+)", log.read_text("utf-8") if log.exists() else "")
     by_length = score["sacreBLEU_by_source_length"]
     metrics = {metric["name"]: {key: metric[key] for key in ("score", "signature")} for metric in score["metrics"]}
     tokenize = tokeniser_of(score["metrics"][0]["signature"])

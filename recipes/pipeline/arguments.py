@@ -65,6 +65,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     _refuse_flags(args, arch, seed, work)
     own = read_settings(folder / "settings.yaml")
     settings = read_settings(folder / "settings.yaml", args.set)
+    own.fairseq_train_flags = own.fairseq_train_flags.strip()
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     check_values(settings)
     for values in (own, settings):
@@ -245,7 +246,8 @@ def _recipe(name: str) -> str:
 
 def called(recipe: str, words: Sequence[str]) -> str:
     """The command that runs *recipe* with *words*, from the project's root."""
-    if words and not words[0].startswith("-"):  # the recipe's own run.sh puts its name first
-        script = f"{shlex.quote(str(Path('recipes') / recipe))}/run.sh"
-        return f"bash {script} {shlex.join(words[1:])}".strip()
+    if words and not words[0].startswith("-") and not Path(recipe).is_absolute():  # by its own run.sh
+        return f"bash recipes/{recipe}/run.sh {shlex.join(words[1:])}".strip()
+    if words and not words[0].startswith("-"):
+        words = [recipe, *words[1:]]
     return f"bash recipes/pipeline/run.sh {shlex.join(words)}"

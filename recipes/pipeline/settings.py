@@ -135,12 +135,21 @@ class Settings:
         return len(next(iter(self.templates("test")), []))
 
 
-# Flags that the recipe sets itself, because they name files, sets, languages and processes. -a, -s and -t are short for
-# others.
+# Flags that the recipe sets itself, because they name files, sets, languages and processes, or limit the training. -a,
+# -s and -t are short for others.
 _BOTH = ("--source-lang", "--target-lang", "-s", "-t", "--user-dir")
 OWN_FLAGS = {
-    "train": ("--arch", "-a", "--seed", "--save-dir", "--distributed-world-size", "--distributed-port", *_BOTH),
+    "train": (
+        *("--arch", "-a", "--seed", "--save-dir", "--distributed-world-size", "--distributed-port", *_BOTH),
+        *("--max-epoch", "--max-update", "--restore-file"),
+    ),
     "generate": ("--path", "--gen-subset", "--results-path", *_BOTH),
+}
+INSTEAD = {
+    "--user-dir": "set user_dir=DIR instead",
+    "--max-epoch": "set max_epochs=N instead",
+    "--max-update": "set max_updates=N instead",
+    "--restore-file": "set start_checkpoint=FILE instead",  # with this flag, no training would resume
 }
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))
@@ -267,9 +276,7 @@ def _refuse_own_flags(settings: Settings) -> None:
     for program, own in OWN_FLAGS.items():
         for word in shlex.split(getattr(settings, f"fairseq_{program}_flags")):
             if word.partition("=")[0] in own or re.match(r"-[ast](?!-)", word) and word[:2] in own:
-                instead = "use the recipe's own flags and settings instead"
-                if word.startswith("--user-dir"):
-                    instead = "set user_dir=DIR instead"
+                instead = INSTEAD.get(word.partition("=")[0], "use the recipe's own flags and settings instead")
                 raise SettingsError(f"{word} among the flags for fairseq-{program}: {instead}")
 
 

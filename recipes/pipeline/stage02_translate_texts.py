@@ -47,7 +47,7 @@ class TranslateTexts(TranslationStage):
             parallel = count_lines(str(experiment.text("raw", "train", experiment.source)))
             lines, used = count_lines(str(text)), most_translated(parallel, settings.back_translation_share)
             if used < lines:
-                at_most = f"at most the first {used:,} of them can be used (back_translation_share)"
+                at_most = f"at most {used:,} of them can be used (back_translation_share)"
                 say(f"{lines:,} lines are translated, and {at_most}")
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
         # A text that is written again, because it has changed, needs new shards.

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import gzip
 import html
 import io
 import json
@@ -1060,6 +1061,9 @@ BY_UPDATES = ["--set", "save_every_updates=8", "--set", "max_updates=32"]
         (["--", "--arch", "transformer"], "--arch among the flags for fairseq-train"),
         (["--", "-a", "transformer"], "-a among the flags for fairseq-train"),
         (["--", "--save-dir", "x"], "--save-dir among the flags for fairseq-train"),
+        (["--", "--max-epoch", "9"], "--max-epoch among the flags for fairseq-train: set max_epochs=N instead"),
+        (["--", "--max-update=9"], "--max-update=9 among the flags for fairseq-train: set max_updates=N instead"),
+        (["--", "--restore-file", "x.pt"], "--restore-file among the flags for fairseq-train: set start_checkpoint"),
         (["--", "--save-interval", "2"], "--save-interval 2 among the flags for fairseq-train: stage 8 averages the"),
         (["--", "--no-epoch-checkpoints"], "--no-epoch-checkpoints among the flags for fairseq-train: stage 8"),
         (["--", "--keep-last-epochs=1"], "--keep-last-epochs 1 among the flags for fairseq-train"),
@@ -1276,3 +1280,26 @@ def test_seconds_count_from_the_start_of_the_training(tmp_path, entries, seconds
 def test_a_history_without_a_curve_is_refused(tmp_path, entries, missing):
     with pytest.raises(StageError, match=f"history.jsonl: has no {missing}"):
         read_history(history(tmp_path, *entries))
+
+
+def test_a_validation_line_that_is_too_long_is_named_before_a_training_starts(tmp_path, monkeypatch):
+    shutil.copytree(small_corpus(), tmp_path / "corpus")
+    for lang in ("en", "de"):
+        path = tmp_path / "corpus" / f"valid.{lang}.gz"
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+        path.write_bytes(gzip.compress(b"\n".join([*lines, b"x " * 1024]) + b"\n"))
+    monkeypatch.setattr(launch, "outcomes", lambda *_: pytest.fail("a training has started"))
+    data = ["--data-dir", str(tmp_path / "corpus"), "--manifest", "none", "--work-dir", str(tmp_path / "work")]
+    flags = ["--seeds", "1", "--gpus", "0", *setting_flags(*SMALL, "fairseq_train_flags=--max-target-positions 1200")]
+    with pytest.raises(
+        SystemExit, match=r"bpe/valid.en, line 13, has \d+ tokens, more than the 1024 that fairseq takes"
+    ):
+        run_here(["demo", *data, *flags], main=main)
+
+
+def test_the_report_of_a_run_without_its_log_lacks_only_the_number_of_parameters(report):
+    run = report.runs[ARCHS[0]][0]
+    assert numbers_of_run(run)["parameters"] == 12345
+    Runner(run).log(TRAIN).unlink()
+    assert numbers_of_run(run)["parameters"] is None
+    report.results(report.experiments[0])

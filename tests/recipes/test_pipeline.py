@@ -167,6 +167,15 @@ def test_the_exported_model_of_stage_11_translates_as_fairseq(copied, capsys):
     printed = run_here(["demo", *words(copied, "--stage", "11", "--set", "export_quantization=float32")])
     model, translations = copied / MODEL, copied / "translations"
     assert "differ from the checkpoint's by" in printed and "stage 10" not in printed
+    settings = model / "ctranslate2" / "fairseq_rope.json"
+    before = settings.read_text()
+    scaling = "--model-overrides \"{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}\""
+    scaled = setting_flags("export_quantization=float32", f"fairseq_generate_flags=--max-len-a=0 {scaling}")
+    printed = run_here(["demo", *words(copied, "--stage", "11", *scaled)])
+    assert "(again, since model_overrides changed)" in printed and "differ from the checkpoint's by" in printed
+    assert "linear" in settings.read_text() and "linear" not in before
+    run_here(["demo", *words(copied, "--stage", "11", "--set", "export_quantization=float32")])
+    assert settings.read_text() == before
     files = ["--input", copied / "raw" / "test.en", "--output", translations]
     fairseq_rope.__main__.main(["translate", "--model", str(model / "ctranslate2"), *map(str, files)])
     lines = translations.read_text().splitlines()

@@ -371,7 +371,8 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
 
 def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
-    assert called("/my/own", ["/my/own"]) == "bash /my/own/run.sh"
+    assert called("/my/own", ["/my/own"]) == "bash recipes/pipeline/run.sh /my/own"
+    assert called("/my/own", ["own", "--seed", "2"]) == "bash recipes/pipeline/run.sh /my/own --seed 2"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"
 
 
@@ -398,3 +399,12 @@ def test_each_text_has_the_rules_of_its_own_language(tmp_path, capsys):
         ]
     )
     assert "--moses en fr" in capsys.readouterr().out
+
+
+def test_a_newline_at_the_end_of_the_flags_of_a_recipe_changes_no_setting(tmp_path):
+    """As YAML's ">" without "-" leaves it."""
+    text = (ROOT / "recipes" / "demo" / "settings.yaml").read_text()
+    assert 'fairseq_train_flags: ""' in text
+    folded = "fairseq_train_flags: >\n  --weight-decay 0.1\n"
+    (tmp_path / "settings.yaml").write_text(re.sub('fairseq_train_flags: "".*\n', folded, text))
+    assert describe(str(tmp_path), "--data-dir", ROOT / "recipes" / "demo" / "corpus", "--manifest", "none").label == ""

@@ -1250,3 +1250,15 @@ def test_an_error_names_the_line_of_a_later_chunk(model, monkeypatch):
     monkeypatch.setattr(translator_module, "LINES", 2)
     with Translator(model) as translator, pytest.raises(TranslateError, match="^line 6 has the lone"):
         list(translator.translate_lines([*["dog"] * 5, "\ud800"]))
+
+
+def test_a_model_with_overrides_translates_as_fairseq_interactive_with_them(
+    trained, data_bin, interactive, sources, tmp_path
+):
+    overrides = "{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}"
+    flags = ["--path", trained / "checkpoint_last.pt", "--data", data_bin, "--output", tmp_path / "served"]
+    export.main(list(map(str, [*flags, "--model-overrides", overrides])))
+    expected = [text for *_, text in interactive(tuple(sources), "--model-overrides", overrides)]
+    with Translator(tmp_path / "served") as translator:
+        assert translator.translate(sources, 4, 0.6) == expected
+    assert expected != [text for *_, text in interactive(tuple(sources))]
