@@ -61,6 +61,7 @@ PROGRAMS = {
 # flags of a training, and HOST and the port with those of this machine. A command with --cpu runs without GPUs.
 SEVERAL_PROCESSES = (
     "fairseq-train …",
+    "env -u SLURM_JOB_NODELIST -u SLURM_STEP_NODELIST fairseq-train …",
     "torchrun --nproc-per-node 8 $(which fairseq-train) … --distributed-world-size 8",
     "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
     "$(which fairseq-train) … --distributed-world-size 16",

@@ -28,7 +28,7 @@ from tests.recipes.small_demo import check_flags_here, small_corpus
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/README.md"))]
 COMMAND = re.compile(
-    r"([A-Z_]+=\S+ )*(fairseq-|torchrun |srun |python3? |bash |make |pip |source |export |set |lt/bin/)"
+    r"([A-Z_]+=\S+ )*(fairseq-|env |torchrun |srun |python3? |bash |make |pip |source |export |set |lt/bin/)"
 )
 PYTHON = re.compile("from |import ")
 # The beginnings of the blocks that are neither commands nor Python: outputs, formulas, drawings, flags, YAML

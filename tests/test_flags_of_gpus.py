@@ -69,7 +69,9 @@ def test_each_flag_for_gpus_runs_on_simulated_ones_or_has_a_reason_not_to():
 def test_the_commands_for_several_processes_are_those_of_the_documentation():
     page = re.sub(r" *\\\n *", " ", (ROOT / "docs" / "training.md").read_text())
     assert [command for command in SEVERAL_PROCESSES[1:] if f"\n    {command}\n" not in page] == []
-    commands = re.findall(r"^    ((?:torchrun|srun|fairseq-train) .*(?:--distributed|--nproc).*)$", page, re.M)
+    commands = re.findall(
+        r"^    ((?:env|torchrun|srun|fairseq-train) .*(?:SLURM|--distributed|--nproc).*)$", page, re.M
+    )
     by_hand = [
         command for command in commands if "tcp://127.0.0.1:PORT" in command
     ]  # tests/test_distributed.py runs it

@@ -38,6 +38,8 @@ def run_in_shell(command, folder):
     srun is replaced with two processes that have SLURM's variables.
     """
     variables, ranks = environment(0 if "--cpu" in command else 2), ({},)
+    if command.startswith("env"):  # in an allocation
+        variables |= {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
     if command.startswith("srun"):
         (folder / "scontrol").write_text(SCONTROL)
         (folder / "scontrol").chmod(0o755)
