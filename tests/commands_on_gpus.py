@@ -61,7 +61,7 @@ PROGRAMS = {
 # flags of a training, and HOST and the port with those of this machine. A command with --cpu runs without GPUs.
 SEVERAL_PROCESSES = (
     "fairseq-train …",
-    "env -u SLURM_JOB_NODELIST -u SLURM_STEP_NODELIST fairseq-train …",
+    "env -u SLURM_JOB_NODELIST -u SLURM_STEP_NODELIST -u SLURM_JOB_ID fairseq-train …",
     "torchrun --nproc-per-node 8 $(which fairseq-train) … --distributed-world-size 8",
     "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 "
     "$(which fairseq-train) … --distributed-world-size 16",
@@ -84,7 +84,7 @@ OFTEN = "--tokens-per-sample 64 --validate-interval-updates 1 --save-interval-up
 PAPER = {
     "language_model": (1, f"{SIDE.format('decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {SHORT} {OFTEN}"),
     "masked_lm": (1, f"{SIDE.format('encoder')} {SHORT} {OFTEN}"),
-    "fine_tuning": (1, SHORT),
+    "fine_tuning": (1 if REAL_GPU and torch.cuda.device_count() == 1 else 2, SHORT),
     "long_documents": (1, f"{SIDE.format('encoder')} {SHORT}"),
 }
 FINE_TUNING_ON_TWO_GPUS = "--distributed-world-size 2 --find-unused-parameters"

@@ -75,6 +75,7 @@ PLACEHOLDERS = {
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
     r"\bRECIPE\b(?!=)": "demo",
+    "^(fairseq-rope export --path) recipes/demo/work/transformer_rope.seed1/": r"\1 ",
     "recipes/demo/work/transformer": "recipes/multi30k_en_de/work/transformer",  # demo is a link to the repository's
     "recipes/demo/work/data-bin": "data-bin",
 }

@@ -38,12 +38,12 @@ def run_in_shell(command, folder):
     srun is replaced with two processes that have SLURM's variables.
     """
     variables, ranks = environment(0 if "--cpu" in command else 2), ({},)
+    (folder / "scontrol").write_text(SCONTROL)
+    (folder / "scontrol").chmod(0o755)
+    job = {"SLURM_STEP_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
     if command.startswith("env"):  # in an allocation
-        variables |= {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
+        variables |= {**job, "SLURM_JOB_ID": "abc", "PATH": f"{folder}:{variables['PATH']}"}
     if command.startswith("srun"):
-        (folder / "scontrol").write_text(SCONTROL)
-        (folder / "scontrol").chmod(0o755)
-        job = {"SLURM_STEP_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
         ranks = [{**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
         variables["PATH"] = f"{folder}:{variables['PATH']}"
         command = command[command.index("fairseq-train") :]

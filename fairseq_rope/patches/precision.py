@@ -46,6 +46,7 @@ TYPES = {
     "memory_efficient_bf16": "bfloat16",
     "amp": "mixed precision",
 }
+LAUNCHERS = ("WORLD_SIZE", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")  # fairseq takes processes from these variables
 LOCAL_RANK = re.compile(r"^--local-rank(?==|$)")  # as torch.distributed.launch writes the flag since torch 2.0
 
 
@@ -109,8 +110,10 @@ def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
     if code is not None and os.path.basename(code.co_filename) == "train.py":
         refuse_precision(cfg.common, cfg.optimization)
     processes = cfg.distributed_training
-    if cfg.common.cpu and processes.distributed_init_method is None and processes.distributed_backend == "nccl":
-        processes.distributed_world_size = 1  # by default the number of GPUs
+    is_default = processes.distributed_world_size == torch.cuda.device_count()
+    is_default = is_default and processes.distributed_init_method is None and processes.distributed_backend == "nccl"
+    if cfg.common.cpu and is_default and not any(name in os.environ for name in LAUNCHERS):
+        processes.distributed_world_size = 1
     return _call_main(cfg, main, **kwargs)
 
 
@@ -163,7 +166,7 @@ def narrow(model: Any) -> None:
     else:
         reads_words = any(name.rpartition(".")[2] == "embed_tokens" for name, _ in encoder.named_modules())
     reasons = {
-        "the input of this model is no text": not reads_words,
+        "the input of this model is not text": not reads_words,
         "adaptive softmax would round probabilities": any(
             isinstance(each, AdaptiveSoftmax) for each in model.modules()
         ),

@@ -392,7 +392,9 @@ PATCHES: list[Patch] = [
         precision.parse_args_and_arch,
         "wrong results",
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
-        "attribute 'xla_device'\". Here only --tpu means a TPU. Flags that exclude each other (--fp16, --bf16, --amp) "
+        "attribute 'xla_device'\". Here only --tpu means a TPU. "
+        "--local-rank, which torch.distributed.launch adds, is read as --local_rank. "
+        "Flags that exclude each other (--fp16, --bf16, --amp) "
         "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
         "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it "
         "does not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends "
@@ -406,7 +408,8 @@ PATCHES: list[Patch] = [
         "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled'. Here it ends in one sentence "
         "before data are read, and so do --amp with --cpu on a machine with a GPU, and --use-bmuf in types in which "
         "fairseq would not update the weights. With --cpu on a machine with several GPUs, fairseq starts a process for "
-        "each GPU, and nccl cannot connect them; here it starts one process.",
+        "each GPU, and nccl cannot connect them; here it starts one process (fairseq-hydra-train needs "
+        "distributed_training.distributed_world_size=1).",
         "fairseq checks these flags before it starts, and --cpu starts one process",
     ),
     Patch(

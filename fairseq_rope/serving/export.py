@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import flag_of, naming_what_fairseq_reads, refuse_other_bytes
+from ..errors import flag_of, naming_what_fairseq_reads, nearest, refuse_other_bytes
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -204,13 +204,21 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     from fairseq.tasks.translation import TranslationTask
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
+    from ..checkpoints import flags_of_model, part_of
+    from ..transformer.sides import model_name
 
     # Buckets of lengths would pad the sentences of the data, by which the model is checked. The files of pretrained
     # embeddings have no use once the checkpoint has the embeddings.
-    overrides = {"data": args.data, "num_batch_buckets": 0, "encoder_embed_path": None, "decoder_embed_path": None}
-    overrides |= languages_given(args) | overrides_of(args)
+    given = overrides_of(args)
+    overrides = {**given, "data": args.data, "num_batch_buckets": 0}
+    overrides |= {"encoder_embed_path": None, "decoder_embed_path": None, **languages_given(args)}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
+        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
+    known = {*flags_of_model(str(model_name(part_of({"cfg": cfg}, "model")))), *task.cfg}
+    for name in given:
+        if name not in known:
+            no_option = f"neither the model nor its task has the option {name}{nearest(name, known)}"
+            raise ExportError(f"--model-overrides {args.model_overrides}: {no_option}")
     if type(task) is not TranslationTask:
         model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
         raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")

@@ -92,6 +92,21 @@ class Comparison:
             devices = (0, "fp32")  # a model that was trained in fp16 on a GPU can be scored again on a CPU
         check_flags(checked, systems.flag(self.args), devices)
 
+    def check_validation_set(self) -> None:
+        """Raise a StageError if a sentence of the validation set is too long for each run that is not finished.
+
+        Stage 7 checks each run again, so that others can go on.
+        """
+        unfinished = [run for run in self.runs if not launch.is_trained(run, stages_of)]
+        problems = []
+        for run in unfinished:
+            try:
+                check_lengths(run, sys.maxsize, ["valid"])
+            except StageError as error:
+                problems.append(error)
+        if problems and len(problems) == len(unfinished):
+            raise problems[0]
+
     def choose_precision(self) -> None:
         """Let new runs have the precision of the earlier ones; see :mod:`.same_precision`."""
         compared, runs = [*self.experiments.values()], [*self.runs]
@@ -266,8 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if baseline.dry_run:
             comparison.print_commands(runner_of, report_runner)
         else:
-            for run in comparison.runs:  # before the first one starts; stage 7 of each run checks it again
-                check_lengths(run, sys.maxsize, ["valid"])
+            comparison.check_validation_set()
             comparison.train(report_runner)
 
 

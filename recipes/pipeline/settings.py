@@ -149,7 +149,8 @@ INSTEAD = {
     "--user-dir": "set user_dir=DIR instead",
     "--max-epoch": "set max_epochs=N instead",
     "--max-update": "set max_updates=N instead",
-    "--restore-file": "set start_checkpoint=FILE instead",  # with this flag, no training would resume
+    # A training with this flag begins with FILE each time that it starts, and so never resumes.
+    "--restore-file": "set start_checkpoint=FILE and start_data=DIR instead",
 }
 FIELDS = {setting.name: setting for setting in fields(Settings)}
 LEARNT_FROM = tuple(name for name, setting in FIELDS.items() if setting.metadata.get("learnt_from"))

@@ -371,6 +371,7 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
 
 def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
+    assert called("my own", ["my own"]) == "bash 'recipes/my own/run.sh'"
     assert called("/my/own", ["/my/own"]) == "bash recipes/pipeline/run.sh /my/own"
     assert called("/my/own", ["own", "--seed", "2"]) == "bash recipes/pipeline/run.sh /my/own --seed 2"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"

@@ -1262,3 +1262,21 @@ def test_a_model_with_overrides_translates_as_fairseq_interactive_with_them(
     with Translator(tmp_path / "served") as translator:
         assert translator.translate(sources, 4, 0.6) == expected
     assert expected != [text for *_, text in interactive(tuple(sources))]
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            "{'rope_scalling': ''}",
+            "neither the model nor its task has the option rope_scalling; the nearest one is rope_sc",
+        ),
+        ("rope_base=2", "must be a Python dictionary, like {'dropout': 0.1}"),
+    ],
+)
+def test_overrides_that_would_change_nothing_are_refused(trained, data_bin, tmp_path, overrides, message):
+    flags = ["--path", trained / "checkpoint_last.pt", "--data", data_bin, "--output", tmp_path / "served"]
+    with pytest.raises(SystemExit) as ended:
+        export.main(list(map(str, [*flags, "--model-overrides", overrides])))
+    assert f"--model-overrides {overrides}: {message}" in str(ended.value.code)
+    assert not (tmp_path / "served").exists()
