@@ -23,7 +23,6 @@ from . import (
     ema,
     ending,
     fasta,
-    huffman,
     ignored,
     indexed,
     loading,
@@ -382,7 +381,7 @@ PATCHES: list[Patch] = [
     ),
     Patch(
         "fairseq.data.huffman.huffman_coder.HuffmanCoder._unpad",
-        huffman.without_padding,
+        indexed.without_padding,
         "an unreadable error",
         "Data of --dataset-impl huffman cannot be read: bitarray 3 has no util.rindex.",
         "fairseq calls bitarray.find in place of util.rindex",
