@@ -87,7 +87,7 @@ def refuse_precision(common: Any, optimization: Any) -> None:
 @functools.wraps(_parse_args_and_arch)
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
     words = sys.argv[1:] if input_args is None else list(input_args)
-    words = [LOCAL_RANK.sub("--local_rank", word) for word in words]
+    words = [LOCAL_RANK.sub("--local_rank", word) if isinstance(word, str) else word for word in words]
     refuse_two_types(name for name in TYPES if name != "amp" and flag_of(name) in words)
     is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
     parser.error = functools.partial(refuse_flags, parser)

@@ -214,14 +214,14 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     overrides |= {"encoder_embed_path": None, "decoder_embed_path": None, **languages_given(args)}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
+    if type(task) is not TranslationTask:
+        model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
+        raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
     known = {*flags_of_model(str(model_name(part_of({"cfg": cfg}, "model")))), *task.cfg}
     for name in given:
         if name not in known:
             no_option = f"neither the model nor its task has the option {name}{nearest(name, known)}"
             raise ExportError(f"--model-overrides {args.model_overrides}: {no_option}")
-    if type(task) is not TranslationTask:
-        model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
-        raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
     for dictionary in (task.source_dictionary, task.target_dictionary):
         # fairseq's reader of FASTA adds unknown words to the dictionary, for which the model has no embeddings.
         dictionary.encode_line = partial(dictionary.encode_line, add_if_not_exist=False)

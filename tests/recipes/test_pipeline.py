@@ -323,6 +323,8 @@ class Recording:
 
 def another(name, value):
     """Another value of the setting *name*, which changes what a stage makes of it."""
+    if name == "fairseq_generate_flags":
+        return f"{value} --model-overrides {{}}"
     if name.endswith("_files"):
         return "other.{lang}" if value == "" else ""
     if isinstance(value, str):

@@ -20,7 +20,7 @@ from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stages import SCORE, STAGES
 from recipes.run.runner import Runner, write_down
 from recipes.run.yaml_file import SettingsError
-from tests.commands import LIMIT, ROOT
+from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, usage_error
 
 DEMO = ROOT / "recipes" / "demo" / "settings.yaml"
@@ -357,7 +357,8 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     assert done.returncode == 0, done.stderr
     assert (own / "work" / "raw" / "train.en").exists()
     command = yaml.safe_load((own / "work" / "run.yaml").read_text())["command"]
-    assert command.startswith(f"bash {own}/run.sh --stop-stage 2 --data-dir ")
+    assert command.startswith(f"bash recipes/pipeline/run.sh {own} --stop-stage 2 --data-dir ")
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=LIMIT)
 
 
 def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):

@@ -530,7 +530,8 @@ def test_the_folder_is_complete(trained, data_bin, tmp_path, capsys):
 
 def test_a_process_that_has_not_imported_fairseq_loads_a_checkpoint(trained, data_bin):
     code = "import sys; from argparse import Namespace; from fairseq_rope.serving.export import load; "
-    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2], source_lang=None, target_lang=None))[0])"
+    code += "args = {'source_lang': None, 'target_lang': None, 'model_overrides': '{}'}; "
+    code += "print(load(Namespace(path=sys.argv[1], data=sys.argv[2], **args))[0])"
     words = [sys.executable, "-c", code, trained / "checkpoint_last.pt"]
     run = subprocess.run([*words, data_bin], capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
     assert run.stdout.startswith("TransformerRopeModel("), run.stderr
@@ -908,9 +909,8 @@ def test_a_model_of_a_training_in_buckets_is_checked_with_sentences_without_padd
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["cfg"]["task"]["num_batch_buckets"] = 4
     torch.save(state, tmp_path / "model.pt")
-    _, task = export.load(
-        argparse.Namespace(path=str(tmp_path / "model.pt"), data=str(data_bin), source_lang=None, target_lang=None)
-    )
+    flags = ["--path", tmp_path / "model.pt", "--data", data_bin, "--output", tmp_path / "served"]
+    _, task = export.load(command.build_parser().parse_args(list(map(str, flags))))
     pairs = export_checks.validation_pairs(task)
     words = {dictionary.pad() for dictionary in (task.source_dictionary, task.target_dictionary)}
     assert pairs and not words & {word for pair in pairs for side in pair for word in side}
