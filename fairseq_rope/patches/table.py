@@ -407,8 +407,8 @@ PATCHES: list[Patch] = [
         "--fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled'. Here it ends in one sentence "
         "before data are read, and so do --amp with --cpu on a machine with a GPU, and --use-bmuf in types in which "
         "fairseq would not update the weights. With --cpu on a machine with several GPUs, fairseq starts a process for "
-        "each GPU, and nccl cannot connect them; here it starts one process (fairseq-hydra-train needs "
-        "distributed_training.distributed_world_size=1).",
+        "each GPU, and nccl cannot connect them; here it starts one process, except inside SLURM and torchrun "
+        "(fairseq-hydra-train needs distributed_training.distributed_world_size=1).",
         "fairseq checks these flags before it starts, and --cpu starts one process",
     ),
     Patch(

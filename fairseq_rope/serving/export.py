@@ -201,7 +201,7 @@ def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return the model of the checkpoint, in float32 and eval mode, and its task."""
     from fairseq import checkpoint_utils
-    from fairseq.tasks.translation import TranslationTask
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
     from ..checkpoints import flags_of_model, part_of
@@ -217,7 +217,8 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     if type(task) is not TranslationTask:
         model = f"it is a {type(models[0]).__name__} with the task {type(task).__name__}"
         raise ExportError(f"--path {args.path}: {model}, and must be a model of --task translation")
-    known = {*flags_of_model(str(model_name(part_of({"cfg": cfg}, "model")))), *task.cfg}
+    of_task = vars(task.cfg) if isinstance(task.cfg, TranslationConfig) else task.cfg
+    known = {"arch", *flags_of_model(str(model_name(part_of({"cfg": cfg}, "model")))), *of_task}
     for name in given:
         if name not in known:
             no_option = f"neither the model nor its task has the option {name}{nearest(name, known)}"

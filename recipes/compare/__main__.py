@@ -93,18 +93,18 @@ class Comparison:
         check_flags(checked, systems.flag(self.args), devices)
 
     def check_validation_set(self) -> None:
-        """Raise a StageError if a sentence of the validation set is too long for each run that is not finished.
+        """Raise a StageError if no run is trained, and a sentence of the validation set is too long for each of them.
 
-        Stage 7 checks each run again, so that others can go on.
+        Stage 7 checks each run again: if some can be trained, they go on.
         """
-        unfinished = [run for run in self.runs if not launch.is_trained(run, stages_of)]
+        runs = self.runs if self.tuning is None else self.tuning.runs(self._trained())
         problems = []
-        for run in unfinished:
+        for run in runs:
             try:
                 check_lengths(run, sys.maxsize, ["valid"])
             except StageError as error:
                 problems.append(error)
-        if problems and len(problems) == len(unfinished):
+        if problems and len(problems) == len(runs) and not any(launch.is_trained(run, stages_of) for run in runs):
             raise problems[0]
 
     def choose_precision(self) -> None:
