@@ -42,8 +42,6 @@ def main() -> None:
         lines = read_lines(str(args.input))
     except (OSError, ValueError) as error:
         parser.error(f"--input: {error}")
-    if not lines:
-        parser.error(f"--input {args.input}: is empty")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text")
         text.write_text(

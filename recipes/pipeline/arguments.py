@@ -246,8 +246,8 @@ def _recipe(name: str) -> str:
 
 def called(recipe: str, words: Sequence[str]) -> str:
     """The command that runs *recipe* with *words*, from the project's root."""
-    if words and not words[0].startswith("-") and not Path(recipe).is_absolute():  # by its own run.sh
-        return f"bash {shlex.quote(f'recipes/{recipe}/run.sh')} {shlex.join(words[1:])}".strip()
-    if words and not words[0].startswith("-"):
+    if words and not words[0].startswith("-"):  # the recipe comes first, as its own run.sh puts it
+        if not Path(recipe).is_absolute():
+            return f"bash {shlex.quote(f'recipes/{recipe}/run.sh')} {shlex.join(words[1:])}".strip()
         words = [recipe, *words[1:]]
     return f"bash recipes/pipeline/run.sh {shlex.join(words)}"
