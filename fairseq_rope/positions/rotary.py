@@ -3,8 +3,8 @@
 Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864, section 3.2.2 and the
 element-wise form of section 3.4.2 (equation 34).
 
-A head of dimension d is read as d/2 points in the plane. At position m, pair i rotates by the angle m * theta_i, with
-theta_i = base^(-2i/d):
+The d_r rotating dimensions of a head are read as d_r/2 points in the plane. At position m, pair i rotates by the angle
+m * theta_i, with theta_i = base^(-2i/d_r):
 
     x_1' = x_1 cos(m theta_i) - x_2 sin(m theta_i)
     x_2' = x_1 sin(m theta_i) + x_2 cos(m theta_i)
@@ -13,7 +13,7 @@ A rotation keeps norms. The product of a query at position m and a key at positi
 attention depends on relative positions, and nothing is added to the embeddings.
 
 The *layout* says which two components are a pair: (2i, 2i+1) if it is ``interleaved``, as in the paper, and
-(i, i + d/2) if it is ``half``, as in GPT-NeoX, LLaMA and Hugging Face. The two are the same up to a permutation of the
+(i, i + d_r/2) if it is ``half``, as in GPT-NeoX, LLaMA and Hugging Face. The two are the same up to a permutation of the
 rows of the query and key projections.
 
 Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r = fraction * D).
@@ -53,7 +53,7 @@ def rotary_tables(
 
 
 def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return what rotates by the angles of *cos* and *sin* (…, T, d_r / 2), and what rotates a gradient back.
+    """Return the factors that rotate by the angles of *cos* and *sin* (…, T, d_r / 2), and those that rotate back.
 
     For the interleaved layout, each is the complex numbers cos ± i sin, (…, T, d_r / 2). For the half layout, each is
     the cosines and the signed sines of all components, (2, …, T, d_r).
