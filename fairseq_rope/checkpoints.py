@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from .errors import InputError
 from .files import written_whole
@@ -44,6 +44,15 @@ def option_value(options: Any, name: str) -> Any:
     if isinstance(options, (dict, DictConfig)):
         return options[name] if name in options else None  # get() of OmegaConf 2.0 raises an error
     return getattr(options, name, None)
+
+
+def set_option(options: Any, name: str, value: Any) -> None:
+    """Set an option of a namespace or of a configuration, also if it has none of this *name*."""
+    if isinstance(options, DictConfig):
+        with open_dict(options):
+            options[name] = value
+    else:
+        setattr(options, name, value)
 
 
 def flags_of_model(name: str) -> set[str]:

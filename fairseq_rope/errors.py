@@ -14,7 +14,6 @@ from typing import Any
 REQUIREMENTS = {
     "ctranslate2": "ctranslate2>=4.8.2,<5",
     "eflomal": "eflomal>=2,<3",
-    "filelock": "filelock>=3.21.2,<5",
     "sacrebleu": "sacrebleu>=2.3,<3",
     "sacremoses": "sacremoses==0.2.0",
     "sentencepiece": "sentencepiece>=0.1.99,<0.3",

@@ -21,10 +21,9 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.nat import FairseqNATModel
 from fairseq.modules import AdaptiveSoftmax
 from fairseq.trainer import Trainer
-from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from ..checkpoints import option_value
+from ..checkpoints import option_value, set_option
 from ..errors import InputError, flag_of
 from .ending import refuse_flags
 from .ignored import heed_flags, logs_without_a_package
@@ -122,12 +121,12 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     common, optimization = (cfg, cfg) if isinstance(cfg, Namespace) else (cfg.common, cfg.optimization)
     for name in ("fp16", "bf16"):  # fairseq-train does this when it reads the flags, and fairseq-hydra-train does not
         if option_value(common, f"memory_efficient_{name}") and not option_value(common, name):
-            _set(common, name, True)
+            set_option(common, name, True)
     refuse_precision(common, optimization)
     if option_value(common, "amp") and not torch.cuda.is_available():
         logger.warning("--amp: has no effect without a GPU, and this training computes in float32")
     for name in logs_without_a_package(common):
-        _set(common, name, None)
+        set_option(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
     TorchForTrainers.on_gpu = bool(self.cuda)
     if not self.cuda and (option_value(common, "bf16") or option_value(common, "fp16")):
@@ -177,14 +176,6 @@ def narrow(model: Any) -> None:
         model.bfloat16()
     else:
         logger.warning(f"--bf16: has no effect, because {reason}")
-
-
-def _set(options: Any, name: str, value: Any) -> None:
-    if isinstance(options, DictConfig):
-        with open_dict(options):
-            options[name] = value
-    else:
-        setattr(options, name, value)
 
 
 @functools.wraps(_prepare_for_inference_)

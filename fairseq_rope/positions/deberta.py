@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .interface import Option, PositionEncoding, for_each_head
+from .interface import Option, PositionEncoding, by_distance, distances, for_each_head
 
 
 class DeBERTa(PositionEncoding):
@@ -81,9 +81,7 @@ class DeBERTa(PositionEncoding):
 
     def rows(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return d(i, j) of each query i and key j, (T, S), and d(j, i), (S, T)."""
-        key = torch.arange(keys, device=device)
-        query = key[keys - queries :]
-        difference = query.unsqueeze(1) - key  # (T, S)
+        difference = -by_distance(distances(queries, keys, device), queries)  # i - j, (T, S)
         of_query, of_key = (
             (distance + self.largest).clamp(0, 2 * self.largest - 1) for distance in (difference, -difference.t())
         )

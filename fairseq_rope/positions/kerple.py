@@ -16,9 +16,9 @@ from .interface import DistanceBias
 SMALLEST = 0.01
 
 
-def at_least(parameter: Tensor, smallest: float = SMALLEST) -> Tensor:
-    """Return max(*parameter*, *smallest*), whose gradient reaches a parameter that is too small and can raise it."""
-    return parameter + (parameter.clamp(min=smallest) - parameter).detach()
+def at_least_smallest(parameter: Tensor) -> Tensor:
+    """Return max(*parameter*, SMALLEST), whose gradient reaches a parameter that is too small and can raise it."""
+    return parameter + (parameter.clamp(min=SMALLEST) - parameter).detach()
 
 
 class Kerple(DistanceBias):
@@ -42,5 +42,5 @@ class Kerple(DistanceBias):
         """Return the bias of each head at *distance* = j - i (L): (H, L)."""
         # not in 16 bits, in which r2 * |i - j| can be infinite
         wide = (r.to(torch.promote_types(r.dtype, torch.float32)) for r in (self.r1, self.r2))
-        r1, r2 = (at_least(r).unsqueeze(1) for r in wide)
+        r1, r2 = (at_least_smallest(r).unsqueeze(1) for r in wide)
         return -r1 * torch.log1p(r2 * distance.abs())

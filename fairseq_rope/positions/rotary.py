@@ -13,8 +13,8 @@ A rotation keeps norms. The product of a query at position m and a key at positi
 attention depends on relative positions, and nothing is added to the embeddings.
 
 The *layout* says which two components are a pair: (2i, 2i+1) if it is ``interleaved``, as in the paper, and
-(i, i + d_r/2) if it is ``half``, as in GPT-NeoX, LLaMA and Hugging Face. The two are the same up to a permutation of the
-rows of the query and key projections.
+(i, i + d_r/2) if it is ``half``, as in GPT-NeoX, LLaMA and Hugging Face. The two are the same up to a permutation of
+the rows of the query and key projections.
 
 Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r = fraction * D).
 """

@@ -68,7 +68,7 @@ _POSITIVE = Key(REQUIRED, lambda value: _is_number(value) and value > 0, "a numb
 _OPTIONAL = Key(None, lambda value: value is None or _POSITIVE.is_allowed(value), _POSITIVE.allowed)
 _LIST = Key(
     REQUIRED,
-    lambda value: isinstance(value, (list, tuple)) and all(map(_POSITIVE.is_allowed, value)),
+    lambda value: isinstance(value, list) and all(map(_POSITIVE.is_allowed, value)),
     "a list of numbers above 0",
 )
 _FRACTION = Key(REQUIRED, lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")

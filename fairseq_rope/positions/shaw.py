@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .interface import Option, PositionEncoding
+from .interface import Option, PositionEncoding, by_distance, distances
 from .transformer_xl import sinusoids
 
 
@@ -55,9 +55,8 @@ class Shaw(PositionEncoding):
 
     def rows(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Return the row of the tables for each query and key: (T, S), clip(j - i, -k, k) + k."""
-        key = torch.arange(keys, device=device)
-        query = key[keys - queries :]
-        return (key - query.unsqueeze(1)).clamp(-self.largest, self.largest) + self.largest
+        difference = by_distance(distances(queries, keys, device), queries)
+        return difference.clamp(-self.largest, self.largest) + self.largest
 
     def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:
         products = torch.matmul(q * self.scaling, self.relative_position_keys.to(q.dtype).t())  # (B, H, T, 2k + 1)

@@ -226,7 +226,8 @@ def _read_plan(plan: str, inputs: Sequence[str], folder: str, present: dict[str,
     with open(plan, encoding="utf-8") as file:
         try:
             content = json.load(file)
-            before, rows = content["settings"], content["files"]
+            before, same = dict(content["settings"]), {"folder": folder, "shard_lines": present["--shard-lines"]}
+            files = [CorpusFile(path, n, **row, **same) for n, (path, row) in enumerate(zip(inputs, content["files"]))]
         except (ValueError, TypeError, LookupError):
             raise TranslateError(f"--output-dir {folder}: {plan} is damaged; give another folder") from None
     for name in dict.fromkeys([*present, *before]):
@@ -234,8 +235,7 @@ def _read_plan(plan: str, inputs: Sequence[str], folder: str, present: dict[str,
             was = f"{name} was {before.get(name, 'not used')} when --output-dir {folder} was begun"
             ways = "give the same value, or another --output-dir"
             raise TranslateError(f"{was}, and is now {present.get(name, 'not used')}: {ways}")
-    same = {"folder": folder, "shard_lines": present["--shard-lines"]}
-    return [CorpusFile(path, n, **row, **same) for n, (path, row) in enumerate(zip(inputs, rows))]
+    return files
 
 
 def _refuse_state(file: CorpusFile, strict: bool) -> None:

@@ -4,11 +4,14 @@ import contextlib
 import ctypes
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from typing import Any
 
 from ..errors import InputError
 from ..files import naming
+from ..locks import locked
+
+PATIENCE = 0.2  # seconds: time for an export that is just removing its folder
 
 
 def exchange(first: str, second: str) -> bool:
@@ -33,36 +36,38 @@ def replacing(output: str) -> Iterator[str]:
         if os.path.exists(old) and not os.path.exists(output):
             os.rename(old, output)
 
-    lock = _locked(hidden, output)
-    try:
-        put_back()
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield new
-        with naming(f"--output {output}"):
-            if not os.path.exists(output):
-                os.rename(new, output)
-            elif not exchange(new, output):
-                os.rename(output, old)
-                os.rename(new, output)
-    finally:
-        put_back()
-        shutil.rmtree(hidden, ignore_errors=True)
-        lock.release()
+    with contextlib.ExitStack() as lock:
+        _lock(lock, hidden, output)
+        try:
+            put_back()
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield new
+            with naming(f"--output {output}"):
+                if not os.path.exists(output):
+                    os.rename(new, output)
+                elif not exchange(new, output):
+                    os.rename(output, old)
+                    os.rename(new, output)
+        finally:
+            put_back()
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _locked(hidden: str, output: str) -> Any:
-    """Create the folder *hidden* and return a held lock on a file in it; the lock ends with the process."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(os.path.join(hidden, "lock"), timeout=0.2)  # time for an export that is just removing its folder
+def _lock(lock: contextlib.ExitStack, hidden: str, output: str) -> None:
+    """Create the folder *hidden* and lock a file in it, until *lock* is closed or the process ends."""
+    latest = time.monotonic() + PATIENCE
     with naming(f"--output {output}"):
         while True:
             os.makedirs(hidden, exist_ok=True)
             try:
-                lock.acquire(poll_interval=0.02)
-                return lock
-            except Timeout:
-                raise InputError(f"--output {output}: another export is writing it") from None
-            except FileNotFoundError:  # another export has just removed the folder
-                continue
+                held = lock.enter_context(locked(os.path.join(hidden, "lock"), wait=False))
+                if os.fstat(held.descriptor).st_nlink:
+                    return
+            except FileNotFoundError:
+                pass
+            except BlockingIOError:
+                if time.monotonic() > latest:
+                    raise InputError(f"--output {output}: another export is writing it") from None
+                time.sleep(PATIENCE / 10)
+            lock.close()  # another export has just removed the folder

@@ -164,7 +164,7 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     if not is_cross and (not _rotates(side) or side.uses_favor != (part == "feature_map")):
         return rows
     # Heads share the other parameters. A model whose heads were pruned has fewer than its options say.
-    head_dim = side.embed_dim // side.heads if part in ("q_proj", "k_proj") else rows.size(0)
+    head_dim = side.head_dim if part in ("q_proj", "k_proj") else rows.size(0)
     if not head_dim or rows.size(0) % head_dim:
         raise LayoutError(f"its {name} has {rows.size(0)} rows, which is not a multiple of the {head_dim} of a head")
     order = row_order(head_dim, rotary_dim(head_dim, model.rotation("rope_fraction")), layout)

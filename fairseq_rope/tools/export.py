@@ -21,7 +21,7 @@ LANGUAGES = ("--source-lang", "--target-lang")
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     description = "Convert a checkpoint to CTranslate2, and check the result. The position encodings\n"
-    description += f"sinusoidal, alibi, t5 and kerple are exported for sentences of up to {POSITIONS} tokens."
+    description += f"sinusoidal, shape, alibi, t5 and kerple are exported for sentences of up to {POSITIONS} tokens."
     example = "--path averaged.pt --data data-bin --output served --quantization int8"
     parser = command_parser("export", description, example)
     default = "default: %(default)s"

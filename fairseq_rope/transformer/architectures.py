@@ -2,7 +2,7 @@
 
 Sizes are not repeated here: each twin calls fairseq's own architecture function. The name of a twin is
 fairseq's, in which ``transformer_rope`` replaces ``transformer``. ``transformer_rope_llama`` also has another block.
-The other encodings have one name each, such as ``transformer_alibi``. Only ``roberta_rope_small`` has sizes of its own.
+Most other encodings have one name, such as ``transformer_alibi``. Only ``roberta_rope_small`` has sizes of its own.
 """
 
 from argparse import Namespace

@@ -1,7 +1,6 @@
 """The flags of our models: one table, and the configuration class that fairseq makes its parser of.
 
-A flag of one side, such as ``--encoder-attention-type``, replaces the flag of both sides; a switch of one side adds to
-it (:func:`.options.side_value`).
+A flag of one side, such as ``--encoder-attention-type``, replaces the flag of both sides (:func:`.options.side_value`).
 """
 
 import math

@@ -6,7 +6,7 @@ So flags, parameter names and checkpoints are the same.
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
@@ -14,10 +14,10 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import BaseFairseqModel, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from torch import nn
 
-from ..checkpoints import option_value, options_of_task
+from ..checkpoints import option_value, options_of_task, set_option
 from ..modules.attention import SelfAttention
 from ..positions.interface import SIDES
 from .decoder import Decoder
@@ -67,20 +67,18 @@ class RopeModel(BaseFairseqModel):
         options = {} if model_cfg is None else numbers_after_pruning(model_cfg)
         self.complete_layers_to_keep(state_dict, model_cfg)
         loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
-        with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
-            for name, value in options.items():
-                setattr(model_cfg, name, value)
+        for name, value in options.items():
+            set_option(model_cfg, name, value)
         return loaded
 
     @staticmethod
     def complete_layers_to_keep(state_dict: dict[str, Any], model_cfg: Any) -> None:
         """If *model_cfg* keeps only some layers, change it so that fairseq prunes *state_dict* as described above."""
         sides = [side for side in SIDES if model_cfg is not None and option_value(model_cfg, f"{side}_layers_to_keep")]
-        with open_dict(model_cfg) if isinstance(model_cfg, DictConfig) else nullcontext():
-            for side in SIDES if sides else ():
-                layers, name = layers_in(state_dict, side), f"{side}_layers_to_keep"
-                if layers and (side not in sides or is_pruned(layers, option_value(model_cfg, name))):
-                    setattr(model_cfg, name, ",".join(map(str, range(layers))))
+        for side in SIDES if sides else ():
+            layers, name = layers_in(state_dict, side), f"{side}_layers_to_keep"
+            if layers and (side not in sides or is_pruned(layers, option_value(model_cfg, name))):
+                set_option(model_cfg, name, ",".join(map(str, range(layers))))
 
 
 def needs_attention(args: Namespace) -> bool:
@@ -99,7 +97,7 @@ class TransformerRopeModel(RopeModel, TransformerModel):
 
     @classmethod
     def add_args(cls, parser: ArgumentParser | _ArgumentGroup) -> None:
-        """Add fairseq's transformer flags, --position-encoding, and the flags of all encodings."""
+        """Add fairseq's transformer flags, and all flags of ours."""
         gen_parser_from_dataclass(parser, config_class()(), delete_default=True, with_prefix="")
 
     @classmethod

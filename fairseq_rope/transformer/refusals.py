@@ -86,7 +86,7 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
         refuse_other_attention(side)
         refuse_layers(side)
         if side.is_linear:
-            refuse_with_linear_attention(args, side)
+            refuse_with_linear_attention(args, side, options.attention_length_scaling)
     heads = options.values.get("cross_kv_heads")
     if heads and getattr(args, "no_cross_attention", False):
         raise ValueError(f"--cross-kv-heads {heads}: has no use with --no-cross-attention; drop one of the two")
@@ -185,7 +185,7 @@ def refuse_unused_buckets(options: ModelOptions) -> None:
             raise ValueError(f"{flag_of(name)} {value}: has no use with --tupe-absolute-only; drop one of the two")
 
 
-def refuse_with_linear_attention(args: Namespace, side: SideOptions) -> None:
+def refuse_with_linear_attention(args: Namespace, side: SideOptions, length_scaling: float) -> None:
     """Raise a ValueError with one sentence if linear attention cannot have the positions of *side*."""
     flag = f"{flag_of_side(args, 'attention_type', side.side)} linear"
     possible = [name for name, cls in ENCODINGS.items() if side.side in cls.sides and not cls.changes_scores()]
@@ -194,10 +194,8 @@ def refuse_with_linear_attention(args: Namespace, side: SideOptions) -> None:
             f"{flag}: computes no scores of pairs, which the {side.side}'s position encoding {side.encoding} changes; "
             f"use one of {', '.join(possible)}"
         )
-    if args.attention_length_scaling:
-        raise ValueError(
-            f"--attention-length-scaling {args.attention_length_scaling}: is for softmax; drop it, or {flag}"
-        )
+    if length_scaling:
+        raise ValueError(f"--attention-length-scaling {length_scaling}: is for softmax; drop it, or {flag}")
 
 
 def refuse_position(cfg: Any, side: SideOptions, position: PositionEncoding) -> None:

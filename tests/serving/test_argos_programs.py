@@ -23,9 +23,9 @@ from base64 import b64decode
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
+from fairseq_rope.locks import locked
 from fairseq_rope.serving.argos import Package
 from fairseq_rope.tools import export
 from tests.commands import LIMIT
@@ -79,7 +79,7 @@ def installed_programs():
     folder = Path(sys.prefix) / "argos-programs"
     stamp = folder / "versions.txt"
     folder.mkdir(exist_ok=True)
-    with FileLock(folder.with_suffix(".lock"), timeout=12 * LIMIT):  # of parallel processes, the first one installs
+    with locked(folder.with_suffix(".lock")):  # of parallel processes, the first one installs
         if not stamp.exists() or stamp.read_text() != versions:
             install_programs(folder)
             stamp.write_text(versions)

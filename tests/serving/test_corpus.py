@@ -391,7 +391,10 @@ def test_numbers_out_of_their_range_are_refused(capsys, flag, value):
     assert f"{flag} {value}: must be an integer from 1 to 1000000" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "{}", '{"settings": {}}', '{"settings": [1], "files": []}', '{"settings": {}, "files": [{}]}'],
+)
 def test_a_damaged_plan_is_refused_by_name(run, tmp_path, content):
     write(tmp_path / "a", sentences(2))
     assert run(["a"]) is None

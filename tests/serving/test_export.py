@@ -3,6 +3,7 @@
 import argparse
 import ast
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -729,6 +730,19 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path):
         with pytest.raises(InputError, match="another export is writing it"), replacing(str(tmp_path / "model")):
             pass
         assert os.path.isdir(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_is_replaced_on_a_disk_without_locks(tmp_path, monkeypatch):
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for text in ("old", "new"):
+        with replacing(str(tmp_path / "model")) as folder:
+            os.mkdir(folder)
+            (Path(folder) / "a").write_text(text)
+    assert (tmp_path / "model" / "a").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
