@@ -89,6 +89,7 @@ class Reading:
     files: Sequence[str]  # the checkpoints that the call was given
     languages: Languages = UNKNOWN  # those of the data
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
+    builds_task: bool = False  # and its task
     resumes: bool = False  # whether the call resumes the training of a checkpoint
     # If a training continues with --store-ema: prunes the weights of an average as the model is pruned.
     averages: Callable[[dict[str, Any]], dict[str, Any]] | None = None

@@ -102,11 +102,6 @@ CAUSES = [
         "AttributeError: 'NoneType' object has no attribute 'replace'",
         "--path: must be given, the file of the checkpoint",
     ),
-    Cause(
-        "fairseq.checkpoint_utils.load_model_ensemble_and_task",
-        "IndexError: Replacement index 1 out of range",  # in the message of an assertion
-        "{filename}: neither fairseq nor --user-dir has its model, {cfg.model._name}",
-    ),
     Cause(".*", r"ConfigCompositionException: Error merging override (?:\w+\.)*(\w+)=null", _missing),
     Cause(".*", r"MissingMandatoryValue: Missing mandatory value: (\w+)", _missing),
     # data

@@ -13,12 +13,14 @@ import os
 import re
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, open_dict
 
 from ..checkpoints import (
@@ -29,6 +31,7 @@ from ..checkpoints import (
     current_reading,
     flags_of_model,
     languages_of,
+    load_checkpoint,
     no_checkpoint,
     option_value,
     options_of_task,
@@ -180,6 +183,21 @@ def refuse_damaged_extra_state(path: str, extra_state: Any) -> None:
             raise CheckpointError(f"{path} is not a valid checkpoint: its {entry} is damaged, and must be {form}")
 
 
+def _refuse_unknown(path: str, part: str, options: Any, flag: str, known: Collection[str]) -> None:
+    """Raise a CheckpointError if the name of a *part* of the checkpoint *path*, in its *options*, is not *known*."""
+    name = option_value(options, "_name") or option_value(options, flag)
+    if isinstance(name, str) and name not in known:
+        raise CheckpointError(f"{path}: neither fairseq nor --user-dir has its {part}, {name}")
+
+
+def _refuse_unregistered(path: str, name: Any) -> None:
+    """Raise a CheckpointError if the old checkpoint *path* names a part *name* that fairseq has not found."""
+    options = load_checkpoint(path).get("args")
+    for part in ("model", "task", "criterion", "optimizer", "lr_scheduler"):
+        if name is not None and option_value(options, "arch" if part == "model" else part) == name:
+            raise CheckpointError(f"{path}: neither fairseq nor --user-dir has its {part}, {name}")
+
+
 @functools.wraps(_load_checkpoint_to_cpu)
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
     reading = current_reading()
@@ -190,6 +208,8 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     try:
         state = _load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq cannot upgrade this state
+        if isinstance(error, KeyError):
+            _refuse_unregistered(path, error.args[0])
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
         raise no_checkpoint(path, reason) from None
     if reading.resumes:
@@ -198,6 +218,10 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
             raise no_checkpoint(path, f"it has no options of its {part}")
+    if reading.builds_model:
+        _refuse_unknown(path, "model", part_of(state, "model"), "arch", {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY})
+    if reading.builds_task:
+        _refuse_unknown(path, "task", part_of(state, "task"), "task", TASK_REGISTRY)
     data, overrides = reading.languages, languages_of(arg_overrides or {})
     # If the data have languages, languages in --model-overrides are the user's decision.
     # fairseq-validate and from_pretrained give the languages of the data as overrides. fairseq-validate has
@@ -322,7 +346,7 @@ def load_model_ensemble_and_task(
     data = languages_of(options_of_task(task))
     suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames if file)]  # as fairseq does
-    with _naming_misfits(Reading(files, data, builds_model=True)):
+    with _naming_misfits(Reading(files, data, builds_model=True, builds_task=task is None)):
         loaded = _load_model_ensemble_and_task(filenames, arg_overrides, task, *args, **kwargs)
     if option_value(arg_overrides or {}, "bf16"):  # fairseq-validate gives its flags as overrides
         for model in loaded[0]:

@@ -6,8 +6,10 @@ Converts ``transformer_rope``, which CTranslate2's own converters do not support
 
 import argparse
 import ast
+import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import flag_of, naming_what_fairseq_reads, nearest, refuse_other_bytes
+from ..errors import flag_of, naming_what_fairseq_reads, nearest, refuse_other_bytes, warn
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
+SPACE_OF_GPT2 = "\u0120"  # begins a word in its byte-level subwords; fairseq's own files have their numbers
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
 
 
@@ -84,8 +87,11 @@ class CTranslate2(Target):
             return [best for [(best, _)] in translator.search(sources)]
 
 
-def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> tuple[str | None, str | None]:
-    """Return the kind (a key of SUBWORDS) and the file of the subword model of flags or data folder, or two None."""
+def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str | None, str | None]:
+    """Return the kind (a key of SUBWORDS) and the file of the subword model of flags or data folder, or two None.
+
+    Raises an ExportError if the *dictionaries* of both languages show that there must be another one.
+    """
     for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
         if path is not None:
@@ -93,9 +99,16 @@ def subwords(args: argparse.Namespace, dictionary: "Dictionary") -> tuple[str | 
     for kind, name in SUBWORDS.items():
         if os.path.isfile(os.path.join(args.data, name)):
             return kind, os.path.join(args.data, name)
-    if any(word.endswith("@@") or word.startswith("\u2581") for word in dictionary.symbols):
-        lacking = f"its dictionary has subwords, and it has neither {' nor '.join(SUBWORDS.values())}"
-        raise ExportError(f"--data {args.data}: {lacking}; name the file with {' or '.join(SUBWORD_FLAGS)}")
+    for dictionary in dictionaries:
+        words = dictionary.symbols[dictionary.nspecial :]
+        if any(word.endswith("@@") or word.startswith("\u2581") for word in words):
+            lacking = f"a dictionary has subwords, and it has neither {' nor '.join(SUBWORDS.values())}"
+            raise ExportError(f"--data {args.data}: {lacking}; name the file with {' or '.join(SUBWORD_FLAGS)}")
+        of_gpt2 = [word for word in words if word.startswith(SPACE_OF_GPT2) or word.isdecimal()]
+        if args.tokenizer != "none" and len(of_gpt2) > len(words) / 4:
+            like = f"words of a dictionary are like the subwords of GPT-2 ({', '.join(of_gpt2[:3])})"
+            other = "and text cannot be divided into these; with --tokenizer none, the input must have them"
+            raise ExportError(f"--data {args.data}: {like}, {other}")
     return None, None
 
 
@@ -210,8 +223,12 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     # Buckets of lengths would pad the sentences of the data, by which the model is checked. The files of pretrained
     # embeddings have no use once the checkpoint has the embeddings.
     given = overrides_of(args)
-    overrides = {**given, "data": args.data, "num_batch_buckets": 0}
-    overrides |= {"encoder_embed_path": None, "decoder_embed_path": None, **languages_given(args)}
+    own = {"data": args.data, "num_batch_buckets": 0, "encoder_embed_path": None, "decoder_embed_path": None}
+    if refused := sorted(own.keys() & given.keys()):
+        raise ExportError(f"--model-overrides {args.model_overrides}: {refused[0]} cannot be changed here; drop it")
+    # The checkpoint can have been trained on data of another kind, such as plain text.
+    own |= {"dataset_impl": None} if glob.glob(os.path.join(glob.escape(args.data), "*.idx")) else {}
+    overrides = {**own, **given, **languages_given(args)}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
     if type(task) is not TranslationTask:
@@ -270,7 +287,10 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     quantized = None if args.quantization == "float32" else args.quantization
     target = CTranslate2(model, task, args.path, quantized, args.int8_bits)
     target.refuse()
-    kind, file = subwords(args, task.source_dictionary)
+    kind, file = subwords(args, task.source_dictionary, task.target_dictionary)
+    words = "".join(word for word in task.source_dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+", word))
+    if words == words.lower() != words.upper():
+        warn("export", f"--data {args.data}: the source has no capital letters, so translate's input must have none")
     settings = settings_of(args, model, task, kind, file)
     text_report = check_text("", settings, task, args.force)
     built = None
@@ -289,6 +309,8 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             target = replace(target, quantization=quantization)
             target.write(folder)
             report.append(check_model(target, reference, quantization, args.force))
+        if not reference.real:
+            text_report.append("the data have no validation set: tokenisation and translations were not compared")
         if built is not None:
             text_report.append(check_shortlist(folder, settings, samples, built, args.force))
     return "\n".join([*report, *text_report])

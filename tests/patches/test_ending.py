@@ -14,6 +14,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.patches.ending import sentence_for
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.positions.scaling import RopeScaling
+from fairseq_rope.tools import export
 from tests.commands import PLUGIN, ROOT, call, run_program, training
 
 
@@ -74,6 +75,30 @@ def test_the_model_of_a_checkpoint_that_no_user_dir_has_is_named(data_bin, train
     path = tmp_path / "theirs.pt"
     torch.save(state, path)
     expected = f"{path}: neither fairseq nor --user-dir has its model, transformer_of_others"
+    assert sentence(call, *words(GENERATE, bin=data_bin, model=path)) == expected
+    to_export = ["--path", str(path), "--data", str(data_bin), "--output", str(tmp_path / "exported")]
+    with pytest.raises(SystemExit, match="neither fairseq nor --user-dir has its model, transformer_of_others$"):
+        export.main(to_export)
+    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_rope_tiny"
+    state["cfg"]["task"]["_name"] = "task_of_others"
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match="neither fairseq nor --user-dir has its task, task_of_others$"):
+        export.main(to_export)
+    call(*words(GENERATE, bin=data_bin, model=path))  # has a task of its own
+
+
+@pytest.mark.parametrize(
+    "part, flag",
+    [("model", "arch"), ("task", "task"), ("criterion", "criterion"), ("optimizer", "optimizer")],
+)
+def test_a_part_of_an_old_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path, part, flag):
+    """fairseq looks for all parts of the training while it upgrades a checkpoint of fairseq up to 0.10."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["args"], state["cfg"] = state["cfg"]["model"], None
+    setattr(state["args"], flag, "of_others")
+    path = tmp_path / "theirs.pt"
+    torch.save(state, path)
+    expected = f"{path}: neither fairseq nor --user-dir has its {part}, of_others"
     assert sentence(call, *words(GENERATE, bin=data_bin, model=path)) == expected
 
 

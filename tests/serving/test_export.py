@@ -828,16 +828,38 @@ def test_the_instructions_in_the_readme_of_the_folder_work(trained, data_bin, tm
 
 
 def test_subwords_without_their_codes_are_refused(tmp_path):
-    dictionary = dictionary_of("do@@")
-    args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None)
-    with pytest.raises(ExportError, match="name the file with --bpe-codes or --sentencepiece-model"):
-        export.subwords(args, dictionary)
+    words, subwords = dictionary_of("dog"), dictionary_of("do@@")
+    args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None, tokenizer=None)
+    for dictionaries in ((subwords, words), (words, subwords)):
+        with pytest.raises(ExportError, match="name the file with --bpe-codes or --sentencepiece-model"):
+            export.subwords(args, *dictionaries)
+    assert export.subwords(args, words, words) == (None, None)
     (tmp_path / "bpecodes").write_text("#version: 0.2\n")
-    assert export.subwords(args, dictionary) == ("subword_nmt", str(tmp_path / "bpecodes"))
+    assert export.subwords(args, subwords, subwords) == ("subword_nmt", str(tmp_path / "bpecodes"))
     (tmp_path / "model.pt").touch()
     given = ["--path", tmp_path / "model.pt", "--data", tmp_path, "--output", tmp_path / "model"]
     with pytest.raises(SystemExit, match="--bpe-codes .*none: must be a file that exists"):
         main([*map(str, given), "--bpe-codes", str(tmp_path / "none")])
+
+
+@pytest.mark.parametrize("words", [("1212", "318", "257"), ("\u0120the", "\u0120dog", "s")])
+def test_subwords_of_gpt2_are_refused(tmp_path, words):
+    """Moses would take the numbers of a text for subwords, and all words for unknown ones."""
+    args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None, tokenizer=None)
+    for dictionaries in ((dictionary_of(*words), dictionary_of("a")), (dictionary_of("a"), dictionary_of(*words))):
+        with pytest.raises(ExportError, match=rf"subwords of GPT-2 \({words[0]}, {words[1]}"):
+            export.subwords(args, *dictionaries)
+    args.tokenizer = "none"
+    assert export.subwords(args, *dictionaries) == (None, None)
+    args.tokenizer = None
+    assert export.subwords(args, dictionary_of("1984", *"abcdef"), dictionary_of("a")) == (None, None)
+
+
+@pytest.mark.parametrize("option", ["data", "num_batch_buckets", "encoder_embed_path"])
+def test_options_that_export_sets_are_refused_as_overrides(trained, data_bin, tmp_path, option):
+    with pytest.raises(SystemExit, match=f"{option} cannot be changed here"):
+        exported(trained, data_bin, tmp_path / "model", "--model-overrides", {option: "x"})
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
