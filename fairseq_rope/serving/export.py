@@ -6,7 +6,6 @@ Converts ``transformer_rope``, which CTranslate2's own converters do not support
 
 import argparse
 import ast
-import glob
 import json
 import os
 import re
@@ -110,6 +109,12 @@ def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str
             other = "and text cannot be divided into these; with --tokenizer none, the input must have them"
             raise ExportError(f"--data {args.data}: {like}, {other}")
     return None, None
+
+
+def has_only_small_letters(dictionary: "Dictionary") -> bool:
+    """Return whether the words of *dictionary* have letters that could be capital ones, and none that are."""
+    words = "".join(word for word in dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+", word))
+    return words == words.lower() != words.upper()
 
 
 def tokenisation(
@@ -227,7 +232,8 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     if refused := sorted(own.keys() & given.keys()):
         raise ExportError(f"--model-overrides {args.model_overrides}: {refused[0]} cannot be changed here; drop it")
     # The checkpoint can have been trained on data of another kind, such as plain text.
-    own |= {"dataset_impl": None} if glob.glob(os.path.join(glob.escape(args.data), "*.idx")) else {}
+    ends = {os.path.splitext(name)[1] for name in os.listdir(args.data)}
+    own |= {"dataset_impl": None} if ".idx" in ends and ".fasta" not in ends else {}
     overrides = {**own, **given, **languages_given(args)}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
@@ -288,8 +294,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     target = CTranslate2(model, task, args.path, quantized, args.int8_bits)
     target.refuse()
     kind, file = subwords(args, task.source_dictionary, task.target_dictionary)
-    words = "".join(word for word in task.source_dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+", word))
-    if words == words.lower() != words.upper():
+    if has_only_small_letters(task.source_dictionary):
         warn("export", f"--data {args.data}: the source has no capital letters, so translate's input must have none")
     settings = settings_of(args, model, task, kind, file)
     text_report = check_text("", settings, task, args.force)

@@ -88,8 +88,7 @@ def test_the_model_of_a_checkpoint_that_no_user_dir_has_is_named(data_bin, train
 
 
 @pytest.mark.parametrize(
-    "part, flag",
-    [("model", "arch"), ("task", "task"), ("criterion", "criterion"), ("optimizer", "optimizer")],
+    "part, flag", [("model", "arch"), ("task", "task"), ("criterion", "criterion"), ("optimizer", "optimizer")]
 )
 def test_a_part_of_an_old_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path, part, flag):
     """fairseq looks for all parts of the training while it upgrades a checkpoint of fairseq up to 0.10."""

@@ -855,6 +855,29 @@ def test_subwords_of_gpt2_are_refused(tmp_path, words):
     assert export.subwords(args, dictionary_of("1984", *"abcdef"), dictionary_of("a")) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "words, expected", [(("the", "dog"), True), (("the", "Dog"), False), (("狗", "madeupword0000"), False), ((), False)]
+)
+def test_dictionaries_without_capital_letters_are_recognised(words, expected):
+    assert export.has_only_small_letters(dictionary_of(*words)) is expected
+
+
+@pytest.mark.parametrize("kind", ["raw", "lazy"])
+def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained, data_bin, tmp_path, capsys, kind):
+    """As after --raw-text and --lazy-load of fairseq up to 0.9."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["cfg"]["task"]["dataset_impl"] = kind
+    torch.save(state, tmp_path / "other.pt")
+    exported(tmp_path / "other.pt", data_bin, tmp_path / "model", "--force")
+    assert "20 of 20 sources of the validation set are tokenised" in capsys.readouterr().out
+
+
+def test_the_report_says_that_there_is_no_validation_set(trained, data_bin, tmp_path, capsys):
+    data = shutil.copytree(data_bin, tmp_path / "data", ignore=shutil.ignore_patterns("valid*"))
+    exported(trained, data, tmp_path / "model")
+    assert "the data have no validation set: tokenisation and translations were not compared" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option", ["data", "num_batch_buckets", "encoder_embed_path"])
 def test_options_that_export_sets_are_refused_as_overrides(trained, data_bin, tmp_path, option):
     with pytest.raises(SystemExit, match=f"{option} cannot be changed here"):
