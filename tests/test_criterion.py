@@ -70,6 +70,7 @@ def assert_equal_runs(actual, expected):
         {"label_smoothing": 0.4, "ignore_prefix_size": 2},
         {"ignore_prefix_size": -1},
         {"report_accuracy": True, "sentence_avg": True},
+        {"report_accuracy": True, "ignore_prefix_size": 2},
     ],
     ids=str,
 )

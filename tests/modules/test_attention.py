@@ -128,6 +128,23 @@ def test_dropout_is_active_only_in_training_or_when_retained():
     assert varies() == [True, True]
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_weights_are_dropped_with_the_given_probability(need_weights):
+    """All S scores are equal, so a weight is 0 or 1 / (S (1 - p)). Value j is 1 in dimension j, and 0 in the others."""
+    p, words, sentences = 0.3, D, 500
+    m, x = make(dropout=p).train(), torch.zeros(words, sentences, C)
+    with torch.no_grad():
+        for part in (m.q_proj, m.k_proj, m.v_proj, m.out_proj):
+            part.weight.copy_(torch.eye(C))
+            part.bias.zero_()
+        m.q_proj.weight.zero_()
+        x[:, :, :D] = torch.eye(D).unsqueeze(1)  # those of the first head
+        weights = m(x, x, x, need_weights=need_weights)[0][..., :D]
+    torch.testing.assert_close(weights[weights != 0], torch.full_like(weights[weights != 0], 1 / (words * (1 - p))))
+    sigma = math.sqrt(p * (1 - p) / weights.numel())
+    assert abs((weights == 0).double().mean().item() - p) < 5 * sigma
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_16_bit_attention_is_as_accurate_as_fairseqs_up_to_one_rounding(dtype, need_weights):

@@ -86,6 +86,15 @@ def test_the_residual_is_added_in_place_only_to_a_tensor_that_dropout_made(build
             assert torch.equal(x, before)
 
 
+def test_a_residual_of_more_bits_is_not_added_in_16_bits(build):
+    """As with --amp, whose layers give float16."""
+    layer = build(dropout=0.2).encoder.layers[0].train()
+    dropped, residual = layer.dropout_module(torch.randn(3, 2, 64).half()), torch.randn(3, 2, 64)
+    expected = dropped.float() + residual
+    actual = layer.residual_connection(dropped, residual)
+    assert actual.dtype == torch.float32 and torch.equal(actual, expected)
+
+
 def test_a_hook_keeps_the_output_of_the_projection_when_dropout_is_off(build):
     layer = build(dropout=0.2).encoder.layers[0].train()
     layer.dropout_module.eval()

@@ -69,6 +69,13 @@ def test_it_is_the_formula_with_padding_on_both_sides(rotation, groups):
                     by_loops(module, target[~pads[1][b], b], source[~pads[0][b], b], *rotation),
                 )
                 torch.testing.assert_close(out[words, b], expected, rtol=0, atol=1e-6)  # tables are float32
+    for source_left in (False, True):  # targets without padding need not be in the mask
+        pad = padded([5, 2, 4], source_left)
+        with torch.no_grad():
+            out, _ = module(target, source, source, pad, need_weights=False)
+            for b in range(3):
+                expected = by_loops(module, target[:, b], source[~pad[b], b], *rotation)
+                torch.testing.assert_close(out[:, b], expected, rtol=0, atol=1e-6)
     with torch.no_grad():
         alone, _ = module(target[:, :1], source[:, :1], source[:, :1], need_weights=False)
         torch.testing.assert_close(

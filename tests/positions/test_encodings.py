@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.positions.alibi import slopes
+from fairseq_rope.positions.interface import DistanceBias
 from fairseq_rope.positions.kerple import Kerple
 from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.positions.t5 import T5Bias
@@ -174,6 +175,20 @@ def test_shifted_positions_and_padding_on_the_left_change_nothing(name, side, op
     torch.testing.assert_close(shifted[30:], alone, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name, side, options", DECODERS)
+def test_steps_on_left_padded_targets_are_those_of_each_target_alone(name, side, options):
+    attention, x = make(name, side, options), torch.randn(T, B, C)
+    state, pad = {}, PADS["left"]
+    steps = [
+        attention(x[n : n + 1], None, None, pad[:, n : n + 1], incremental_state=state, need_weights=False)[0]
+        for n in range(T)
+    ]
+    for b in range(B):
+        alone = x[~pad[b], b : b + 1]
+        expected, _ = attention(alone, alone, alone, attn_mask=causal_mask(len(alone)), need_weights=False)
+        torch.testing.assert_close(torch.cat(steps)[~pad[b], b], expected[:, 0], atol=1e-5, rtol=1e-4)
+
+
 def test_cases_are_those_of_all_encodings_in_attention():
     assert set(OPTIONS) == {name for name, encoding in ENCODINGS.items() if not encoding.absolute}
     for name in ("sinusoidal", "learned"):
@@ -239,6 +254,41 @@ def test_the_gradient_of_t5s_largest_distances_is_their_sum_in_16_bits(dtype):
     decoder = T5Bias(1, C, bidirectional=False).to(dtype)
     decoder.by_distance(-torch.arange(1000)).sum().backward()
     assert decoder.relative_attention_bias.grad[-1].item() == pytest.approx(887, rel=2**-8)
+
+
+def test_the_gradient_of_a_bias_of_others_is_its_sum_in_16_bits():
+    class OneNumber(DistanceBias):
+        def __init__(self):
+            super().__init__()
+            self.number = torch.nn.Parameter(torch.zeros(H, 1, dtype=torch.bfloat16))
+
+        def by_distance(self, distance):
+            return self.number.expand(-1, len(distance))
+
+    position, x = OneNumber(), torch.zeros(1, H, 600, D, dtype=torch.bfloat16)
+    position.bias(x, x, None).float().sum().backward()
+    assert position.number.grad.flatten().tolist() == pytest.approx(H * [360_000], rel=2**-8)
+
+
+UNIFORM = {
+    "shaw": ["relative_position_keys", "relative_position_values"],
+    "transformer-xl": ["linear_pos.weight", "pos_bias_u", "pos_bias_v"],
+    "tupe": ["position_query_projection", "position_key_projection"],
+    "deberta": ["query_projection", "key_projection"],
+}
+
+
+@pytest.mark.parametrize("name", list(UNIFORM))
+def test_parameters_of_positions_start_uniform_as_fairseqs_projections(name):
+    """Glorot and Bengio 2010, equation 16: in ± sqrt(6 / (rows + columns)), with a deviation of this over sqrt(3)."""
+    build = partial(ENCODINGS[name].build, "encoder", 64, 4, **OPTIONS[name][0])
+    drawn = [dict(build().named_parameters()) for _ in range(20)]
+    for parameter in UNIFORM[name]:
+        numbers = torch.stack([parameters[parameter].detach() for parameters in drawn])
+        most = math.sqrt(6 / sum(numbers.shape[1:]))
+        assert 0.97 * most < float(numbers.abs().max()) <= most
+        assert float(numbers.std()) == pytest.approx(most / math.sqrt(3), rel=0.05)
+        assert abs(float(numbers.mean())) < 0.05 * most
 
 
 def test_the_vectors_of_nezha_are_there_if_the_model_was_built_without_memory():

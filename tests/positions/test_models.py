@@ -13,6 +13,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
@@ -675,16 +676,24 @@ def test_training_needs_no_mask_if_only_later_words_are_hidden(build, name, left
     torch.testing.assert_close(*results, rtol=0, atol=1e-9)
 
 
-def test_a_mask_that_a_user_puts_in_place_of_fairseqs_is_honoured_in_training(build):
+@pytest.mark.parametrize("kind", ["mask", "function"])
+def test_a_mask_that_a_user_puts_in_place_of_fairseqs_is_honoured_in_training(build, monkeypatch, kind):
     """Each word attends to itself only. So its features depend on no other word."""
     model = build(decoder_layers=3, dropout=0.0).double().train()
     source, lengths = batch([9, 4, 6], left_pad=True)
     target, _ = batch([8, 5, 3], left_pad=False, seed=1)
     others = torch.cat([target[:, 2:3], target[:, 1:]], dim=1)  # with another first word
     assert not torch.equal(others, target)
+
+    def itself_only(tensor):
+        return torch.where(torch.eye(len(tensor)).bool(), 0.0, -math.inf).to(tensor)
+
     for is_custom in (False, True):
-        if is_custom:
-            model.decoder._future_mask = torch.where(torch.eye(20).bool(), 0.0, -math.inf)
+        if is_custom and kind == "mask":
+            model.decoder._future_mask = itself_only(torch.empty(20))
+        elif is_custom:
+            shown = lambda decoder, tensor: itself_only(tensor)  # noqa: E731
+            monkeypatch.setattr(TransformerDecoderBase, "buffered_future_mask", shown)
         encoded = model.encoder(source, lengths)
         features = [model.decoder.extract_features(words, encoded)[0] for words in (target, others)]
         assert torch.allclose(features[0][0, 1:], features[1][0, 1:], atol=1e-12) is is_custom

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -790,6 +791,21 @@ def test_one_score_that_is_nan_is_refused():
     target = SimpleNamespace(score=lambda pairs: ([[-1.0, -2.0], [math.nan, -2.0]], "float32"))
     with pytest.raises(ExportError, match="by nan per word"):
         export_checks.check_scores(target, [], expected, None)
+
+
+@pytest.mark.parametrize(
+    "quantization, allowed",
+    [(None, 1e-4), ("int16", 0.02), ("float16", 0.02), ("bfloat16", 0.1), ("int8", 0.3), ("int8_float32", 0.3)],
+)
+def test_larger_differences_of_scores_than_the_documented_ones_are_refused(quantization, allowed):
+    """In float32, one sentence among many is enough."""
+    expected = [[-1.0, -2.0]] * 10
+    for share, is_refused in ((0.9, False), (1.1, True)):
+        different = 1 if quantization is None else 10
+        scores = [[score - share * allowed for score in line] for line in expected[:different]] + expected[different:]
+        target = SimpleNamespace(score=lambda pairs, scores=scores: (scores, quantization or "float32"))
+        with pytest.raises(ExportError, match="is allowed") if is_refused else contextlib.nullcontext():
+            export_checks.check_scores(target, [], expected, quantization)
 
 
 @pytest.mark.parametrize("most", [(150, 1024), (1024, 150)])
