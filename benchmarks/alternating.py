@@ -14,9 +14,16 @@ import torch
 def build_parser(module: str, description: str, rounds: int = 5) -> argparse.ArgumentParser:
     """Return a parser with the flags of all benchmarks; *description* is the docstring of *module*."""
     parser = argparse.ArgumentParser(prog=f"benchmarks.{module}", description=description.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
+    parser.add_argument("--rounds", type=at_least_one, default=rounds, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def at_least_one(text: str) -> int:
+    """Return *text* as an integer; an ArgumentTypeError says that it must be 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be an integer, 1 or more")
+    return int(text)
 
 
 def in_turns(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

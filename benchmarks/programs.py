@@ -23,7 +23,7 @@ from benchmarks.alternating import build_parser, report, turned
 from benchmarks.subjects import DEVICE, HAS_FAST_BFLOAT16, SIZES, dataset, dictionary
 
 PLUGIN = Path(__file__).resolve().parents[1] / "fairseq_rope"
-OURS = f"--user-dir {PLUGIN} --arch transformer_rope --criterion fused_label_smoothed_cross_entropy"
+OURS = "--arch transformer_rope --criterion fused_label_smoothed_cross_entropy"
 THREADS = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
 FLAGS = {  # by the names of the rows; the first is the yardstick
@@ -50,8 +50,9 @@ def write_data(size: dict[str, int], folder: Path) -> Path:
     for side, sentences in (("src", pairs.src), ("tgt", pairs.tgt)):
         text = "\n".join(words.string(sentence) for sentence in sentences)
         (folder / f"train.{side}").write_text(f"{text}\n" * COPIES, encoding="utf-8")
-    flags = f"-s src -t tgt --trainpref {folder}/train --srcdict {folder}/dict.txt --joined-dictionary"
-    command = [program("fairseq-preprocess"), *flags.split(), "--destdir", str(folder / "bin")]
+    files = ["--trainpref", str(folder / "train"), "--srcdict", str(folder / "dict.txt")]
+    files += ["--joined-dictionary", "--destdir", str(folder / "bin")]
+    command = [program("fairseq-preprocess"), "-s", "src", "-t", "tgt", *files]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "bin"
 
@@ -69,7 +70,8 @@ def command(name: str, size: dict[str, int], data: Path, updates: int, tokens: i
         "--disable-validation --no-save --log-format json --log-interval 1"
     )
     device = ["--distributed-world-size", "1", *([] if DEVICE == "cuda" else ["--cpu"])]  # by default, all GPUs
-    return [program("fairseq-train"), str(data), *flags.split(), *device]
+    plugin = ["--user-dir", str(PLUGIN)] if FLAGS[name].startswith(OURS) else []
+    return [program("fairseq-train"), str(data), *plugin, *flags.split(), *device]
 
 
 def words_per_second(words: list[str], updates: int) -> float:

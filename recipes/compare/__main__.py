@@ -70,6 +70,7 @@ class Comparison:
     experiments: dict[str, Experiment]  # seed 1 of every system by its name, the baseline first
     runs: list[Experiment]  # those to train: all systems from the first seed, then all from the second, …; not empty
     failed: dict[str, str] = dataclasses.field(default_factory=dict)  # why a run has failed, by its title
+    without_value: list[str] = dataclasses.field(default_factory=list)  # entries of failed for systems without a choice
     tuning: Tuning | None = None
 
     @property
@@ -159,7 +160,8 @@ class Comparison:
                     print(f"no report of these runs yet, the others go on: {error}", file=sys.stderr)
         problems = unwritten + [f"{run} is not in the report: {why}" for run, why in others.items()]
         if self.failed:
-            problems.insert(0, f"{len(self.failed)} of {runs} runs failed: {'; '.join(self.failed)}")
+            failed = len(self.failed) - len(self.without_value)  # those are no runs
+            problems.insert(0, f"{failed} of {runs} runs failed: {'; '.join(self.failed)}")
         if problems:
             raise StageError("; ".join(problems))
 
@@ -181,7 +183,8 @@ class Comparison:
         chosen = tuned.chosen(finished)
         for name in self._trained():
             if name not in chosen:
-                self.failed.setdefault(f"{name}, {tuned.setting}", "no training with a finite loss has ended")
+                self.without_value.append(f"{name}, {tuned.setting}")
+                self.failed[self.without_value[-1]] = "no training with a finite loss has ended"
         tuned.require(chosen, self.baseline.system, self.failed)
         self.experiments = {name: chosen[name] for name in self.experiments if name in chosen}
         chosen_runs = (run for run in self.runs if run.system in chosen)

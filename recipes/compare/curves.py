@@ -18,7 +18,7 @@ class Training:
     losses: list[float]  # of each validation, label-smoothed, in bits a token
     tokens_per_second: float  # target tokens, the median over the epochs
     last_epoch: int  # the last epoch with a validation
-    # Commit, versions, hardware, batches and command of each training process that had a validation, in order.
+    # Commit, versions, hardware, batches and command of each process with a validation or a whole epoch, in order.
     processes: list[dict[str, Any]]
     peak_memory_mib: float | None  # the host memory of the largest process; None if the history does not have it
 

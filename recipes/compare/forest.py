@@ -18,7 +18,7 @@ class Difference(NamedTuple):
     high: float
 
 
-def forest(panels: Mapping[str, Sequence[Difference]], baseline: str, metric: str = "sacreBLEU") -> Figure:
+def forest(panels: Mapping[str, Sequence[Difference]], baseline: str) -> Figure:
     """Return a figure with a panel for each title, all with the same scale and the same systems.
 
     The systems are in the order of the first panel. With one scale, equal differences have equal lengths in all panels.
@@ -26,7 +26,6 @@ def forest(panels: Mapping[str, Sequence[Difference]], baseline: str, metric: st
     Args:
         panels: the differences by the title of their panel. A system that a panel lacks has an empty row there.
         baseline: the system at 0
-        metric: the score, for the label of the horizontal axis
     """
     systems = list(dict.fromkeys(row.system for rows in panels.values() for row in rows))
     width = 1.2 + 0.08 * max(map(len, systems), default=0) + 3.6 * len(panels)
@@ -34,7 +33,7 @@ def forest(panels: Mapping[str, Sequence[Difference]], baseline: str, metric: st
     all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (title, rows) in zip(all_axes, panels.items(), strict=True):
         _draw(axes, rows, systems)
-        axes.set(title=title, xlabel=f"{metric} minus that of {baseline} (95% intervals)")
+        axes.set(title=title, xlabel=f"sacreBLEU minus that of {baseline} (95% intervals)")
     all_axes[0].set_yticks(range(len(systems)), systems)
     all_axes[0].set_ylim(len(systems) - 0.5 if systems else 0.5, -0.5)  # the first system is at the top
     return figure

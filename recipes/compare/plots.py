@@ -54,7 +54,7 @@ def plots(results: Results) -> dict[str, Figure]:
 
 
 def beside(comparisons: Mapping[str, Results]) -> Figure:
-    """The last plot of :func:`plots` for each of *comparisons*, by its title; of documents, if the texts have any.
+    """The plot "joined" of :func:`plots` for each of *comparisons*, by its title; of documents, if the texts have any.
 
     A system looks the same in all of them.
     """

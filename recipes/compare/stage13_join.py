@@ -6,10 +6,12 @@ It joins 2, 4 and 8 consecutive sentences. If the text has documents, it divides
 from pathlib import Path
 
 from fairseq_rope.lines import count_lines, lines_of
+from fairseq_rope.text.segments import joined
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import MORE_ROOM, of_search
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
+from recipes.text.segments import longest_segments, read_documents
 
 TIMES = (2, 4, 8)  # sentences a line
 TOKENS = (1, 64, 128, 256, 512, 1000)  # of a text with documents: subwords of the longest segments; 1: single sentences
@@ -61,15 +63,28 @@ def lines(path: Path) -> list[str]:
 
 def check(experiment: Experiment) -> None:
     """Raise a StageError if the test set has too few lines, or if joined lines are too long to translate."""
-    sentences = 1 if experiment.unit.has_documents else max(TIMES)  # of the longest line
-    for path, limit in zip(experiment.texts("bpe", ["test"]), of_search(experiment).values(), strict=True):
-        words = [len(line.split()) for line in lines(path)]
-        if len(words) < sentences:
-            raise Join().error(f"the test set has {len(words)} lines, and at least {sentences} are needed")
-        starts = range(0, len(words) - sentences + 1, sentences)
-        longest = max(sum(words[n : n + sentences]) + 1 for n in starts)
+    paths = experiment.texts("bpe", ["test"])
+    if experiment.unit.has_documents:
+        segments = [
+            (document, segment)
+            for document in read_documents(list(map(str, paths)))
+            for segment in longest_segments(document, max(TOKENS))
+        ]
+        lengths = [
+            [len(joined([document[n][side] for n in segment])) for document, segment in segments] for side in (0, 1)
+        ]
+        unit = "a segment"
+    else:
+        sentences = max(TIMES)  # of the longest line
+        words = [[len(line.split()) for line in lines(path)] for path in paths]
+        if len(words[0]) < sentences:
+            raise Join().error(f"the test set has {len(words[0])} lines, and at least {sentences} are needed")
+        starts = range(0, len(words[0]) - sentences + 1, sentences)
+        lengths = [[sum(of_side[n : n + sentences]) for n in starts] for of_side in words]
+        unit = f"{sentences} lines"
+    for path, limit, of_side in zip(paths, of_search(experiment).values(), lengths, strict=True):
+        longest = max(of_side) + 1
         if longest > limit:
-            unit = "a sentence" if experiment.unit.has_documents else f"{sentences} lines"
             long = f"the test set has {unit} of {longest} tokens ({path}), more than the {limit} that fairseq takes"
             raise Join().error(f"{long}: {MORE_ROOM}")
 

@@ -59,7 +59,7 @@ class TranslateJoined(TranslationStage):
             else:
                 say(f"segments of up to {length} subwords: the same as in {copied.hypotheses.name}, which is copied")
                 for old, new in zip(copied[1:], outputs[1:], strict=True):
-                    shell.command(f"cp {quoted(old, new)}")
+                    shell.write(f"cat {quoted(old)}", new)
             translations[segments] = outputs
             if experiment.unit.has_documents:
                 join_documents(experiment, shell, outputs.hypotheses, documents(experiment, length))

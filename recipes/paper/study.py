@@ -149,15 +149,27 @@ def main(
             raise InputError(f"--gpus {args.gpus}: must be 0 or more")
         if args.gpus and args.launcher == "local" and args.gpus > (available := gpus_here()):
             raise InputError(f"--gpus {args.gpus}: this machine has {available}")
-        for word in shlex.split(flags):
-            if word.partition("=")[0] in OWN_FLAGS:
-                raise InputError(f"{word} after --: the experiment sets {', '.join(OWN_FLAGS)}; drop the flag")
-        refuse_lost_validations(flags)
+        refuse_flags(flags, "after --")
         study = Study(name, args, flags, settings, encodings, seeds)
         refuse_work(study.work)
         if args.launcher == "slurm":  # refuses wrong parameters before the data are prepared
             launch.launcher_of(args, PaperRun("", 1, study.work, (), args.gpus))
         work(study)
+
+
+def refuse_flags(flags: str, where: str) -> None:
+    """Raise a SettingsError if the *flags* for fairseq-train, from *where*, have one that the experiment sets."""
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {flags!r} cannot be divided into words ({error})") from None
+    for word in words:
+        if word.partition("=")[0] in OWN_FLAGS:
+            raise SettingsError(f"{where}: the experiment sets {', '.join(OWN_FLAGS)}; drop {word}")
+    try:
+        refuse_lost_validations(flags)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
 def read_settings(path: Path, name: str, kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -169,6 +181,8 @@ def read_settings(path: Path, name: str, kinds: Mapping[str, type]) -> dict[str,
     for key, kind in kinds.items():
         if type(of[key]) is not kind:
             raise SettingsError(f"{path}: {name}: {key} is {of[key]!r}, and must be of type {kind.__name__}")
+        if kind is str:  # flags for fairseq-train
+            refuse_flags(of[key], f"{path}: {name}: {key}")
     return of
 
 

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_rope.metrics import load_tokeniser
-from recipes.pipeline.arguments import add_flags, called, describe_experiment
+from recipes.pipeline.arguments import add_flags, called, describe_experiment, own_settings
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.fairseq_train import check_devices, warning
 from recipes.pipeline.listing import model_table
 from recipes.pipeline.session import announce, at_work
-from recipes.pipeline.settings import describe_settings, read_settings
+from recipes.pipeline.settings import describe_settings
 from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import print_report
 from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
 from recipes.run.command_line import RunParser, parse
 from recipes.run.lock import locked_when_free
-from recipes.run.run import ROOT
 
 
 def build_parser(recipe_is_known: bool = False) -> argparse.ArgumentParser:
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--stage {args.stage} --stop-stage {stop}: must be {first} <= stage <= stop-stage <= {last}")
     experiment = describe_experiment(parser, args, args.arch, args.seed, train_flags)
     if args.list:
-        print(model_table(experiment.work, read_settings(ROOT / "recipes" / args.recipe / "settings.yaml")))
+        print(model_table(experiment.work, own_settings(args.recipe)))
         return
     chosen = needed([stage for stage in STAGES if args.stage <= stage.number <= stop], experiment)
     if not chosen:

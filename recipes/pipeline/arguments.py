@@ -13,7 +13,7 @@ from fairseq_rope.text.subwords import SUBWORDS
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import MORE_ROOM, of_search
 from recipes.pipeline.settings import NAMES_MODEL, Settings, check_values, read_settings
-from recipes.run.command_line import refuse_work
+from recipes.run.command_line import LARGEST_SEED, refuse_work
 from recipes.run.run import ROOT
 from recipes.run.yaml_file import SettingsError
 from recipes.text import fetch
@@ -65,15 +65,10 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     _refuse_flags(args, arch, seed, work)
     own = read_settings(folder / "settings.yaml")
     settings = read_settings(folder / "settings.yaml", args.set)
-    own.fairseq_train_flags = own.fairseq_train_flags.strip()
     settings.fairseq_train_flags = f"{settings.fairseq_train_flags} {train_flags}".strip()
     check_values(settings)
     for values in (own, settings):
-        for name in ("start_checkpoint", "start_data", "back_translation_model", "distillation_model", "user_dir"):
-            if getattr(values, name):
-                setattr(values, name, str(Path(getattr(values, name)).expanduser().resolve()))
-        texts = shlex.split(values.back_translation_files.replace("{lang}", settings.target_lang))
-        values.back_translation_files = shlex.join(str(Path(text).expanduser().resolve()) for text in texts)
+        _resolve(values, settings.target_lang)
     usual_bpe = _usual_bpe(settings, args.bpe)
     differs = {name: getattr(settings, name) for name in NAMES_MODEL if getattr(settings, name) != getattr(own, name)}
     if args.bpe not in (None, usual_bpe):
@@ -112,13 +107,37 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     return experiment
 
 
+def _resolve(settings: Settings, target: str) -> None:
+    """Make the paths in *settings* absolute. Raises a SettingsError if ``~`` names a user that does not exist."""
+
+    def absolute(name: str, path: str) -> str:
+        try:
+            return str(Path(path).expanduser().resolve())
+        except RuntimeError as error:
+            raise SettingsError(f"--set {name}={path}: {error}") from None
+
+    settings.fairseq_train_flags = settings.fairseq_train_flags.strip()
+    for name in ("start_checkpoint", "start_data", "back_translation_model", "distillation_model", "user_dir"):
+        if getattr(settings, name):
+            setattr(settings, name, absolute(name, getattr(settings, name)))
+    texts = shlex.split(settings.back_translation_files.replace("{lang}", target))
+    settings.back_translation_files = shlex.join(absolute("back_translation_files", text) for text in texts)
+
+
+def own_settings(recipe: str) -> Settings:
+    """The settings in settings.yaml of *recipe*, as a model folder has them."""
+    own = read_settings(ROOT / "recipes" / recipe / "settings.yaml")
+    _resolve(own, own.target_lang)
+    return own
+
+
 def _refuse_flags(args: argparse.Namespace, arch: str, seed: int, work: Path) -> None:
     naming = "consist of letters, digits, _ and -, and must not begin with old-"
     has_manifest = args.manifest in (None, "none") or Path(args.manifest).is_file()
     for allowed, refusal in (
         (args.gpus is None or args.gpus >= 0, f"--gpus {args.gpus}: must be 0 or more"),
         (not args.data_dir or args.data_dir.is_dir(), f"--data-dir {args.data_dir}: must be a folder that exists"),
-        (seed >= 0, f"--seed {seed}: must be 0 or more"),
+        (0 <= seed <= LARGEST_SEED, f"--seed {seed}: must be from 0 to {LARGEST_SEED}"),
         (re.fullmatch(r"\w+", arch), f"--arch {arch}: must be a name of letters, digits and _"),
         (args.name is None or re.fullmatch(r"(?!old-)[\w-]+", args.name), f"--name {args.name}: must {naming}"),
         (has_manifest, f"--manifest {args.manifest}: must be a file that exists, or none"),
@@ -245,9 +264,10 @@ def _recipe(name: str) -> str:
 
 
 def called(recipe: str, words: Sequence[str]) -> str:
-    """The command that runs *recipe* with *words*, from the project's root."""
+    """The command that runs *recipe* with *words* from the current folder, which paths among the words are from."""
+    recipes = ROOT.joinpath("recipes") if Path.cwd() != ROOT else Path("recipes")
     if words and not words[0].startswith("-"):  # the recipe comes first, as its own run.sh puts it
         if not Path(recipe).is_absolute():
-            return f"bash {shlex.quote(f'recipes/{recipe}/run.sh')} {shlex.join(words[1:])}".strip()
+            return f"bash {shlex.quote(str(recipes / recipe / 'run.sh'))} {shlex.join(words[1:])}".strip()
         words = [recipe, *words[1:]]
-    return f"bash recipes/pipeline/run.sh {shlex.join(words)}"
+    return f"bash {shlex.quote(str(recipes / 'pipeline' / 'run.sh'))} {shlex.join(words)}"

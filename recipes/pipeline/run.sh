@@ -2,7 +2,7 @@
 # Run a recipe: bash recipes/pipeline/run.sh NAME|FOLDER [flags]; the run.sh of a recipe calls this.
 # Uses the active Python if it has fairseq and what the recipes import, else the one that `make install` set up in .venv.
 set -eu
-root=$(cd "$(dirname "$0")/../.." && pwd)
+root=$(CDPATH="" cd "$(dirname "$0")/../.." && pwd)
 
 is_able() {
     "$1" -c '

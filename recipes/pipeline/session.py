@@ -1,4 +1,4 @@
-"""The frame of a run: checks, the lock, signals, and the record of its command and settings."""
+"""The frame of a run: checks, the lock and signals."""
 
 import contextlib
 import functools

@@ -15,7 +15,7 @@ from fairseq_rope.serving.exported_folder import SETTINGS
 from recipes.pipeline.experiment import MONOLINGUAL, TRANSLATED, Experiment
 from recipes.pipeline.settings import SEARCHES
 from recipes.pipeline.translation_stage import TranslationStage
-from recipes.run.shell import Shell, quoted, say
+from recipes.run.shell import Shell, part_of, quoted, say
 from recipes.text.mix import most_translated
 
 
@@ -58,8 +58,10 @@ class TranslateTexts(TranslationStage):
         flags = shlex.split(settings.translate_flags)
         if not re.search("--(jobs|launcher)", settings.translate_flags):
             flags += ["--jobs", str(available_cores())]
-        shell.tool(
+        translate = (
             f"python -m fairseq_rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}"
         )
-        shell.write(f"cat {quoted(shards / given.name)}", made, makes=[made])
+        with part_of(made) as part:
+            copy = f"cat {quoted(shards / given.name)} > {quoted(part)} && mv {quoted(part, made)}"
+            shell.tool(f"{translate} && {copy}", makes=[made])
         shell.command(f"rm -rf {quoted(shards)}")

@@ -11,7 +11,7 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.stage07_train import Train
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.moves import Moves
-from recipes.run.shell import Shell, quoted, say
+from recipes.run.shell import Shell, part_of, quoted, say
 from recipes.run.stamps import Stamps
 
 
@@ -61,6 +61,7 @@ class Average(TranslationStage):
         say(f"takes the averaged model of {experiment.training.title}")
         shell.command(f"mkdir -p {quoted(experiment.checkpoints)}")
         # Not all file systems have hard links.
-        both = quoted(model, experiment.averaged)
-        shell.command(f"rm -f {quoted(experiment.averaged)} && (ln {both} || cp {both})")
-        shell.command(f"cp {quoted(history, experiment.history)}")
+        with part_of(experiment.averaged) as part:
+            both, new = quoted(model, part), quoted(part, experiment.averaged)
+            shell.command(f"rm -f {new} && (ln {both} || cp {both}) && mv {new}")
+        shell.write(f"cat {quoted(history)}", experiment.history)

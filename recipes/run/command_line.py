@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from fairseq_rope.tools import escape_unencodable_output
 from recipes.run.yaml_file import SettingsError
 
+LARGEST_SEED = 2**31 - 1  # NumPy's seeds have 32 bits, and fairseq adds the number of the epoch
+
 
 class RunParser(argparse.ArgumentParser):
     """A parser whose error message is one sentence, without all flags before it. It takes no abbreviated flags.

@@ -17,6 +17,7 @@ from typing import Any
 from fairseq_rope.errors import InputError, sentence_of
 from fairseq_rope.launch import flags, jobs
 from fairseq_rope.tools import escape_unencodable_output
+from recipes.run.command_line import LARGEST_SEED
 from recipes.run.lock import locked_when_free
 from recipes.run.run import Run
 from recipes.run.runner import Runner
@@ -51,8 +52,9 @@ def seeds_of(words: str) -> range:
     """The seeds of N, which are 1 to N, or of FIRST-LAST. Raises a SettingsError if *words* is something else."""
     numbers = re.fullmatch(r"(?:([1-9]\d*)-)?(\d+)", words)
     seeds = range(int(numbers[1] or 1), int(numbers[2]) + 1) if numbers else range(0)
-    if not seeds:
-        raise SettingsError(f"--seeds {words}: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more")
+    if not seeds or seeds[-1] > LARGEST_SEED:
+        allowed = f"must be N, for seeds 1 to N, or FIRST-LAST, from 1 to {LARGEST_SEED}"
+        raise SettingsError(f"--seeds {words}: {allowed}")
     return seeds
 
 

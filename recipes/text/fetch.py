@@ -195,7 +195,7 @@ def _run_curl(part: Path, entry: Entry, address: str) -> tuple[str, bool]:
     if status == 0 and _size(part) < (entry.size or 0):
         return f"connection ended after {_size(part)} of {entry.size} bytes", False
     if status == 0:
-        return ("" if _size(part) or entry.size == 0 else "sends an empty file"), True
+        return ("" if _size(part) else "sends an empty file"), True
     problem = re.sub(r"^curl: \(\d+\) ", "", errors.strip().rpartition("\n")[2]) or f"curl ended with status {status}"
     return f"{problem}, after {_size(part)} bytes", status in FINAL
 

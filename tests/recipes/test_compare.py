@@ -992,8 +992,15 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
     settings.fairseq_generate_flags = roomy
     stage13_join.check(experiment)
     settings.fairseq_generate_flags, settings.segment_tokens = "", 512
-    with pytest.raises(StageError, match=r"a sentence of 1101 tokens \(.*test.de\), more than the 1024"):
+    with pytest.raises(StageError, match=r"a segment of 1101 tokens \(.*test.de\), more than the 1024"):
         stage13_join.check(experiment)
+    # stage 13 joins these 8 sentences, with a token between two, to a segment
+    texts[1].write_text(f"{'a ' * 100}\n" * 8)
+    settings.fairseq_train_flags = "--max-source-positions 1024 --max-target-positions 256"
+    with pytest.raises(StageError, match=r"a segment of 808 tokens \(.*test.de\), more than the 256"):
+        stage13_join.check(experiment)
+    settings.fairseq_train_flags = ""
+    stage13_join.check(experiment)
 
 
 @pytest.mark.slow
@@ -1047,7 +1054,8 @@ BY_UPDATES = ["--set", "save_every_updates=8", "--set", "max_updates=32"]
     "flags, message",
     [
         (["--set", "test_files="], "--set test_files=: a comparison needs a test set"),
-        (["--seeds", "0"], "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
+        (["--seeds", "0"], "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, from 1 to 2147483647"),
+        (["--seeds", "1-3000000000"], "--seeds 1-3000000000: must be N, for seeds 1 to N, or FIRST-LAST, from 1 to"),
         (["--seeds", "3-2"], "--seeds 3-2: must be N, for seeds 1 to N, or FIRST-LAST"),
         (["--seeds", "0-2"], "--seeds 0-2: must be N"),
         (["--seeds", "two"], "--seeds two: must be N"),

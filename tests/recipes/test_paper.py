@@ -385,16 +385,23 @@ REFUSED = [
     ("language_model", "--data-dir {}", "--data-dir: {}/train.txt is not a file"),
     ("language_model", "--data-dir {} --encodings alibi", "--encodings alibi: linear attention can only have none, "),
     ("masked_lm", "--encodings rope,rope", "--encodings rope,rope: must be different ones of none, "),
-    ("masked_lm", "--seeds 0", "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, both 1 or more"),
+    ("masked_lm", "--seeds 0", "--seeds 0: must be N, for seeds 1 to N, or FIRST-LAST, from 1 to 21474"),
     ("masked_lm", "--gpus -1", "--gpus -1: must be 0 or more"),
     ("masked_lm", "--gpus 99", f"--gpus 99: this machine has {torch.cuda.device_count()}"),
     ("masked_lm", "--work-dir {}/a:b", "--work-dir {}/a:b: must not contain a colon, because fairseq splits paths at"),
     ("masked_lm", "--settings {}/latin", "--settings {}/latin, line 1: the byte 0xe4 is not UTF-8"),
     ("masked_lm", "--launcher slurm --slurm time=9 --slurm wrong=1", "--launcher slurm --slurm time=9 wrong=1: "),
-    ("masked_lm", "-- --disable-validation", "--disable-validation among the flags for fairseq-train: the"),
-    ("language_model", "-- --log-format tqdm", "--log-format tqdm among the flags for fairseq-train: must be json"),
-    ("masked_lm", "-- --lr 1 --seed=2", "--seed=2 after --: the experiment sets --seed, --save-dir, --position-enc"),
-    ("masked_lm", "-- --encoder-position-encoding rope", "--encoder-position-encoding after --: the experiment sets "),
+    ("masked_lm", "-- --disable-validation", "after --: --disable-validation among the flags for fairseq-train: the"),
+    (
+        "language_model",
+        "-- --log-format tqdm",
+        "after --: --log-format tqdm among the flags for fairseq-train: must be json",
+    ),
+    ("masked_lm", "-- --lr 1 --seed=2", "after --: the experiment sets --seed, --save-dir, --position-enc"),
+    ("masked_lm", "-- --encoder-position-encoding rope", "after --: the experiment sets "),
+    ("masked_lm", "--settings {}/seed", "{}/seed: masked_lm: training: the experiment sets --seed, --save-dir, "),
+    ("masked_lm", "--settings {}/log", "{}/log: masked_lm: training: --log-format simple among the flags for"),
+    ("masked_lm", "--settings {}/quote", '{}/quote: masked_lm: model: "\'x" cannot be divided into words (No closing'),
     ("masked_lm", "--train {}/nothing", "--train: {}/nothing is not a file"),
     ("masked_lm", "--train .", "--train: . is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
@@ -439,6 +446,10 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, monkeypatch, name,
     (tmp_path / "short").write_text("abc")
     (tmp_path / "latin").write_bytes("ä: 1\n".encode("latin-1"))
     (tmp_path / "zero").write_text("fine_tuning: {training: '', passage: 0}")
+    settings = {"seed": ("", "--seed 1"), "log": ("", "--log-format simple"), "quote": ("'x", "")}
+    for file, (model, training) in settings.items():
+        of = {"masked_lm": {"model": model, "training": training, "subwords": 9}}
+        (tmp_path / file).write_text(json.dumps(of))
     (tmp_path / "triples").mkdir()
     for file in long_documents.TEXTS.values():
         (tmp_path / "triples" / file).write_text("字\n")

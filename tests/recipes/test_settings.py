@@ -13,8 +13,8 @@ import yaml
 from fairseq_rope.errors import InputError
 from fairseq_rope.metrics import load_tokeniser
 from recipes.pipeline import stage09_translate
-from recipes.pipeline.__main__ import main
-from recipes.pipeline.arguments import called
+from recipes.pipeline.__main__ import build_parser, main
+from recipes.pipeline.arguments import called, describe_experiment
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stages import SCORE, STAGES
@@ -357,8 +357,8 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     assert done.returncode == 0, done.stderr
     assert (own / "work" / "raw" / "train.en").exists()
     command = yaml.safe_load((own / "work" / "run.yaml").read_text())["command"]
-    assert command.startswith(f"bash recipes/pipeline/run.sh {own} --stop-stage 2 --data-dir ")
-    subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=LIMIT)
+    assert command.startswith(f"bash {ROOT}/recipes/pipeline/run.sh {own} --stop-stage 2 --data-dir ")
+    subprocess.run([*shlex.split(command), "--dry-run"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=LIMIT)
 
 
 def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
@@ -370,12 +370,40 @@ def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
     assert f"{tmp_path} must be a folder with settings.yaml, or one of demo, documents_en_de, multi30k" in refusal
 
 
-def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name():
+def test_the_recorded_command_runs_the_recipe_for_any_position_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     assert called("demo", ["demo", "--seed", "2"]) == "bash recipes/demo/run.sh --seed 2"
     assert called("my own", ["my own"]) == "bash 'recipes/my own/run.sh'"
     assert called("/my/own", ["/my/own"]) == "bash recipes/pipeline/run.sh /my/own"
     assert called("/my/own", ["own", "--seed", "2"]) == "bash recipes/pipeline/run.sh /my/own --seed 2"
     assert called("demo", ["--seed", "2", "demo"]) == "bash recipes/pipeline/run.sh --seed 2 demo"
+    monkeypatch.chdir(tmp_path)  # relative paths among the flags are from there
+    assert called("demo", ["demo", "--work-dir", "w"]) == f"bash {ROOT}/recipes/demo/run.sh --work-dir w"
+
+
+@pytest.mark.parametrize("recipe", ["demo", "multi30k_en_de", "documents_en_de", "wmt14_en_de"])
+def test_a_recipe_runs_although_cdpath_is_exported(recipe, tmp_path):
+    """With it, cd prints where it goes."""
+    command = ["bash", f"recipes/{recipe}/run.sh", "--list", "--work-dir", str(tmp_path)]
+    environment = {**ENVIRONMENT, "CDPATH": "."}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == f"{tmp_path}: has no model yet\n", done.stderr
+
+
+def test_the_list_shows_no_setting_of_the_recipe_as_changed(tmp_path, capsys):
+    folder = shutil.copytree(ROOT / "recipes" / "demo", tmp_path / "own", ignore=shutil.ignore_patterns("work"))
+    text = (folder / "settings.yaml").read_text()
+    text = re.sub('^user_dir: ""', "user_dir: .", text, flags=re.M)
+    text = re.sub('^fairseq_train_flags: ""', "fairseq_train_flags: ' --clip-norm 1 '", text, flags=re.M)
+    (folder / "settings.yaml").write_text(text)
+    parser = build_parser(recipe_is_known=True)
+    words = [str(folder), "--work-dir", str(tmp_path / "work")]
+    experiment = describe_experiment(parser, parser.parse_args(words), "transformer_rope", 1, "")
+    assert experiment.settings.user_dir == os.getcwd() and not experiment.differs
+    experiment.model.mkdir(parents=True)
+    (experiment.model / "settings.yaml").write_text(yaml.safe_dump(dict(experiment.values())))
+    main([*words, "--list"])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["transformer_rope.seed1", "-", "-"]
 
 
 def test_each_text_has_the_rules_of_its_own_language(tmp_path, capsys):

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -194,14 +195,15 @@ def test_a_tag_that_is_a_word_of_the_text_is_refused(back_translation, tmp_path)
             run_here(words(tmp_path, *back_translation, f"back_translation_tag={tag}"))
 
 
+@pytest.mark.parametrize("after", ["python -m fairseq_rope translate", "rm -rf [^ ]*/raw/translations$"])
 def test_an_interrupted_translation_continues_and_records_say_which_model_it_was(
-    back_translation, model, tmp_path, monkeypatch
+    back_translation, model, tmp_path, monkeypatch, after
 ):
     run_logged = shell.run_logged
 
     def interrupted(stage, command, *more):
         peak = run_logged(stage, command, *more)
-        if command.startswith("python -m fairseq_rope translate"):
+        if re.match(after, command):
             raise KeyboardInterrupt
         return peak
 
@@ -209,9 +211,10 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
         patch.setattr(shell, "run_logged", interrupted)
         with pytest.raises(SystemExit, match="130"):
             run_here(words(tmp_path, *back_translation))
-    assert not (tmp_path / "raw" / "translated.de").exists()
     printed = run_here(words(tmp_path, *back_translation))
-    assert "translated.en: done before" in printed and not (tmp_path / "raw" / "translations").exists()
+    assert ("translated.de" in "".join(re.findall("made before the interruption: (.*)", printed))) is ("rm" in after)
+    assert ("translated.en: done before" in printed) is ("rm" not in after)
+    assert not (tmp_path / "raw" / "translations").exists()
     assert len(read_lines(str(tmp_path / "raw" / "translated.de"), may_be_blank=True)) == len(MONOLINGUAL)
     record = yaml.safe_load((tmp_path / "run.yaml").read_text())
     sha256 = hashlib.sha256((model / SETTINGS).read_bytes()).hexdigest()
@@ -233,7 +236,7 @@ def test_the_translation_has_the_cores_that_the_recipe_may_use_or_those_of_the_f
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     printed = run_here([*words(tmp_path, *back_translation, f"translate_flags={flags}"), "--dry-run"], cores=(3, 4))
-    assert f"--output-dir {tmp_path}/raw/translations {shown}\n" in printed
+    assert f"--output-dir {tmp_path}/raw/translations {shown} && cat " in printed
     assert "--workers 2 " in printed and "--workers 64" not in printed
 
 
