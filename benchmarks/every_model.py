@@ -1,7 +1,6 @@
 """One small model of every kind, and batches with padding on both sides: for tests and for the page on a GPU."""
 
 import itertools
-import math
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +9,11 @@ import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 import fairseq_rope.plugin  # noqa: F401  registers the models and the criterion
+from benchmarks.generate import EndingAtLengths
 from fairseq_rope.positions import ENCODINGS
 
 WORDS = Dictionary()
@@ -75,22 +74,10 @@ def gradient(model: nn.Module, criterion: str, sample: dict[str, Any]) -> Tensor
     return torch.cat([grad.float().flatten() for grad in grads]).cpu()
 
 
-class EndingInTurn(BeamSearch):
-    """A beam search in which sentence i ends after 4 + 3 i tokens, and others go on."""
-
-    def step(
-        self, step: int, lprobs: Tensor, scores: Tensor, prev_output_tokens: Any = None, original_batch_idxs: Any = None
-    ) -> Any:
-        lprobs[:, :, self.eos] = -math.inf
-        ends = (original_batch_idxs * 3 + 4).le(step + 1).view(-1, 1, 1)
-        only_end = torch.full_like(lprobs, -math.inf)
-        only_end[:, :, self.eos] = 0.0
-        return super().step(step, torch.where(ends, only_end, lprobs), scores, prev_output_tokens, original_batch_idxs)
-
-
 def search(model: nn.Module, sample: dict[str, Any]) -> tuple[list[list[list[int]]], int]:
     """Return the tokens of all hypotheses, and the number of steps."""
     model.eval().make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
-    generator = SequenceGenerator([model], WORDS, beam_size=4, max_len_b=16, search_strategy=EndingInTurn(WORDS))
+    ends = EndingAtLengths(WORDS, {0: 4, 1: 7, 2: 10})
+    generator = SequenceGenerator([model], WORDS, beam_size=4, max_len_b=16, search_strategy=ends)
     found = [[hypothesis["tokens"].tolist() for hypothesis in one] for one in generator.generate([model], sample)]
     return found, max(len(tokens) for hypotheses in found for tokens in hypotheses)

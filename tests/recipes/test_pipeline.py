@@ -756,7 +756,7 @@ def test_the_error_message_has_the_last_line_of_a_failing_command(tmp_path, caps
         (["--set", "normalise_punctuation=de"], "must be one of none, source, target, both"),
         (["--seed", "-1"], "--seed -1: must be from 0 to 2147483647"),
         (["--seed", "5000000000"], "--seed 5000000000: must be from 0 to 2147483647"),
-        (["--set", "start_data=~nobody-has-this-name/x"], "--set start_data=~nobody-has-this-name/x: Could not"),
+        (["--set", "user_dir=~nobody-has-this-name/x"], "--set user_dir=~nobody-has-this-name/x: Could not"),
         (["--arch", "x; touch y"], "--arch x; touch y: must be a name"),
         (["--set", "disk_gb=nan"], "--set disk_gb=nan: must be of type float, like the recipe's own 0.3"),
         (["--set", "layers=2026-13-45"], "--set layers=2026-13-45: must be of type int"),
