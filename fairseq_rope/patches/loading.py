@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, open_dict
 
@@ -183,16 +183,18 @@ def refuse_damaged_extra_state(path: str, extra_state: Any) -> None:
             raise CheckpointError(f"{path} is not a valid checkpoint: its {entry} is damaged, and must be {form}")
 
 
-def _refuse_unknown(path: str, part: str, options: Any, flag: str, known: Collection[str]) -> None:
-    """Raise a CheckpointError if the name of a *part* of the checkpoint *path*, in its *options*, is not *known*."""
-    name = option_value(options, "_name") or option_value(options, flag)
+def _refuse_unknown(path: str, part: str, name: Any, known: Collection[str]) -> None:
+    """Raise a CheckpointError if the *name* of a *part* of the checkpoint *path* is not *known*."""
     if isinstance(name, str) and name not in known:
         raise CheckpointError(f"{path}: neither fairseq nor --user-dir has its {part}, {name}")
 
 
 def _refuse_unregistered(path: str, name: Any) -> None:
     """Raise a CheckpointError if the old checkpoint *path* names a part *name* that fairseq has not found."""
-    options = load_checkpoint(path).get("args")
+    try:
+        options = load_checkpoint(path).get("args")
+    except Exception:  # then the error of fairseq has a reason, too
+        return
     for part in ("model", "task", "criterion", "optimizer", "lr_scheduler"):
         if name is not None and option_value(options, "arch" if part == "model" else part) == name:
             raise CheckpointError(f"{path}: neither fairseq nor --user-dir has its {part}, {name}")
@@ -208,7 +210,7 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     try:
         state = _load_checkpoint_to_cpu(path, arg_overrides, *args, **kwargs)
     except (KeyError, TypeError, AttributeError, IndexError) as error:  # fairseq cannot upgrade this state
-        if isinstance(error, KeyError):
+        if isinstance(error, KeyError) and error.args:
             _refuse_unregistered(path, error.args[0])
         reason = f"it has no entry {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
         raise no_checkpoint(path, reason) from None
@@ -218,10 +220,13 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     for part in ("model", "task"):
         if reading.builds_model and part_of(state, part) is None:
             raise no_checkpoint(path, f"it has no options of its {part}")
-    if reading.builds_model:
-        _refuse_unknown(path, "model", part_of(state, "model"), "arch", {*ARCH_MODEL_REGISTRY, *MODEL_REGISTRY})
-    if reading.builds_task:
-        _refuse_unknown(path, "task", part_of(state, "task"), "task", TASK_REGISTRY)
+    if reading.builds_model:  # the names that fairseq's build_model and setup_task look for
+        model, task = part_of(state, "model"), part_of(state, "task")
+        name = option_value(model, "_name") or option_value(model, "arch")
+        _refuse_unknown(path, "model", name, {*ARCH_MODEL_REGISTRY, *MODEL_DATACLASS_REGISTRY})
+        if reading.builds_task:
+            _refuse_unknown(path, "task", option_value(task, "task") or option_value(task, "_name"), TASK_REGISTRY)
+            reading.builds_task = False  # the models of the next files have the same one
     data, overrides = reading.languages, languages_of(arg_overrides or {})
     # If the data have languages, languages in --model-overrides are the user's decision.
     # fairseq-validate and from_pretrained give the languages of the data as overrides. fairseq-validate has

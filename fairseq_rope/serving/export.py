@@ -89,7 +89,7 @@ class CTranslate2(Target):
 def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str | None, str | None]:
     """Return the kind (a key of SUBWORDS) and the file of the subword model of flags or data folder, or two None.
 
-    Raises an ExportError if the *dictionaries* of both languages show that there must be another one.
+    Raises an ExportError if there is none, and a word of the *dictionaries*, first of the source, is a subword.
     """
     for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
@@ -103,18 +103,19 @@ def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str
         if any(word.endswith("@@") or word.startswith("\u2581") for word in words):
             lacking = f"a dictionary has subwords, and it has neither {' nor '.join(SUBWORDS.values())}"
             raise ExportError(f"--data {args.data}: {lacking}; name the file with {' or '.join(SUBWORD_FLAGS)}")
-        of_gpt2 = [word for word in words if word.startswith(SPACE_OF_GPT2) or word.isdecimal()]
-        if args.tokenizer != "none" and len(of_gpt2) > len(words) / 4:
-            like = f"words of a dictionary are like the subwords of GPT-2 ({', '.join(of_gpt2[:3])})"
-            other = "and text cannot be divided into these; with --tokenizer none, the input must have them"
-            raise ExportError(f"--data {args.data}: {like}, {other}")
+    words = dictionaries[0].symbols[dictionaries[0].nspecial :]
+    of_gpt2 = [word for word in words if word.startswith(SPACE_OF_GPT2) or word.isdecimal()]
+    if args.tokenizer != "none" and len(of_gpt2) > len(words) / 4:
+        like = f"words of the source are like the subwords of GPT-2 ({', '.join(of_gpt2[:3])})"
+        other = "and text cannot be divided into these; with --tokenizer none, the input must have them"
+        raise ExportError(f"--data {args.data}: {like}, {other}")
     return None, None
 
 
 def has_only_small_letters(dictionary: "Dictionary") -> bool:
     """Return whether the words of *dictionary* have letters that could be capital ones, and none that are."""
-    words = "".join(word for word in dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+", word))
-    return words == words.lower() != words.upper()
+    words = "".join(word for word in dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+|&.*;", word))
+    return words == words.lower() != words.title()  # Georgian has capital letters, but begins no word with one
 
 
 def tokenisation(
@@ -229,7 +230,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     # embeddings have no use once the checkpoint has the embeddings.
     given = overrides_of(args)
     own = {"data": args.data, "num_batch_buckets": 0, "encoder_embed_path": None, "decoder_embed_path": None}
-    if refused := sorted(own.keys() & given.keys()):
+    if refused := sorted(name for name, value in own.items() if given.get(name, value) != value):
         raise ExportError(f"--model-overrides {args.model_overrides}: {refused[0]} cannot be changed here; drop it")
     # The checkpoint can have been trained on data of another kind, such as plain text.
     ends = {os.path.splitext(name)[1] for name in os.listdir(args.data)}
@@ -315,7 +316,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             target.write(folder)
             report.append(check_model(target, reference, quantization, args.force))
         if not reference.real:
-            text_report.append("the data have no validation set: tokenisation and translations were not compared")
+            text_report.append("translations were not compared: the data have no validation set for the model")
         if built is not None:
             text_report.append(check_shortlist(folder, settings, samples, built, args.force))
     return "\n".join([*report, *text_report])

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from ..errors import InputError
+from ..errors import InputError, warn
 from ..files import naming
 from ..locks import locked
 
@@ -27,7 +27,8 @@ def replacing(output: str) -> Iterator[str]:
 
     The new folder is written inside a hidden one, and is exchanged with *output* in one step. On systems
     that cannot do this, *output* is first moved into the hidden folder. If the process is killed before the new
-    folder gets its name, the next call moves *output* back. If another process writes *output*, it is not replaced.
+    folder gets its name, the next call moves *output* back. If another process writes *output*, it is not replaced,
+    unless the disk has no locks, of which a warning tells.
     """
     hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
     new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
@@ -51,7 +52,8 @@ def replacing(output: str) -> Iterator[str]:
                     os.rename(new, output)
         finally:
             put_back()
-            shutil.rmtree(hidden, ignore_errors=True)
+            for leftover in (new, old, hidden):  # last the one with the lock
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _lock(lock: contextlib.ExitStack, hidden: str, output: str) -> None:
@@ -61,8 +63,11 @@ def _lock(lock: contextlib.ExitStack, hidden: str, output: str) -> None:
         while True:
             os.makedirs(hidden, exist_ok=True)
             try:
-                held = lock.enter_context(locked(os.path.join(hidden, "lock"), wait=False))
-                if os.fstat(held.descriptor).st_nlink:
+                path = os.path.join(hidden, "lock")
+                held = lock.enter_context(locked(path, wait=False))
+                if os.path.samestat(os.fstat(held.descriptor), os.stat(path)):
+                    if not held.works:
+                        warn("export", f"--output {output}: its disk has no locks, so do not run another export to it")
                     return
             except FileNotFoundError:
                 pass

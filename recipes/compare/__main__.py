@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from fairseq_rope.errors import InputError
-from recipes.compare import stage12_score_with, systems
-from recipes.compare.stage13_join import Join
+from recipes.compare import stage12_score_with, stage13_join, systems
 
 try:
     from recipes.compare import same_precision, tuning
@@ -42,8 +41,7 @@ from recipes.run.run import StageError
 from recipes.run.runner import Runner
 from recipes.run.yaml_file import SettingsError
 
-# Joining comes before training, so that lines that are too long to translate are reported early.
-DATA: tuple[TranslationStage, ...] = (*OF_DATA, Join())
+DATA: tuple[TranslationStage, ...] = (*OF_DATA, stage13_join.Join())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -92,6 +90,11 @@ class Comparison:
         elif self.tuning is None and all(launch.is_trained(run, stages_of) for run in self.runs):
             devices = (0, "fp32")  # a model that was trained in fp16 on a GPU can be scored again on a CPU
         check_flags(checked, systems.flag(self.args), devices)
+
+    def check_joined_lines(self) -> None:
+        """Raise a StageError if a line of stage 13 is too long for a system to translate after its training."""
+        for experiment in self.experiments.values():
+            stage13_join.check(experiment)
 
     def check_validation_set(self) -> None:
         """Raise a StageError if no run is trained, and a sentence of the validation set is too long for each of them.
@@ -159,9 +162,9 @@ class Comparison:
                 if not is_last:
                     print(f"no report of these runs yet, the others go on: {error}", file=sys.stderr)
         problems = unwritten + [f"{run} is not in the report: {why}" for run, why in others.items()]
-        if self.failed:
-            failed = len(self.failed) - len(self.without_value)  # those are no runs
-            problems.insert(0, f"{failed} of {runs} runs failed: {'; '.join(self.failed)}")
+        problems = [f"{system}: {self.failed[system]}" for system in self.without_value] + problems
+        if failed := [run for run in self.failed if run not in self.without_value]:
+            problems.insert(0, f"{len(failed)} of {runs} runs failed: {'; '.join(failed)}")
         if problems:
             raise StageError("; ".join(problems))
 
@@ -284,6 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if baseline.dry_run:
             comparison.print_commands(runner_of, report_runner)
         else:
+            comparison.check_joined_lines()
             comparison.check_validation_set()
             comparison.train(report_runner)
 

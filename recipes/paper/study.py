@@ -158,7 +158,7 @@ def main(
 
 
 def refuse_flags(flags: str, where: str) -> None:
-    """Raise a SettingsError if the *flags* for fairseq-train, from *where*, have one that the experiment sets."""
+    """Raise a SettingsError if an experiment cannot pass the *flags* on to fairseq-train. They are from *where*."""
     try:
         words = shlex.split(flags)
     except ValueError as error:

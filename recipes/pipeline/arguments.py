@@ -23,6 +23,7 @@ WRITTEN = (
     *("downloads", "raw", "tokenised", "clean", "bpe", "segments", "data-bin", "joined", "compare", "jobs", "locks"),
     *("commands", "logs", "stamps", "settings.yaml", "run.yaml"),
 )
+PLUGIN = str(ROOT / "fairseq_rope")
 LISTED = 12  # the most names of files in a message
 
 
@@ -91,7 +92,7 @@ def _describe(args: argparse.Namespace, arch: str, seed: int, train_flags: str) 
     if args.data_dir is not None:
         _refuse_other_names(args.data_dir, experiment)
     _refuse_to_write_over_data(experiment)
-    if settings.user_dir == str(ROOT / "fairseq_rope"):
+    if settings.user_dir == PLUGIN:
         settings.user_dir = ""
     if settings.user_dir and not Path(settings.user_dir).is_dir():
         raise SettingsError(f"--set user_dir={settings.user_dir}: must be a folder that exists")
@@ -128,6 +129,8 @@ def own_settings(recipe: str) -> Settings:
     """The settings in settings.yaml of *recipe*, as a model folder has them."""
     own = read_settings(ROOT / "recipes" / recipe / "settings.yaml")
     _resolve(own, own.target_lang)
+    if own.user_dir == PLUGIN:
+        own.user_dir = ""
     return own
 
 
@@ -264,7 +267,7 @@ def _recipe(name: str) -> str:
 
 
 def called(recipe: str, words: Sequence[str]) -> str:
-    """The command that runs *recipe* with *words* from the current folder, which paths among the words are from."""
+    """The command that runs *recipe* with *words* in the current folder, where relative paths in *words* start."""
     recipes = ROOT.joinpath("recipes") if Path.cwd() != ROOT else Path("recipes")
     if words and not words[0].startswith("-"):  # the recipe comes first, as its own run.sh puts it
         if not Path(recipe).is_absolute():

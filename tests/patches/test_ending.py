@@ -2,14 +2,17 @@
 
 import re
 import shutil
+from argparse import Namespace
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, data_utils
 from fairseq.file_chunker_utils import find_offsets
 from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader
 
+from fairseq_rope.checkpoints import CheckpointError
 from fairseq_rope.errors import InputError
 from fairseq_rope.patches.ending import sentence_for
 from fairseq_rope.positions.rotary import RotaryEmbedding
@@ -85,10 +88,21 @@ def test_the_model_of_a_checkpoint_that_no_user_dir_has_is_named(data_bin, train
     with pytest.raises(SystemExit, match="neither fairseq nor --user-dir has its task, task_of_others$"):
         export.main(to_export)
     call(*words(GENERATE, bin=data_bin, model=path))  # has a task of its own
+    # With an override, fairseq reads the entry of a task of fairseq up to 0.10; and the task of the first file alone.
+    theirs, ours = str(path), str(trained / "checkpoint_last.pt")
+    state["cfg"]["task"] = Namespace(
+        **{**vars(state["cfg"]["model"]), **state["cfg"]["task"], "task": "task_of_others"}
+    )
+    torch.save(state, path)
+    data = {"data": str(data_bin)}
+    assert checkpoint_utils.load_model_ensemble_and_task([theirs], {**data, "task": "translation"})
+    assert checkpoint_utils.load_model_ensemble_and_task([ours, theirs], data)
+    with pytest.raises(CheckpointError, match="has its task, task_of_others"):
+        checkpoint_utils.load_model_ensemble_and_task([theirs, ours], data)
 
 
 @pytest.mark.parametrize(
-    "part, flag", [("model", "arch"), ("task", "task"), ("criterion", "criterion"), ("optimizer", "optimizer")]
+    "part, flag", [("model", "arch"), *((part, part) for part in ("task", "criterion", "optimizer", "lr_scheduler"))]
 )
 def test_a_part_of_an_old_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path, part, flag):
     """fairseq looks for all parts of the training while it upgrades a checkpoint of fairseq up to 0.10."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import gzip
 import html
 import io
@@ -1001,6 +1002,32 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
         stage13_join.check(experiment)
     settings.fairseq_train_flags = ""
     stage13_join.check(experiment)
+
+
+def test_lines_are_measured_as_they_are_joined_and_for_each_system(tmp_path):
+    """The last four lines are in no group of eight."""
+    (tmp_path / "bpe").mkdir()
+    short = describe("demo", "--work-dir", tmp_path)
+    short.settings.fairseq_train_flags = "--max-source-positions 512"
+    runs = [
+        dataclasses.replace(describe("demo", "--work-dir", tmp_path), system="a"),
+        dataclasses.replace(short, system="b"),
+    ]
+    comparison = Comparison(None, "", {run.system: run for run in runs}, runs)
+    comparison.check_joined_lines()  # without the files, nothing is measured
+    for length, refusal in (
+        (127, ""),
+        (128, "513 .* 512 .* flags of b"),
+        (255, "1021 .* 512 .* flags of b"),
+        (256, "1025 .* 1024 .* flags of a"),
+    ):
+        for path in short.texts("bpe", ["test"]):
+            path.write_text("a\n" * 8 + f"{'a ' * length}\n" * 4)
+        if not refusal:
+            comparison.check_joined_lines()
+            continue
+        with pytest.raises(StageError, match=f"has 4 lines of {refusal}: set --max-source-positions"):
+            comparison.check_joined_lines()
 
 
 @pytest.mark.slow

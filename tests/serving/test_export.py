@@ -734,7 +734,7 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_is_replaced_on_a_disk_without_locks(tmp_path, monkeypatch):
+def test_a_folder_is_replaced_on_a_disk_without_locks_after_a_warning(tmp_path, monkeypatch, capsys):
     def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -744,6 +744,7 @@ def test_a_folder_is_replaced_on_a_disk_without_locks(tmp_path, monkeypatch):
             os.mkdir(folder)
             (Path(folder) / "a").write_text(text)
     assert (tmp_path / "model" / "a").read_text() == "new"
+    assert capsys.readouterr().err.count("its disk has no locks") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -862,17 +863,24 @@ def test_subwords_without_their_codes_are_refused(tmp_path):
 def test_subwords_of_gpt2_are_refused(tmp_path, words):
     """Moses would take the numbers of a text for subwords, and all words for unknown ones."""
     args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None, tokenizer=None)
-    for dictionaries in ((dictionary_of(*words), dictionary_of("a")), (dictionary_of("a"), dictionary_of(*words))):
-        with pytest.raises(ExportError, match=rf"subwords of GPT-2 \({words[0]}, {words[1]}"):
-            export.subwords(args, *dictionaries)
+    with pytest.raises(ExportError, match=rf"subwords of GPT-2 \({words[0]}, {words[1]}"):
+        export.subwords(args, dictionary_of(*words), dictionary_of("a"))
     args.tokenizer = "none"
-    assert export.subwords(args, *dictionaries) == (None, None)
+    assert export.subwords(args, dictionary_of(*words), dictionary_of("a")) == (None, None)
     args.tokenizer = None
-    assert export.subwords(args, dictionary_of("1984", *"abcdef"), dictionary_of("a")) == (None, None)
+    # a text with a few numbers, translated into units of speech
+    assert export.subwords(args, dictionary_of("1984", *"abcdef"), dictionary_of(*words)) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "words, expected", [(("the", "dog"), True), (("the", "Dog"), False), (("狗", "madeupword0000"), False), ((), False)]
+    "words, expected",
+    [
+        (("the", "dog"), True),
+        (("the", "Dog"), False),
+        (("狗", "madeupword0000"), False),
+        (("ძაღლი", "&quot;"), False),
+        ((), False),
+    ],
 )
 def test_dictionaries_without_capital_letters_are_recognised(words, expected):
     assert export.has_only_small_letters(dictionary_of(*words)) is expected
@@ -891,7 +899,10 @@ def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained,
 def test_the_report_says_that_there_is_no_validation_set(trained, data_bin, tmp_path, capsys):
     data = shutil.copytree(data_bin, tmp_path / "data", ignore=shutil.ignore_patterns("valid*"))
     exported(trained, data, tmp_path / "model")
-    assert "the data have no validation set: tokenisation and translations were not compared" in capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert (
+        "translations were not compared: the data have no validation set for" in report and "sources of" not in report
+    )
 
 
 @pytest.mark.parametrize("option", ["data", "num_batch_buckets", "encoder_embed_path"])
@@ -899,6 +910,16 @@ def test_options_that_export_sets_are_refused_as_overrides(trained, data_bin, tm
     with pytest.raises(SystemExit, match=f"{option} cannot be changed here"):
         exported(trained, data_bin, tmp_path / "model", "--model-overrides", {option: "x"})
     assert not (tmp_path / "model").exists()
+
+
+def test_an_override_may_have_the_value_that_export_sets(data_bin, monkeypatch):
+    monkeypatch.setattr("fairseq.checkpoint_utils.load_model_ensemble_and_task", lambda *_: 1 / 0)
+    given = {"data": str(data_bin), "num_batch_buckets": 0, "encoder_embed_path": None, "dropout": 0.0}
+    args = SimpleNamespace(
+        path="x.pt", data=str(data_bin), source_lang=None, target_lang=None, model_overrides=str(given)
+    )
+    with pytest.raises(ZeroDivisionError):  # none is refused
+        export.load(args)
 
 
 @pytest.mark.parametrize(
