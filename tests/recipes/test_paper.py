@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import threading
 
@@ -149,6 +150,8 @@ GLUE = {
     "SST-2": "sentence\tlabel\nit is good \t1\n",
     "STS-B": "index\tsentence1\tsentence2\tscore\n0\tA plane.\tA train.\t3.250\n",
 }  # fmt: skip
+# RoFormer §4.3: F1 for MRPC and QQP, Spearman's correlation for STS-B, accuracy for the others
+METRICS = {"MRPC": "f1", "QQP": "f1", "STS-B": "spearman", "SST-2": "accuracy", "QNLI": "accuracy", "MNLI": "accuracy"}
 ROWS = {
     "MRPC": ['He "said', "He said so", "1"],
     "SST-2": ["it is good", "1"],
@@ -160,6 +163,109 @@ ROWS = {
 def test_the_columns_of_glue(tmp_path, name):
     (tmp_path / "train.tsv").write_text(GLUE[name])
     assert fine_tuning.rows(tmp_path / "train.tsv", fine_tuning.TASKS[name], None) == [ROWS[name]]
+
+
+def test_the_metrics_of_glue_are_those_of_the_paper():
+    assert {name: task.metric for name, task in fine_tuning.TASKS.items()} == {**METRICS, "own": "accuracy"}
+
+
+@pytest.mark.parametrize("metric, kept", [("loss", "last"), ("accuracy", "best"), ("f1", "best")])
+def test_the_checkpoint_that_is_tested_is_the_one_with_the_highest_metric(tmp_path, metric, kept):
+    """fairseq keeps the one with the lowest metric if --maximize-best-checkpoint-metric is not given."""
+    training = Training("train", tmp_path, "sentence_prediction", "--arch roberta_rope_base", metric=metric)
+    run = PaperRun("rope", 1, tmp_path, (training,), 0)
+    words = shlex.split(run.command(training))[1:]
+    args, _ = options.get_training_parser("sentence_prediction").parse_known_args(words)
+    assert (args.best_checkpoint_metric, args.maximize_best_checkpoint_metric) == (metric, metric != "loss")
+    assert run.checkpoint(training).name == f"checkpoint_{kept}.pt"
+
+
+def logs(run, name, valid, **test):
+    """Write fairseq's logs of the training *name*: *valid*, the numbers of each validation, and of the *test*."""
+    folder = run.model / name
+    folder.mkdir(parents=True)
+    of_valid = [{"valid_num_updates": str(n)} | {f"valid_{key}": str(x) for key, x in numbers.items()}
+                for n, numbers in enumerate(valid, 1)]  # fmt: skip
+    (folder / "valid.json").write_text(json.dumps(of_valid))
+    (folder / "test.json").write_text(json.dumps({f"test_{key}": str(x) for key, x in test.items()}))
+
+
+def test_the_table_of_fine_tuning_has_the_last_metric_of_each_training(tmp_path):
+    both = (Training(name, tmp_path, "", "", metric="f1") for name in ("pre-trained", "untrained"))
+    run = PaperRun("rope", 3, tmp_path, tuple(both))
+    logs(run, "pre-trained", [{"f1": 50.0}, {"f1": 90.0}, {"f1": 80.0}])
+    logs(run, "untrained", [{"f1": 40.0}, {"f1": 45.0}])
+    rows, panels = fine_tuning.report([run], "f1")
+    column = "f1 on the development set (%)"
+    assert rows == {"rope, pre-trained": {column: {3: 80.0}}, "rope, untrained": {column: {3: 45.0}}}
+    assert panels == {
+        column: {"rope, pre-trained": [([1, 2, 3], [50, 90, 80])], "rope, untrained": [([1, 2], [40, 45])]}
+    }
+
+
+def test_the_table_of_language_models_has_the_last_validation_and_the_test(tmp_path):
+    run = PaperRun("rope", 2, tmp_path, (Training("train", tmp_path, "", "", is_tested=True),))
+    logs(run, "train", [{"loss": 3.0}, {"loss": 2.0}], loss=2.5)
+    rows, _ = language_model.report([run])
+    assert rows == {"rope": {"validation (bits per character)": {2: 2.0}, "test (bits per character)": {2: 2.5}}}
+
+
+def test_the_table_of_long_documents_has_the_highest_validation_and_the_test(tmp_path):
+    tuned = Training("512", tmp_path, "", "", metric="accuracy", is_tested=True)
+    run = PaperRun("rope", 2, tmp_path, (Training("text", tmp_path, "", ""), tuned))
+    logs(run, "text", [{"loss": 5.0}])
+    logs(run, "512", [{"accuracy": 60.0}, {"accuracy": 70.0}, {"accuracy": 65.0}], accuracy=55.0)
+    rows, panels = long_documents.report([run])
+    assert rows == {"rope-512": {"validation accuracy (%)": {2: 70.0}, "test accuracy (%)": {2: 55.0}}}
+    assert [*panels.values()][1] == {"rope-512": [([1, 2, 3], [60, 70, 65])]}
+
+
+def test_the_last_ten_megabytes_of_enwik8_are_for_validation_and_test(monkeypatch):
+    """As usual since Mahoney's benchmark was divided: the first 90 million bytes train."""
+    whole = bytearray(100_000_000)
+    whole[89_999_999], whole[90_000_000], whole[95_000_000] = b"tve"
+    monkeypatch.setattr(language_model, "uncompressed", lambda path: bytes(whole))
+    parts = language_model.parts_of({"enwik8": None})
+    assert (parts["train"][-1], parts["valid"][0], parts["test"][0]) == tuple(b"tve")
+    assert {name: len(part) for name, part in parts.items()} == {
+        "train": 9 * 10**7,
+        "valid": 5 * 10**6,
+        "test": 5 * 10**6,
+    }
+
+
+def test_one_of_two_fine_tunings_starts_from_the_weights_of_its_encoding_and_seed(tmp_path, capsys):
+    start = tmp_path / "mlm"
+    (start / "data").mkdir(parents=True)
+    (start / "settings.yaml").write_text("{model: '', flags after --: ''}")
+    (start / "data" / "dict.txt").write_text("a 1\nb 1\n")
+    runs = [f"{encoding}.seed{seed}" for encoding in ("rope", "learned") for seed in (1, 2)]
+    for name in runs:
+        (start / name / "train").mkdir(parents=True)
+        (start / name / "train" / "valid.json").write_text("[]")
+    (tmp_path / "a.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t0\nb\ta\t1\n")
+    files = [
+        "--from",
+        start,
+        "--train",
+        tmp_path / "a.tsv",
+        "--dev",
+        tmp_path / "a.tsv",
+        "--work-dir",
+        tmp_path / "work",
+    ]
+    fine_tuning.cli_main([*map(str, files), *"--encodings rope,learned --seeds 2 --gpus 0 --dry-run".split()])
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("fairseq-train")]
+    starts = {
+        words[words.index("--save-dir") + 1]: (["", *words])[words.index("--finetune-from-model") + 2]
+        if "--finetune-from-model" in words
+        else None
+        for words in commands
+    }
+    of_pre_trained = {
+        f"{tmp_path}/work/{name}/pre-trained": f"{start}/{name}/train/checkpoint_last.pt" for name in runs
+    }
+    assert starts == {**of_pre_trained, **{f"{tmp_path}/work/{name}/untrained": None for name in runs}}
 
 
 def test_fine_tuning_takes_the_flags_of_the_model_and_not_those_of_the_pre_training():
@@ -249,6 +355,7 @@ def test_the_table_and_the_figure_have_the_means_and_every_seed(tmp_path):
     drawn = sorted((*line.get_xdata(), *line.get_ydata()) for line in axes.get_lines())
     assert drawn == sorted((1, 2, 9.0, loss) for of_seeds in values.values() for loss in of_seeds.values())
     assert {line.get_color() for line in axes.get_lines()} == {axes.get_lines()[n].get_color() for n in (0, 2, 4)}
+    assert len({line.get_color() for line in axes.get_lines()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -367,6 +474,26 @@ def test_two_commands_in_one_work_folder_that_end_together_both_succeed(tmp_path
     assert not errors and not other.is_alive() and not [*tmp_path.glob("*.tmp")]
     table, figure = (tmp_path / "results.md").read_text(), (tmp_path / "curves.svg").read_text()
     assert "| none | 1 |" in table and "none" in figure and "rope" not in table + figure
+
+
+STATED = {  # by RoFormer, in §4.4, §4.2, §4.3 and §4.5
+    ("language_model", "model"): "--decoder-layers 12 --decoder-embed-dim 768 --decoder-attention-heads 12",
+    ("language_model", "training"): "--lr 1e-4 --tokens-per-sample 1024",
+    ("masked_lm", "training"): "--lr 1e-5 --tokens-per-sample 512 --max-update 100000",
+    ("fine_tuning", "training"): "--batch-size 32 --max-epoch 3",
+    ("long_documents", "pre-training"): "--max-update 200000",
+}
+BATCHES = {("language_model", "training"): 128, ("masked_lm", "training"): 64, ("long_documents", "pre-training"): 256}
+
+
+def test_the_large_settings_are_those_that_the_paper_states():
+    for (name, key), flags in STATED.items():
+        written = read_settings(HERE / "paper.yaml", name, PROGRAMS[name].KINDS)[key].split()
+        values = dict(zip(written, written[1:]))
+        assert {word: values[word] for word in flags.split()[::2]} == dict(zip(*[iter(flags.split())] * 2))
+        if blocks := BATCHES.get((name, key)):
+            assert int(values["--batch-size"]) * int(values["--update-freq"]) == blocks
+    assert read_settings(HERE / "paper.yaml", "long_documents", long_documents.KINDS)["limits"] == [512, 1024]
 
 
 @pytest.mark.parametrize("file", ["small", "paper"])

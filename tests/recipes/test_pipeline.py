@@ -347,7 +347,8 @@ def test_another_value_of_any_setting_that_a_stage_reads_changes_its_stamp(finis
         settings, stamp = experiment.settings, Stamps(experiment).of(stage)
         experiment.dry_run, experiment.settings = dry_run, Recording(settings)
         stage.run(experiment, Idle(stage))
-        assert experiment.settings.read
+        # without a validation set; with documents
+        assert experiment.settings.read >= {*stage.settings} - {"holdout_every", "segment_share"}, stage.title
         # Stage 1 finds missing files of all sets; stages 7 and 9, lines too long for the model or the search.
         only_checked = {
             **{1: {"train_files", "valid_files", "test_files"}, 7: {"fairseq_generate_flags", "test_files"}},

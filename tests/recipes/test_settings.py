@@ -6,19 +6,27 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import yaml
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.metrics import load_tokeniser
-from recipes.pipeline import stage09_translate
+from fairseq_rope.scorers import Scorer
+from recipes.compare import stage13_join
+from recipes.compare.stage12_score_with import ScoreWith
+from recipes.pipeline import fairseq_train, stage06_binarise, stage09_translate, stage10_score
 from recipes.pipeline.__main__ import build_parser, main
 from recipes.pipeline.arguments import called, describe_experiment
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stages import SCORE, STAGES
 from recipes.run.runner import Runner, write_down
+from recipes.run.shell import Shell
 from recipes.run.yaml_file import SettingsError
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, usage_error
@@ -359,6 +367,69 @@ def test_a_copied_recipe_runs_outside_the_clone_with_its_own_texts(tmp_path, cap
     command = yaml.safe_load((own / "work" / "run.yaml").read_text())["command"]
     assert command.startswith(f"bash {ROOT}/recipes/pipeline/run.sh {own} --stop-stage 2 --data-dir ")
     subprocess.run([*shlex.split(command), "--dry-run"], cwd=tmp_path, env=ENVIRONMENT, check=True, timeout=LIMIT)
+
+
+def test_a_flag_of_the_command_counts_more_than_one_of_the_settings():
+    """fairseq takes the last one."""
+    experiment = describe("demo", "--set", "fairseq_train_flags=--clip-norm 1", "--", "--clip-norm", "2")
+    words = shlex.split(fairseq_train.command(experiment, 0, "fp32"))[1:]
+    args, _ = options.get_training_parser().parse_known_args(words)
+    assert args.clip_norm == 2.0
+
+
+def test_further_references_are_inputs_of_the_scores(tmp_path):
+    files = "test_files=test.{lang},second.{lang},third.de"
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    names = ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de", "second.de", "third.de")
+    for name in names:
+        (texts / name).write_text("a\n")
+    given = [f"{part}_files={part}.{{lang}}" for part in ("train", "valid")]
+    experiment = describe("demo", "--work-dir", tmp_path, "--data-dir", texts, *setting_flags(*given, files))
+    (of_test_set,) = (stage for stage in STAGES if stage.number == 2 and stage.of_test_set)
+    names_of = lambda stage: {path.name for path in stage.inputs(experiment)}  # noqa: E731
+    assert names_of(of_test_set) >= {"test.en", "test.de", "second.de", "third.de"}
+    for stage in (SCORE, ScoreWith(Scorer("own", "program {hypothesis} {reference} {source}"))):
+        references = {path for path in stage.inputs(experiment) if path.suffix == ".de"} - {experiment.hypotheses}
+        assert len(references) == 3 and references == set(experiment.test_references)
+    words = shlex.split(stage10_score.command(experiment))
+    assert words[words.index("--src") + 1] == str(tmp_path / "raw" / "test.en")
+    assert [Path(word).name for word in words[words.index("--ref") + 1 :][:4]] == [
+        *(path.name for path in experiment.test_references),
+        "--src",
+    ]
+
+
+def test_the_share_of_segments_is_that_of_the_settings(tmp_path, capsys):
+    given = setting_flags("segment_tokens=99", "segment_share=0.3")
+    stage06_binarise.join(describe("demo", "--work-dir", tmp_path, *given), Shell(SCORE), ["train", "valid"])
+    of_train, of_valid = (line for line in capsys.readouterr().out.splitlines() if "segments join" in line)
+    assert of_train.endswith(" --tokens 99 --share 0.3") and of_valid.endswith(" --tokens 99")
+
+
+def test_each_side_of_a_test_set_is_binarised_with_its_own_dictionary(tmp_path):
+    """As with the dictionaries of an old model, start_data. Those that the recipes make are joined."""
+    experiment = describe("demo", "--work-dir", tmp_path)
+    texts = {"en": ["the dog sees a cat"] * 8, "de": ["der Hund sieht die Katze"] * 8}
+    for folder in ("bpe", "data-bin"):
+        (tmp_path / folder).mkdir()
+    for lang, lines in texts.items():
+        for folder, name in (("bpe", f"test.{lang}"), ("raw", f"test.{lang}")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / name).write_text("\n".join(lines) + "\n")
+        words = sorted({word for line in lines for word in line.split()}, reverse=lang == "de")
+        (tmp_path / "data-bin" / f"dict.{lang}.txt").write_text("".join(f"{word} 1\n" for word in words))
+    (of_test_set,) = (stage for stage in STAGES if stage.number == 6 and stage.of_test_set)
+    for stage, folder, name, times in (
+        (of_test_set, experiment.data_bin, "test", 1),
+        (stage13_join.Join(), stage13_join.data(experiment), "test1", 4),
+    ):
+        stage.run(experiment, Shell(stage, tmp_path / "script", tmp_path / "log"))
+        for lang, lines in texts.items():
+            data = MMapIndexedDataset(str(folder / f"{name}.en-de.{lang}"))
+            dictionary = Dictionary.load(str(experiment.data_bin / f"dict.{lang}.txt"))
+            decoded = [" ".join(dictionary[n] for n in data[row].tolist()[:-1]) for row in range(len(data))]
+            assert decoded == [" ".join(lines[:times])] * (8 // times)
 
 
 def test_a_recipe_is_named_by_its_folder_or_by_its_name(tmp_path, capsys):
