@@ -668,7 +668,7 @@ def test_another_seed_resamples_as_sacrebleu_does_with_it(files, capsys, monkeyp
         monkeypatch.setenv("SACREBLEU_SEED", seed)
         printed = report(capsys, "--sys", files[1], files[1], "--ref", files[0], "--names", "x", "y")
         expected[seed] = printed
-        assert f"rs:{seed}" in json.dumps(printed) and bootstrap_seed() == int(seed)
+        assert f'"seed": {seed}' in json.dumps(printed) and bootstrap_seed() == int(seed)
     assert expected["7"] != expected["12345"]
 
 
