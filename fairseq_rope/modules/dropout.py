@@ -62,10 +62,17 @@ class Dropout(FairseqDropout):
 
 
 class ResidualInPlace:
-    """For fairseq's layers: adds the residual in place to the output of dropout, which nothing else reads."""
+    """For fairseq's layers: adds the residual in place to the output of dropout, which their forward reads only there.
+
+    A subclass with a forward of its own can read it again.
+    """
 
     def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return *x*, the output of dropout, plus *residual*, which has the same shape."""
         dropout = cast(Any, self).dropout_module
-        is_new = is_exactly(dropout, Dropout) and dropout.training and dropout.p > 0
+        is_new = is_exactly(dropout, Dropout) and dropout.training and dropout.p > 0 and _has_fairseqs_forward(self)
         return x.add_(residual) if is_new and x.dtype == residual.dtype else residual + x
+
+
+def _has_fairseqs_forward(layer: Any) -> bool:
+    return bool(type(layer).forward.__module__ == "fairseq.modules.transformer_layer")

@@ -95,10 +95,11 @@ def bind(layer: Any) -> Step | None:
         q = qkv.narrow(1, 0, heads * dim).view(sentences, beam, heads, dim).transpose(1, 2)  # (N, H, K, D)
         new = qkv.narrow(1, heads * dim, 2 * kv_heads * dim)
         new = new.view(sentences, beam, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # (2, N, G, K, D)
-        mask = beams.mask_with_bias(position, q, kv_heads) if biases else beams.mask
+        unturned = q
         if changes:
             q, k = beams.turned(position, q, new[0])
             new = torch.stack([k, new[1]])
+        mask = beams.mask_with_bias(position, unturned, kv_heads) if biases else beams.mask
         k, v = beams.append(self_attn, new)  # each (N, G, n * K, D)
         y = attend(q, k, v, beams.mask_of_groups(mask, heads // kv_heads))  # (N, H, K, D)
         x = linear(y.transpose(1, 2).reshape(rows, heads * dim), *out).add_(x)

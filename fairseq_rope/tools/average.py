@@ -61,7 +61,8 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
         if not path_of:
             state, types = loaded, {name: weight.dtype for name, weight in weights.items()}
             for name, dtype in types.items():
-                exact = torch.float64 if dtype.is_floating_point else torch.int64
+                real = torch.float64 if dtype.is_floating_point else torch.int64
+                exact = torch.complex128 if dtype.is_complex else real
                 sums[name] = torch.zeros_like(weights[name], dtype=exact)
         else:
             refuse_to_average(paths[0], state, path, loaded)
@@ -75,7 +76,7 @@ def average_checkpoints(paths: Sequence[str]) -> dict[str, Any]:
     state["model"] = {}
     for name, dtype in types.items():
         total = sums.pop(name)
-        mean = total / len(paths) if dtype.is_floating_point else total // len(paths)
+        mean = total / len(paths) if dtype.is_floating_point or dtype.is_complex else total // len(paths)
         state["model"][name] = mean.to(dtype)
     return state
 

@@ -155,12 +155,15 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     if is_cross and options.cross_position is None:
         return rows
     module, _, parameter = name.rpartition(".encoder_attn." if is_cross else ".self_attn.")
-    part = parameter.split(".")[0]
+    part, side = parameter.split(".")[0], options.encoder if "encoder" in module.split(".") else options.decoder
+    if part == "position" and _rotates(side):
+        raise LayoutError(
+            f"its {name} is part of the rotation, and only a rotation without parameters can be converted"
+        )
     if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map"):
         return rows
     if parameter.split(".")[1:] not in (["weight"], ["bias"], ["omega"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
-    side = options.encoder if "encoder" in module.split(".") else options.decoder
     if not is_cross and (not _rotates(side) or side.uses_favor != (part == "feature_map")):
         return rows
     # Heads share the other parameters. A model whose heads were pruned has fewer than its options say.

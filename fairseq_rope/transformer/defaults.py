@@ -89,7 +89,8 @@ def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> N
     ARCH_CONFIG_REGISTRY[fairseq_arch](sizes)
     dataclass = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[fairseq_arch])
     fields = getattr(dataclass, "__dataclass_fields__", ())  # some are flags of the task
-    refuse_unknown_names(args, {"_name", "arch", *NESTED, *fields, *flags_of_model(model), *vars(sizes)})
+    flags = flags_of_model(model) | flags_of_model(str(option_value(args, "_name")))  # a subclass can have more
+    refuse_unknown_names(args, {"_name", "arch", *NESTED, *fields, *flags, *vars(sizes)})
     is_filled = option_value(args, "base_layers") is not None  # by an architecture, which sets it, so with defaults
     for name, config in NESTED.items():
         if option_value(args, name) is None:
@@ -121,11 +122,9 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     options = read(args)
     for name, option in options_of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
         value = options.values[name]
-        value = option.default if value is None else getattr(value, "text", value)
-        if not isinstance(value, (bool, int, float, str, type(None))):  # what read() of a user's encoding made
-            given = getattr(args, name, None)
-            value = option.default if given is None else given
-        setattr(args, name, value)
+        if option.read is not None and not hasattr(value, "text"):  # read() is called again with what is stored here
+            value = getattr(args, name, None)
+        setattr(args, name, option.default if value is None else getattr(value, "text", value))
     return options
 
 

@@ -222,7 +222,7 @@ def is_of_positions(key: str) -> bool:
 
 def _kind(key: str) -> str:
     """Return *key* without the number of its layer."""
-    return re.sub(r"\.layers\.\d+\.", ".layers.*.", key)
+    return re.sub(r"\.layers\.\d+\.", ".layers.*.", key, count=1)  # an encoding can have layers of its own
 
 
 def _in_words(keys: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ def _refuse_other_options(settings: Settings, arch: str, path: Path, options: An
         raise SettingsError(f"--set start_checkpoint={path}: has an adaptive softmax, which recipes do not support")
     if arch not in ARCH_MODEL_REGISTRY:
         raise SettingsError(f"--arch {arch}: fairseq has no such architecture")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     flags, _ = parser.parse_known_args(shlex.split(settings.fairseq_train_flags))
     sizes = {f"{side}_{option}": getattr(settings, name) for name, option in SIZES.items() for side in SIDES}

@@ -7,6 +7,7 @@ import torch
 from fairseq.modules import FairseqDropout
 
 from fairseq_rope.modules.dropout import Dropout, keep_mask
+from fairseq_rope.transformer.layers import EncoderLayer
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.99])
@@ -84,6 +85,21 @@ def test_the_residual_is_added_in_place_only_to_a_tensor_that_dropout_made(build
             before = x.clone()
             assert torch.equal(layer.residual_connection(x, residual), expected)
             assert torch.equal(x, before)
+
+
+def test_a_layer_of_others_can_read_the_output_of_dropout_after_the_residual_was_added(build):
+    class Own(EncoderLayer):
+        def forward(self, x, encoder_padding_mask, attn_mask=None):
+            h = self.dropout_module(x)
+            return h, self.residual_connection(h, x)
+
+    layer = build(dropout=0.2).encoder.layers[0].train()
+    layer.__class__ = Own
+    x = torch.randn(3, 2, 64)
+    dropped, summed = layer(x, None)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped, torch.where(kept, x / 0.8, torch.zeros_like(x)))
+    assert 0.6 < kept.double().mean() < 0.95 and torch.equal(summed, dropped + x)
 
 
 def test_a_residual_of_more_bits_is_not_added_in_16_bits(build):

@@ -25,6 +25,7 @@ from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS, Option, PositionEncoding
 from fairseq_rope.positions.sharing import forward_pass
 from fairseq_rope.transformer import TransformerRopeModel
+from fairseq_rope.transformer.encodings import _kind
 from fairseq_rope.transformer.options import read
 from tests.commands import train
 from tests.models import ENCODING_OPTIONS, PAD, batch, is_of_positions, teacher_forced
@@ -547,6 +548,46 @@ def test_an_option_of_a_user_that_becomes_a_list_is_saved_as_it_was_given(data_b
     assert model.encoder.layers[0].self_attn.position.power == 0.75
     with pytest.raises(InputError, match="^--nearness-powers x: must be numbers with commas between them$"):
         train(data_bin, tmp_path, "--position-encoding", "powers", "--nearness-powers", "x")
+
+
+class Thousands(Nearness):
+    options = {"nearness_thousands": Option(4.0, "in thousands", lambda value, flag: 1000 * value)}
+
+    @classmethod
+    def build(cls, side, embed_dim, heads, nearness_thousands):
+        return cls(heads, nearness_thousands)
+
+
+@pytest.mark.parametrize("given, expected", [({}, 4000.0), ({"nearness_thousands": 2.0}, 2000.0)])
+def test_the_value_of_an_option_is_not_read_again(build, task, monkeypatch, given, expected):
+    """fairseq calls an architecture several times with the same options; a checkpoint has those of the last call."""
+    monkeypatch.setitem(ENCODINGS, "thousands", Thousands)
+    args = Namespace(arch="transformer_rope_tiny", position_encoding="thousands", **given)
+    for _ in range(3):
+        ARCH_CONFIG_REGISTRY[args.arch](args)
+        assert args.nearness_thousands == expected / 1000
+        model = TransformerRopeModel.build_model(args, task)
+        assert model.encoder.layers[0].self_attn.position.power == expected
+
+
+def test_a_bias_comes_after_the_queries_and_keys_of_its_layer_in_all_searches(build, monkeypatch):
+    class InOrder(ENCODINGS["none"]):
+        def queries_and_keys(self, q, k, offset):
+            self.keys = offset + k.size(2)
+            return q, k
+
+        def bias(self, q, k, padding):
+            assert self.keys == k.size(2)
+            return torch.zeros(1, 1, q.size(2), k.size(2))
+
+    monkeypatch.setitem(ENCODINGS, "in-order", InOrder)
+    search_both_ways(fast(build(position_encoding="in-order")), sentences((7, 7)))
+
+
+def test_layers_inside_an_encoding_are_not_those_of_the_model():
+    names = [f"layers.{n}.self_attn.position.layers.{m}.weight" for n in (1, 2) for m in (0, 1)]
+    kinds = [_kind(f"decoder.{name}") for name in names]
+    assert kinds[0] == kinds[2] != kinds[1] == kinds[3]
 
 
 def test_encodings_with_different_options_of_one_name_are_refused(monkeypatch):

@@ -36,6 +36,15 @@ def test_the_average_is_the_exact_mean_in_the_weights_dtype(tmp_path, dtype):
     assert (state["model"]["steps"], state["model"]["rounded"]) == (3, 3), "rounded down, as by fairseq's script"
 
 
+def test_complex_numbers_are_averaged_and_truth_values_are_kept(tmp_path):
+    """Buffers of encodings of others can be complex, such as the rotation of LLaMA's code."""
+    for number in (1, 2):
+        buffers = {"c": torch.tensor([number + 1j * number**2]), "b": torch.tensor([True])}
+        save(tmp_path, f"checkpoint{number}.pt", buffers)
+    state = average(tmp_path, "--num-epoch-checkpoints", "2")
+    assert state["model"]["c"].tolist() == [1.5 + 2.5j] and state["model"]["b"].tolist() == [True]
+
+
 def test_sums_do_not_saturate_in_16_bits(tmp_path):
     for number in (1, 2, 3):
         save(tmp_path, f"checkpoint{number}.pt", {"w": torch.tensor([40000.0, number]).half()})

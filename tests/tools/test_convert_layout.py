@@ -311,6 +311,17 @@ def test_a_rotation_of_the_user_without_layouts_is_refused(trained, monkeypatch)
         layout.convert_layout(state, "half")
 
 
+def test_a_rotation_with_parameters_is_refused(trained, monkeypatch):
+    """Only its author knows how its dimensions are ordered."""
+    own = type("Own", (ENCODINGS["rope"],), {})
+    monkeypatch.setitem(ENCODINGS, "own", own)
+    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
+    state["cfg"]["model"].position_encoding = "own"
+    state["model"]["encoder.layers.0.self_attn.position.gain"] = torch.ones(4)
+    with pytest.raises(layout.LayoutError, match="self_attn.position.gain is part of the rotation, and only"):
+        layout.convert_layout(state, "half")
+
+
 def test_an_old_checkpoint_with_args_is_converted(trained, tmp_path):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     state["args"], state["cfg"] = state["cfg"]["model"], None

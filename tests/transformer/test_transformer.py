@@ -9,13 +9,20 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, build_model
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_REGISTRY,
+    build_model,
+)
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.modules.attention import CrossAttention, SelfAttention
+from fairseq_rope.transformer import TransformerRopeModel
 
 
 def test_only_self_attention_is_rotary(build):
@@ -146,6 +153,22 @@ def test_a_misspelt_option_of_a_hydra_config_is_refused(task, arch, given, name,
         build_model(OmegaConf.create({"_name": arch, **given}), task)
     hint = f"; the nearest name is {nearest}" if nearest else ""
     assert str(refused.value) == f"{name}: neither fairseq nor fairseq-rope has an option of this name{hint}"
+
+
+def test_a_model_of_others_can_have_more_options_in_a_hydra_config(task, monkeypatch):
+    class Own(TransformerRopeModel):
+        @classmethod
+        def add_args(cls, parser):
+            super().add_args(parser)
+            parser.add_argument("--my-opt", type=int)
+
+    for registry in (MODEL_REGISTRY, ARCH_MODEL_REGISTRY):
+        monkeypatch.setitem(registry, "own", Own)
+    monkeypatch.setitem(ARCH_MODEL_NAME_REGISTRY, "own", "own")
+    monkeypatch.setitem(ARCH_CONFIG_REGISTRY, "own", ARCH_CONFIG_REGISTRY["transformer_rope_tiny"])
+    assert type(build_model(OmegaConf.create({"_name": "own", "my_opt": 3}), task)) is Own
+    with pytest.raises(InputError, match="^model.my_opts: .* has an option of this name"):
+        build_model(OmegaConf.create({"_name": "own", "my_opts": 3}), task)
 
 
 def test_a_checkpoint_of_hydra_with_unknown_options_loads(trained, data_bin, tmp_path):
