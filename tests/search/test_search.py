@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.lstm import LSTMModel
 from fairseq.models.transformer import TransformerEncoderBase
@@ -19,6 +20,7 @@ from fairseq_rope.search.cache import Beams
 from fairseq_rope.search.ensemble import LARGEST, FastEnsemble
 from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
+from tests.commands import train
 from tests.models import EOS, PAD
 from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, search, search_both_ways, sentences
 
@@ -560,3 +562,18 @@ def test_the_packed_projection_equals_the_projection(rows):
         torch.testing.assert_close(project_packed(x, projection.packed_weight(linear)), linear(x), rtol=1e-5, atol=1e-6)
         assert projection.packed_weight(torch.nn.Linear(16, 50)) is None
         assert projection.packed_weight(linear.double()) is None
+
+
+def test_a_model_with_checkpointed_activations_is_searched_fast_without_them(data_bin, tmp_path):
+    """fairseq wraps its layers in generation, too."""
+    train(data_bin, tmp_path, "--checkpoint-activations", "--max-update", 1)
+    taken = []
+    for overrides in ({}, {"checkpoint_activations": False}):
+        path = str(tmp_path / "checkpoint_last.pt")
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
+        source = torch.tensor([[*range(5, 12), EOS]])
+        sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([8])}}
+        model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
+        model.eval()
+        taken.append(search(model, sample)[1])
+    assert taken == [False, True]
