@@ -89,7 +89,8 @@ class CTranslate2(Target):
 def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str | None, str | None]:
     """Return the kind (a key of SUBWORDS) and the file of the subword model of flags or data folder, or two None.
 
-    Raises an ExportError if there is none, and a word of the *dictionaries*, first of the source, is a subword.
+    *dictionaries* are those of the source and the target. Raises an ExportError if the file is missing although they
+    have subwords, or, without ``--tokenizer none``, if the source has subwords of GPT-2.
     """
     for flag, kind in SUBWORD_FLAGS.items():
         path = getattr(args, flag[2:].replace("-", "_"))
@@ -114,7 +115,7 @@ def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str
 
 def has_only_small_letters(dictionary: "Dictionary") -> bool:
     """Return whether the words of *dictionary* have letters that could be capital ones, and none that are."""
-    words = "".join(word for word in dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+|&.*;", word))
+    words = " ".join(word for word in dictionary.symbols if not re.fullmatch(r"<.*>|madeupword\d+|&.*;", word))
     return words == words.lower() != words.title()  # Georgian has capital letters, but begins no word with one
 
 

@@ -27,8 +27,8 @@ def replacing(output: str) -> Iterator[str]:
 
     The new folder is written inside a hidden one, and is exchanged with *output* in one step. On systems
     that cannot do this, *output* is first moved into the hidden folder. If the process is killed before the new
-    folder gets its name, the next call moves *output* back. If another process writes *output*, it is not replaced,
-    unless the disk has no locks, of which a warning tells.
+    folder gets its name, the next call moves *output* back. If another process writes *output*, it is not replaced. On
+    a disk without locks this is not known, and there is a warning.
     """
     hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
     new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")

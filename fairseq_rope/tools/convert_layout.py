@@ -158,7 +158,7 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     part, side = parameter.split(".")[0], options.encoder if "encoder" in module.split(".") else options.decoder
     if part == "position" and _rotates(side):
         raise LayoutError(
-            f"its {name} is part of the rotation, and only a rotation without parameters can be converted"
+            f"its {name} is part of the rotation, which can only be converted if it has no parameters and buffers"
         )
     if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map"):
         return rows

@@ -122,7 +122,8 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     options = read(args)
     for name, option in options_of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
         value = options.values[name]
-        if option.read is not None and not hasattr(value, "text"):  # read() is called again with what is stored here
+        # read() is called again with what is stored here. Text that it returns is the usual form of what was given.
+        if option.read is not None and not isinstance(value, str) and not hasattr(value, "text"):
             value = getattr(args, name, None)
         setattr(args, name, option.default if value is None else getattr(value, "text", value))
     return options

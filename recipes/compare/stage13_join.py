@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.text.segments import joined
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.lengths import MORE_ROOM, of_search
+from recipes.pipeline.lengths import LONGEST, MORE_ROOM, of_search
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 from recipes.text.segments import longest_segments, read_documents
@@ -64,7 +64,7 @@ def lines(path: Path) -> list[str]:
 
 
 def check(experiment: Experiment) -> None:
-    """Raise a StageError if the test set has too few lines, or if a line that stage 13 makes is too long."""
+    """Raise a StageError if the test set has too few lines, or if a line of stage 13 is too long for *experiment*."""
     paths = experiment.texts("bpe", ["test"])
     if not all(path.exists() for path in paths):  # the user removed them after stage 13 to save space
         return
@@ -79,9 +79,8 @@ def check(experiment: Experiment) -> None:
         ]
         longest = [("a segment", max(of_side)) for of_side in of_sides]
     else:
+        refuse_few_lines(paths[0])
         words = [[len(line.split()) for line in lines(path)] for path in paths]
-        if len(words[0]) < max(TIMES):
-            raise Join().error(f"the test set has {len(words[0])} lines, and at least {max(TIMES)} are needed")
         longest = [
             max(
                 ((f"{times} lines", of_joined) for times in TIMES for of_joined in _sums(of_side, times)),
@@ -91,9 +90,16 @@ def check(experiment: Experiment) -> None:
         ]
     for path, limit, (unit, tokens) in zip(paths, of_search(experiment).values(), longest, strict=True):
         if tokens >= limit:  # with the end of the sentence
-            whose = f" with the flags of {experiment.system}" if experiment.system else ""
+            whose = f" with the flags of {experiment.system}" if experiment.system and limit != LONGEST else ""
             many = f"the test set has {unit} of {tokens + 1} tokens ({path})"
             raise Join().error(f"{many}, more than the {limit} that fairseq takes{whose}: {MORE_ROOM}")
+
+
+def refuse_few_lines(source: Path) -> None:
+    """Raise a StageError if the test set, whose source is in *source*, has too few lines for the longest joined one."""
+    count = count_lines(str(source))
+    if count < max(TIMES):
+        raise Join().error(f"the test set has {count} lines, and at least {max(TIMES)} are needed")
 
 
 def _sums(numbers: Sequence[int], times: int) -> list[int]:
@@ -122,6 +128,8 @@ class Join(TranslationStage):
         return [*(path for length in sets for path in written(experiment, length)), *binary]
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
+        if not experiment.dry_run and not experiment.unit.has_documents:
+            refuse_few_lines(experiment.texts("bpe", ["test"])[0])
         folder = experiment.work / "joined"
         shell.command(f"mkdir -p {quoted(folder)}")
         (_join_to_segments if experiment.unit.has_documents else _join_lines)(experiment, shell, folder)

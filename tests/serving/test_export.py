@@ -879,6 +879,7 @@ def test_subwords_of_gpt2_are_refused(tmp_path, words):
         (("the", "Dog"), False),
         (("狗", "madeupword0000"), False),
         (("ძაღლი", "&quot;"), False),
+        (("ძაღლი", "abc"), True),
         ((), False),
     ],
 )

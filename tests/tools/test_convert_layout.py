@@ -318,7 +318,7 @@ def test_a_rotation_with_parameters_is_refused(trained, monkeypatch):
     state = load_checkpoint(str(trained / "checkpoint_last.pt"))
     state["cfg"]["model"].position_encoding = "own"
     state["model"]["encoder.layers.0.self_attn.position.gain"] = torch.ones(4)
-    with pytest.raises(layout.LayoutError, match="self_attn.position.gain is part of the rotation, and only"):
+    with pytest.raises(layout.LayoutError, match="self_attn.position.gain is part of the rotation, which can only"):
         layout.convert_layout(state, "half")
 
 
