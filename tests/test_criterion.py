@@ -179,10 +179,16 @@ def test_under_autocast_the_fused_loss_is_within_rounding_of_fairseqs_in_float32
     with torch.autocast("cpu", dtype=dtype):
         assert output_weight(model) is not None
         fairseqs, fused = run_both(model, sample, task)
-    for name, gradient in exact[-1].items():
-        error, fairseqs_error = ((run[-1][name] - gradient).norm() for run in (fused, fairseqs))
+    errors = {
+        name: tuple((run[-1][name] - gradient).norm() for run in (fused, fairseqs))
+        for name, gradient in exact[-1].items()
+    }
+    for name, (error, fairseqs_error) in errors.items():
         assert fused[-1][name].dtype == torch.float32
-        assert error <= 1.5 * fairseqs_error + 1e-6 * gradient.norm(), name
+        # The gradient of a bias of keys is 0 but for rounding, which differs between CPUs.
+        assert error <= 4 * fairseqs_error + 1e-6 * exact[-1][name].norm(), name
+    error, fairseqs_error = (torch.stack(of_run).norm() for of_run in zip(*errors.values(), strict=True))
+    assert error <= 1.5 * fairseqs_error
     assert float(fused[0]) == pytest.approx(float(exact[0]), rel=0.01)
 
 

@@ -155,12 +155,14 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     if is_cross and options.cross_position is None:
         return rows
     module, _, parameter = name.rpartition(".encoder_attn." if is_cross else ".self_attn.")
-    part, side = parameter.split(".")[0], options.encoder if "encoder" in module.split(".") else options.decoder
-    if part == "position" and _rotates(side):
-        raise LayoutError(
-            f"its {name} is part of the rotation, which can only be converted if it has no parameters and buffers"
-        )
-    if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map"):
+    part = parameter.split(".")[0]
+    if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map", "position"):
+        return rows
+    side = options.encoder if "encoder" in module.split(".") else options.decoder
+    if part == "position":
+        if _rotates(side):
+            only = "which can only be converted if it has no parameters and buffers"
+            raise LayoutError(f"its {name} is part of the rotation, {only}")
         return rows
     if parameter.split(".")[1:] not in (["weight"], ["bias"], ["omega"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
