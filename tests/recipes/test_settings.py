@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
 from recipes.pipeline.stages import SCORE, STAGES
 from recipes.run.runner import Runner, write_down
-from recipes.run.shell import Shell
+from recipes.run.shell import Shell, run_logged
 from recipes.run.yaml_file import SettingsError
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.recipes.small_demo import describe, run_here, setting_flags, usage_error
@@ -398,6 +399,18 @@ def test_further_references_are_inputs_of_the_scores(tmp_path):
         *(path.name for path in experiment.test_references),
         "--src",
     ]
+
+
+def test_a_command_that_has_ended_before_its_interruption_is_no_error(tmp_path, monkeypatch):
+    """As with a job that SLURM cancels: it ends the command, and then this process."""
+
+    def interrupted(line):
+        os.killpg(int(line), signal.SIGKILL)
+        os.waitpid(int(line), 0)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_logged(SCORE, "echo $$; sleep 60", interrupted, tmp_path / "log", ())
 
 
 def test_the_share_of_segments_is_that_of_the_settings(tmp_path, capsys):
