@@ -163,7 +163,7 @@ def run_logged(
             _, ended, usage = os.wait4(process.pid, 0)
             status = process.returncode = os.waitstatus_to_exitcode(ended)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):  # SLURM, which ends this process, can have ended them first
+            with contextlib.suppress(ProcessLookupError):  # SLURM can have ended the command first
                 os.killpg(process.pid, signal.SIGTERM)
             raise
         finally:
