@@ -80,18 +80,22 @@ def key_value_heads(attention: Any) -> int:
 
 def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
-    from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
-
-    def refuse(what: str) -> None:
+    what = unsupported(model, quantization)
+    if what is not None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
 
+
+def unsupported(model: Any, quantization: str = "float32") -> str | None:
+    """Return what CTranslate2 does not support of *model* with weights in *quantization*, or None."""
+    from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+
     if not isinstance(model, TransformerModelBase):
-        refuse(f"it is a {type(model).__name__}, not a transformer_rope or transformer")
+        return f"it is a {type(model).__name__}, not a transformer_rope or transformer"
     encoder, decoder, cfg = model.encoder, model.decoder, model.cfg
     if not isinstance(encoder, TransformerEncoderBase) or not isinstance(decoder, TransformerDecoderBase):
-        refuse(f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}")
+        return f"its encoder is a {type(encoder).__name__}, its decoder a {type(decoder).__name__}"
     if not len(encoder.layers) or not len(decoder.layers):
-        refuse("its encoder or decoder has no layers")
+        return "its encoder or decoder has no layers"
     sides, layers = {"encoder": encoder, "decoder": decoder}, [*encoder.layers, *decoder.layers]
     flags = {
         "adaptive-softmax-cutoff": decoder.adaptive_softmax is not None,
@@ -107,12 +111,13 @@ def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> 
     }
     for flag, is_set in flags.items():
         if is_set:
-            refuse(f"it was trained with --{flag}")
-    for name, side in sides.items():
-        for layer in side.layers:
-            unsupported = unsupported_part(layer, position_of_side(side), name, quantization)
-            if unsupported is not None:
-                refuse(unsupported)
+            return f"it has --{flag}"
+    parts = (
+        unsupported_part(layer, position_of_side(side), name, quantization)
+        for name, side in sides.items()
+        for layer in side.layers
+    )
+    return next(filter(None, parts), None)
 
 
 def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) -> str | None:

@@ -27,6 +27,7 @@ except ModuleNotFoundError as missing:  # checked now, because the report is wri
     sys.exit(f"recipes.compare: {str(missing.name).split('.')[0]} is not installed: pip install -e '.[compare]'")
 from fairseq_rope.metrics import load_tokeniser
 from recipes.compare.systems import System
+from recipes.pipeline import fairseq_train
 from recipes.pipeline.arguments import add_flags, check_start, describe_experiment
 from recipes.pipeline.check_flags import check_flags
 from recipes.pipeline.experiment import Experiment
@@ -86,7 +87,8 @@ class Comparison:
         devices = None
         if self.args.launcher == "slurm":
             launch.launcher_of(self.args, self.baseline)  # refuses what submitit does not know
-            devices = (1, "fp32")  # SLURM's machines can have other ones than this machine
+            if self.baseline.gpus != 0:
+                devices = (1, "fp32")  # SLURM's machines can have other ones than this machine
         elif self.tuning is None and all(launch.is_trained(run, stages_of) for run in self.runs):
             devices = (0, "fp32")  # a model that was trained in fp16 on a GPU can be scored again on a CPU
         check_flags(checked, systems.flag(self.args), devices)
@@ -106,7 +108,9 @@ class Comparison:
         problems = []
         for run in runs:
             try:
-                check_lengths(run, sys.maxsize, ["valid"])
+                # With more devices, a batch has no more tokens.
+                sizes = fairseq_train.batches_of(fairseq_train.command(run, 1, "fp32"))
+                check_lengths(run, int(sizes["max_tokens"]), ["valid"])
             except StageError as error:
                 problems.append(error)
         if problems and len(problems) == len(runs) and not any(launch.is_trained(run, stages_of) for run in runs):

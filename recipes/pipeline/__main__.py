@@ -15,7 +15,7 @@ from recipes.pipeline.session import announce, at_work
 from recipes.pipeline.settings import describe_settings
 from recipes.pipeline.stage01_fetch import check_files
 from recipes.pipeline.stage10_score import print_report
-from recipes.pipeline.stages import AVERAGE, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
+from recipes.pipeline.stages import AVERAGE, EXPORT, SCORE, STAGES, TO_SCORE, TRAIN, TRANSLATE, needed
 from recipes.run.command_line import RunParser, parse
 from recipes.run.lock import locked_when_free
 
@@ -64,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             runner.refuse_stale_inputs(*chosen)
             if SCORE in chosen:
                 load_tokeniser(experiment.tokenize)
-        trains, translates = (
-            stage in chosen and (experiment.dry_run or not runner.stamps.is_done(stage)) for stage in (TRAIN, TRANSLATE)
+        trains, translates, exports = (
+            stage in chosen and (experiment.dry_run or not runner.stamps.is_done(stage))
+            for stage in (TRAIN, TRANSLATE, EXPORT)
         )
         if trains and not experiment.dry_run:
             resumed = TRAIN.resumed(experiment)
@@ -73,10 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             slow = warning(experiment, resumed)
             if slow:
                 print(f"{Path('recipes') / args.recipe}: warning: {slow}", file=sys.stderr)
+        if exports and not experiment.dry_run:
+            EXPORT.check_programs(experiment)
         if args.stage == first:
             check_files(experiment)  # before fairseq is imported
-        if trains or translates:  # a model that was trained in fp16 on a GPU can translate on a CPU
-            check_flags([experiment], devices=None if trains else (0, "fp32"))
+        if trains or translates or exports:  # a model that was trained in fp16 on a GPU can translate on a CPU
+            quantization = experiment.settings.export_quantization if exports else ""
+            check_flags([experiment], devices=None if trains else (0, "fp32"), quantization=quantization)
         with contextlib.ExitStack() as ended:
             if not experiment.dry_run and any(stage.per_model for stage in chosen):  # a comparison may be training it
                 runner.locks += (ended.enter_context(locked_when_free(experiment.lock)),)

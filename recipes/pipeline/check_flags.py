@@ -1,18 +1,21 @@
 """Check that fairseq knows the architectures and all flags of a recipe, and can build its models, before stage 1.
 
-    python -m recipes.pipeline.check_flags SYSTEM TRAIN GENERATE [SYSTEM TRAIN GENERATE …]
+    python -m recipes.pipeline.check_flags QUANTIZATION SYSTEM TRAIN GENERATE [SYSTEM TRAIN GENERATE …]
 
-parses these commands with fairseq's parsers, and builds each model. It runs in a separate process, because fairseq's
-parsers exit at an error.
+parses these commands with fairseq's parsers, and builds each model, also with the ``--model-overrides`` of GENERATE.
+If QUANTIZATION is not empty, CTranslate2 must support the models with weights of this type. It runs in a separate
+process, because fairseq's parsers exit at an error.
 """
 
 import argparse
+import ast
 import difflib
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.experiment import Experiment
@@ -20,17 +23,25 @@ from recipes.pipeline.start import SIDES, SIZES
 from recipes.run import shell
 from recipes.run.run import ROOT, StageError
 
-PARSED, PASSED, WARNING = "the flags are known", "the models can be built", "warning: "
+PARSED, BUILT, PASSED = "the flags are known", "the model can be built", "the models can be built"
+WARNING = "warning: "
 
 
 def check_flags(
-    experiments: Sequence[Experiment], flag: str = "--arch", devices: tuple[int, str] | None = None
+    experiments: Sequence[Experiment],
+    flag: str = "--arch",
+    devices: tuple[int, str] | None = None,
+    quantization: str = "",
 ) -> None:
     """Raise a StageError unless fairseq, in a separate process, knows the flags and can build the models.
 
-    *devices* are the number of GPUs and the precision, if another machine trains. *flag* names the systems in messages.
+    Args:
+        experiments: the trainings
+        flag: the flag that names the systems, for messages
+        devices: the number of GPUs and the precision, if another machine trains
+        quantization: the type of the exported weights; "" if the models are not exported
     """
-    words = [f"{shell.PROGRAMS}/python", "-m", "recipes.pipeline.check_flags"]
+    words = [f"{shell.PROGRAMS}/python", "-m", "recipes.pipeline.check_flags", quantization]
     for experiment in experiments:
         generate = stage09_translate.command(experiment, experiment.data_bin, "test")
         devices_here = devices or fairseq_train.devices_and_precision(experiment)
@@ -54,9 +65,11 @@ def check_flags(
         raise StageError(f"{flag} {system}: {why}")
 
 
-def parse_commands(words: Sequence[str]) -> None:
+def parse_commands(quantization: str, words: Sequence[str]) -> None:
     """Print each system in *words*, then parse its commands and build its model. fairseq's parser exits at an error."""
     from fairseq import models, options
+
+    from fairseq_rope.serving.ctranslate2_support import unsupported
 
     for system, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
         print(system, flush=True)
@@ -77,12 +90,29 @@ def parse_commands(words: Sequence[str]) -> None:
             if replaced:
                 print(f"{WARNING}--arch {arch}: the settings replace its own {replaced}", flush=True)
             sys.argv = shlex.split(generate)
-            options.parse_args_and_arch(options.get_generation_parser())
+            overrides = options.parse_args_and_arch(options.get_generation_parser()).model_overrides
             print(PARSED, flush=True)
-            _build(args)
+            model = _build(args)
+            print(BUILT, flush=True)
+            if given := _dictionary(overrides):
+                model = _build(argparse.Namespace(**{**vars(args), **given}), f"--model-overrides {overrides}: ")
         except (AssertionError, ValueError) as error:
             sys.exit(" ".join(str(error).split()))
+        what = unsupported(model, quantization) if quantization and model is not None else None
+        if what is not None:
+            sys.exit(f"stage 11 cannot export this model: {what}, which CTranslate2 does not support")
     print(PASSED)
+
+
+def _dictionary(overrides: str) -> dict[str, Any]:
+    """The options of ``--model-overrides``. Raises a ValueError if they are no dictionary."""
+    try:
+        given = ast.literal_eval(overrides)
+    except (ValueError, SyntaxError):
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"--model-overrides {overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
+    return given
 
 
 def _replaced_sizes(arch: str, args: argparse.Namespace) -> str:
@@ -101,8 +131,11 @@ def _replaced_sizes(arch: str, args: argparse.Namespace) -> str:
     return ", ".join(replaced)
 
 
-def _build(args: argparse.Namespace) -> None:
-    """Build the model without memory for its weights. Its own checks raise an AssertionError or a ValueError."""
+def _build(args: argparse.Namespace, flags: str = "") -> Any:
+    """Build the model without memory for its weights. Its own checks raise a ValueError, whose text follows *flags*.
+
+    Returns None if the model cannot be built so.
+    """
     import torch
     from fairseq import models
     from fairseq.data import Dictionary
@@ -113,12 +146,12 @@ def _build(args: argparse.Namespace) -> None:
     task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
     try:
         with torch.device("meta"):
-            models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
-    except (AssertionError, ValueError):
-        raise
+            return models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"{flags}{error}") from error
     except Exception:  # the model needs the values of its weights, or more of the task; stage 7 has both
-        pass
+        return None
 
 
 if __name__ == "__main__":
-    parse_commands(sys.argv[1:])
+    parse_commands(sys.argv[1], sys.argv[2:])

@@ -1,5 +1,7 @@
 """The checkpoints that stage 8 averages, and checks that they are the last ones of the training."""
 
+import contextlib
+import math
 import re
 from pathlib import Path
 
@@ -33,6 +35,36 @@ def check_checkpoints(experiment: Experiment) -> None:
         fewer = f"average fewer (average_checkpoints={last_ones}), " if last_ones else ""
         again = f"train longer (max_epochs, max_updates), {fewer}or train again with --name NAME or another --work-dir"
         raise StageError(f"stage 7 (train): {experiment.checkpoints} {must}: {again}")
+
+
+def check_limits(experiment: Experiment, tokens: int) -> None:
+    """Raise a StageError if training ends before there are enough checkpoints to average.
+
+    This depends on the updates of an epoch if checkpoints are counted in one unit and the training is limited in the
+    other one. *tokens* are those of an update, at most. Padding, and batch sizes that are multiples of 8, make up to
+    twice as many updates as full batches would.
+    """
+    settings = experiment.settings
+    by_update, wanted = settings.save_every_updates, settings.average_checkpoints
+    if not (settings.max_epochs if by_update else settings.max_updates):
+        return
+    pairs = experiment.texts(experiment.in_subwords, ["train"])
+    if not all(path.exists() for path in pairs):  # the user removed them after stage 6 to save space
+        return
+    with contextlib.ExitStack() as opened:
+        lines = zip(*(opened.enter_context(path.open("rb")) for path in pairs), strict=False)
+        all_tokens = sum(1 + max(len(side.split()) for side in pair) for pair in lines)
+    least = max(1, all_tokens // tokens)
+    if by_update:
+        count, limit = settings.max_epochs * (2 * least + 1) // by_update, f"max_epochs={settings.max_epochs}"
+        change = "set save_every_updates=0, to save one at the end of each epoch, or train longer"
+    else:
+        count, limit = math.ceil(settings.max_updates / least), f"max_updates={settings.max_updates}"
+        change = "average fewer, set save_every_updates, or train longer"
+    if count < wanted:
+        few = f"{limit} is too short for so many: an epoch has about {least} updates"
+        every = f", and save_every_updates={by_update}" if by_update else ""
+        raise StageError(f"stage 7 (train): average_checkpoints={wanted}: {few}{every}: {change}")
 
 
 def check_limit(experiment: Experiment) -> None:

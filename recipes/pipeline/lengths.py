@@ -48,7 +48,7 @@ def check_lengths(
                         continue
                     allowed = f"the {limit} that fairseq takes: divide it, or {MORE_ROOM}"
                 elif tokens > max_tokens and path.stem != "test":
-                    larger = "set a larger tokens_per_update, or a larger --max-tokens if you give this flag"
+                    larger = "set larger tokens_per_update and tokens_per_device, or --max-tokens if you give it"
                     allowed = f"the {max_tokens} of a batch: divide it, or {larger}"
                 else:
                     continue

@@ -2,9 +2,12 @@
 
 import argparse
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fairseq_rope.errors import REQUIREMENTS
+from fairseq_rope.serving.shortlist import find_aligner
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
@@ -25,6 +28,13 @@ class Export(TranslationStage):
 
     def outputs(self, experiment: Experiment) -> list[Path]:
         return [experiment.exported / name for name in ("model.bin", "fairseq_rope.json")]
+
+    def check_programs(self, experiment: Experiment) -> None:
+        """Raise an InputError if what exports is not installed."""
+        if find_spec("ctranslate2") is None:
+            raise self.error(f"ctranslate2 is not installed: pip install '{REQUIREMENTS['ctranslate2']}'")
+        if experiment.settings.export_shortlist:
+            find_aligner()
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings

@@ -18,7 +18,7 @@ from recipes.pipeline.stage10_score import Score
 from recipes.pipeline.stage11_export import Export
 from recipes.pipeline.translation_stage import TranslationStage
 
-TRAIN, AVERAGE, TRANSLATE, SCORE = Train(), Average(), Translate(), Score()
+TRAIN, AVERAGE, TRANSLATE, SCORE, EXPORT = Train(), Average(), Translate(), Score(), Export()
 # What a model learns from and the test set have stages apart, so that another test set changes no model. The test set
 # is extracted before texts are translated, because monolingual text with its lines is refused.
 OF_DATA = (
@@ -27,7 +27,7 @@ OF_DATA = (
 )
 # The stages that run by default.
 TO_SCORE = (*OF_DATA, TRAIN, AVERAGE, TRANSLATE, SCORE)
-STAGES = (*TO_SCORE, Export())
+STAGES = (*TO_SCORE, EXPORT)
 
 
 def needed(stages: Iterable[TranslationStage], experiment: Experiment) -> list[TranslationStage]:

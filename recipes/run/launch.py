@@ -133,6 +133,9 @@ def launcher_of(args: argparse.Namespace, run: Run) -> jobs.Launcher:
     slurm = flags.slurm_parameters(args, run.gpus)
     if slurm is None:
         return jobs.Launcher(args.jobs, () if run.gpus == 0 else _gpus(run.gpus))
+    requested = slurm.get("gpus_per_node")
+    if run.gpus and isinstance(requested, int) and requested < run.gpus:
+        raise SettingsError(f"--gpus {run.gpus}: --slurm gpus_per_node={requested} requests fewer; drop one of them")
     launcher = jobs.Launcher(args.jobs, slurm=slurm)
     launcher.check()
     return launcher

@@ -114,7 +114,7 @@ def check_flags_here(monkeypatch):
         os.chdir(ROOT)
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
             try:
-                check_flags.parse_commands(words[3:])
+                check_flags.parse_commands(words[3], words[4:])
             except SystemExit as stopped:
                 status = stopped.code
                 if isinstance(status, str):  # as Python does

@@ -1326,10 +1326,16 @@ def test_a_validation_line_that_is_too_long_is_named_before_a_training_starts(tm
     monkeypatch.setattr(launch, "outcomes", lambda *_: pytest.fail("a training has started"))
     data = ["--data-dir", str(tmp_path / "corpus"), "--manifest", "none", "--work-dir", str(tmp_path / "work")]
     flags = ["--seeds", "1", "--gpus", "0", *setting_flags(*SMALL, "fairseq_train_flags=--max-target-positions 1200")]
-    with pytest.raises(
-        SystemExit, match=r"bpe/valid.en, line 13, has \d+ tokens, more than the 1024 that fairseq takes"
-    ):
+    line = r"bpe/valid.en, line 13, has \d+ tokens, more than the "
+    with pytest.raises(SystemExit, match=f"{line}1024 that fairseq takes"):
         run_here(["demo", *data, *flags], main=main)
+    longer = setting_flags(
+        "fairseq_train_flags=--max-source-positions 9999 --max-target-positions 9999", "tokens_per_device=512"
+    )
+    with pytest.raises(
+        SystemExit, match=f"{line}512 of a batch: .* set larger tokens_per_update and tokens_per_device"
+    ):
+        run_here(["demo", *data, *flags, *longer], main=main)
 
 
 def test_the_report_of_a_run_without_its_log_lacks_only_the_number_of_parameters(report):

@@ -21,8 +21,10 @@ import torch
 import yaml
 
 import fairseq_rope.__main__
+from fairseq_rope.serving import shortlist
 from recipes.pipeline import __main__ as pipeline
 from recipes.pipeline import check_flags as checking
+from recipes.pipeline import stage11_export
 from recipes.pipeline.experiment import LEARNT
 from recipes.pipeline.settings import FIELDS, Settings
 from recipes.pipeline.stage02_extract import Extract, ExtractTest
@@ -622,12 +624,35 @@ def test_a_python_without_a_package_that_the_recipes_import_is_not_taken(tmp_pat
         (["--set", "heads=3", "--arch", "transformer"], "--arch transformer: embed_dim must be divisible by num_heads"),
         (["--", "--rope-fraction", "0.3"], "--rope-fraction 0.3 of a head of 8 dimensions leaves 2.4 to rotate"),
         (["--", "--help"], "--arch transformer_rope: fairseq ended with status 0 before it had read all flags"),
+        (
+            setting_flags("fairseq_generate_flags=--model-overrides rope"),
+            "--model-overrides rope: must be a Python dictionary",
+        ),
+        (
+            setting_flags("""fairseq_generate_flags=--model-overrides "{'rope_scaling': {'rope_type': 'linear'}}" """),
+            "--model-overrides {'rope_scaling': {'rope_type': 'linear'}}: --rope-scaling ",
+        ),
+        (
+            ["--arch", "transformer_xl_positions", "--stop-stage", "11"],
+            "--arch transformer_xl_positions: stage 11 cannot export this model: its encoder has the position encoding "
+            "transformer-xl, which CTranslate2 does not support",
+        ),
         (["--tokenize", "ko-mecab"], "--tokenize ko-mecab: Korean tokenization requires extra dependencies"),
     ],
 )
 def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, flags, message):
     assert message in refused(tmp_path, *flags)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_program_that_exports_is_looked_for_before_the_first_stage(tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(shortlist, "ALIGNER", "no-such-aligner")
+    shortlisted = [*setting_flags("export_shortlist=true"), "--stop-stage", "11"]
+    assert "--shortlist: needs the program no-such-aligner; install it" in refused(tmp_path, *shortlisted)
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    monkeypatch.setattr(stage11_export, "find_spec", lambda name: None if name == "ctranslate2" else name)
+    sentence = refused(tmp_path, "--stop-stage", "11")
+    assert "stage 11 (export to CTranslate2): ctranslate2 is not installed: pip install 'ctranslate2>" in sentence
 
 
 def test_an_unknown_architecture_and_a_killed_check_of_flags_are_refused(tmp_path, refused, monkeypatch):

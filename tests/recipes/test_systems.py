@@ -624,6 +624,8 @@ def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
     assert launch.launcher_of(arguments(launcher="slurm", slurm=["time=9"]), two).slurm["gpus_per_node"] == 2
     own = arguments(launcher="slurm", slurm=["time=9", "gpus_per_node=4"])
     assert launch.launcher_of(own, two).slurm["gpus_per_node"] == 4
+    with pytest.raises(InputError, match="^--gpus 2: --slurm gpus_per_node=1 requests fewer; drop one of them$"):
+        launch.launcher_of(arguments(launcher="slurm", slurm=["time=9", "gpus_per_node=1"]), two)
     with pytest.raises(InputError, match="--slurm tme=600: "):
         launch.launcher_of(arguments(launcher="slurm", slurm=["tme=600"]), run)
 
@@ -637,6 +639,9 @@ def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_the
         compared[name] = replace(run, system=name, gpus=99, settings=settings)
     given = arguments(launcher="slurm", slurm=["time=60"], systems=None, system=["one=--arch transformer"], archs=None)
     Comparison(given, "", compared, [*compared.values()]).check()
+    of_cpus = {"fp16": replace(compared["fp16"], gpus=0)}
+    with pytest.raises(StageError, match="precision=fp16: fairseq trains in fp16 on GPUs only"):
+        Comparison(given, "", of_cpus, [*of_cpus.values()]).check()
     given.launcher = "local"
     with pytest.raises(StageError, match="--gpus 99: this machine has "):
         Comparison(given, "", compared, [*compared.values()]).check()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recipes.compare.curves import read_history
 from recipes.pipeline import fairseq_train
 from recipes.pipeline.check_machine import check_machine
-from recipes.pipeline.checkpoints import check_checkpoints, check_limit
+from recipes.pipeline.checkpoints import check_checkpoints, check_limit, check_limits
 from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
@@ -169,6 +169,29 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
         check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
     check_lengths(experiment(tmp=tmp_path), 4096)
+
+
+@pytest.mark.parametrize(
+    "settings, enough",
+    [
+        # 80 tokens on the longer side: with 10 an update, 8 updates an epoch; twice as many because of padding
+        (["save_every_updates=0", "max_epochs=50", "average_checkpoints=4", "max_updates=25"], True),
+        (["save_every_updates=0", "max_epochs=50", "average_checkpoints=4", "max_updates=24"], False),
+        (["save_every_updates=17", "max_epochs=2", "average_checkpoints=2", "max_updates=900"], True),
+        (["save_every_updates=18", "max_epochs=2", "average_checkpoints=2", "max_updates=900"], False),
+        (["save_every_updates=100", "max_epochs=0", "average_checkpoints=2", "max_updates=900"], True),
+        (["save_every_updates=0", "max_epochs=4", "average_checkpoints=4", "max_updates=0"], True),
+    ],
+)
+def test_a_training_too_short_for_its_average_is_refused_before_it_starts(tmp_path, settings, enough):
+    """Four checkpoints of epochs need an update more than three epochs; two of updates, two intervals."""
+    short = experiment(tmp=tmp_path, overrides=settings)
+    (tmp_path / "bpe").mkdir()
+    for path, line in zip(short.texts("bpe", ["train"]), ("a a a\n", "a a\n"), strict=True):
+        path.write_text(20 * line)
+    wanted = short.settings.average_checkpoints
+    with refusal(None if enough else f"stage 7 (train): average_checkpoints={wanted}: max_"):
+        check_limits(short, 10)
 
 
 def refusal(message):
