@@ -222,6 +222,10 @@ class Search:
                 searches.append((batch, start(batch)))
             while searches:
                 finish(*searches.popleft())
+        except MemoryError:
+            raise TranslateError(
+                f"not enough memory to translate lines of up to {max(map(len, sources))} tokens"
+            ) from None
         except (RuntimeError, ValueError) as error:
             _refuse_only_its_own(error)
             raise TranslateError(f"CTranslate2 cannot search with this model: {error}") from None

@@ -27,7 +27,7 @@ from . import shortlist
 from .ctranslate2_model import INT8_BITS, counts_padding, positions, quantize, to_spec
 from .ctranslate2_search import score
 from .ctranslate2_support import refuse_unsupported
-from .export_checks import Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
+from .export_checks import NEEDED, Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
 from .exported_folder import ALLOWED, INT8, SETTINGS, SHORTLIST, separator_of, write_folder
 from .target import ExportError, Pair, Scores, Target, Words
 from .translator import Translator
@@ -317,7 +317,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
             target.write(folder)
             report.append(check_model(target, reference, quantization, args.force))
         if not reference.real:
-            text_report.append("translations were not compared: the data have no validation set for the model")
+            text_report.append(f"translations were not compared: the data lack {NEEDED} that the model can translate")
         if built is not None:
             text_report.append(check_shortlist(folder, settings, samples, built, args.force))
     return "\n".join([*report, *text_report])

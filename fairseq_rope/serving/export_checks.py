@@ -8,9 +8,10 @@ import math
 import operator
 import random
 import statistics
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..text.languages import default_tokenize
 from ..text.segments import divided, joined
@@ -30,16 +31,20 @@ if TYPE_CHECKING:
 # (docs/export_options.md), and a tiny model with random weights by 0.25 (8 bits).
 BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
+LONGEST_SOURCE = 200  # tokens of the validation set's sources that the checkpoint translates
 SHORTLIST_SAMPLES = 1000
 SHORTLIST_LOSS = 0.2  # sacreBLEU that a shortlist may cost
 ALONE = 200  # of the samples, those that are also translated one at a time
 LONGEST_SAMPLE = 128  # random words
 LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
 # The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
-# the share that a quantised model must translate as the checkpoint does.
+# the share that the model must translate as the checkpoint does.
 SAME_SOURCES, SAME_TRANSLATIONS = 58 / 64, 32 / 64
 
+NEEDED = f"a validation set with sources of up to {LONGEST_SOURCE} tokens"  # by the checks
+
 Pairs = list[tuple[list[int], list[int]]]
+T = TypeVar("T")
 
 
 def random_pairs(task: Any, longest: int) -> Pairs:
@@ -57,8 +62,17 @@ def random_pairs(task: Any, longest: int) -> Pairs:
     return pairs
 
 
-def validation_pairs(task: Any, count: int = SAMPLES) -> Pairs:
-    """Return up to *count* pairs from all parts of the validation set; none if the data have no such set."""
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """Return up to *count* of *items*, from all parts of them."""
+    taken = min(count, len(items))
+    return [items[n * len(items) // taken] for n in range(taken)]
+
+
+def validation_pairs(task: Any, count: float = SAMPLES, longest: float = LONGEST_SOURCE) -> Pairs:
+    """Return up to *count* pairs from all parts of the validation set, with sources of up to *longest* tokens.
+
+    There are none if the data have no such set.
+    """
     from fairseq.tasks.translation import TranslationTask
 
     if not isinstance(task, TranslationTask):
@@ -67,16 +81,16 @@ def validation_pairs(task: Any, count: int = SAMPLES) -> Pairs:
         if "valid" not in task.datasets:
             task.load_dataset("valid")
         data = task.dataset("valid")
-        short = [n for n, size in enumerate(data.src_sizes) if 1 < size <= 201] if data.tgt is not None else []
-        chosen = short[:: max(1, len(short) // count)]
-        pairs = [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
+        sizes = zip(data.src_sizes, data.tgt_sizes) if data.tgt is not None else ()
+        fit = [n for n, (source, target) in enumerate(sizes) if 1 < source <= longest + 1 and target > 1]
+        chosen = fit if count == math.inf else evenly(fit, int(count))
+        return [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
     except FileNotFoundError:
         return []
     except Exception as error:  # fairseq does not check its files; struct, NumPy and mmap raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         damage = f"--data {task.cfg.data}: its validation set is damaged and cannot be read ({reason})"
         raise ExportError(damage) from error
-    return [(source, target) for source, target in pairs if target][:count]
 
 
 def torch_scores(model: Any, task: Any, pairs: Pairs) -> list[list[float]]:
@@ -130,6 +144,8 @@ class Reference:
 
         source_words, target_words, search = self.task.source_dictionary, self.task.target_dictionary, self.search
         options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
+        # The exported model has no limit but the number of its positions.
+        options["max_len"] = positions(self.model.decoder) or sys.maxsize
         generator = SequenceGenerator([self.model], target_words, max_len_b=search["max_len_b"], **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
@@ -222,7 +238,8 @@ def check_scores(
 def check_model(target: Target, reference: Reference, quantization: str | None, force: bool = False) -> str:
     """Compare the written model of *target* with the checkpoint, and return sentences that report the differences.
 
-    :func:`check_scores` says what is allowed. Of a quantised model, SAME_TRANSLATIONS is needed, too, without *force*.
+    :func:`check_scores` says what is allowed. SAME_TRANSLATIONS is needed, too, without *force*: scores do not show
+    what is wrong in a search, such as its positions.
     """
     pairs = list(in_words(reference.task, reference.pairs))
     name, report = check_scores(target, pairs, reference.scores, quantization)
@@ -232,14 +249,13 @@ def check_model(target: Target, reference: Reference, quantization: str | None, 
         same, count = agreeing(translations, expected, reference.separator)
         translated = "sentences of the validation set are translated into the same words as by the checkpoint"
         compared = f"{name}: {same} of {count} {translated}"
-        if quantization:
-            refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
+        refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
         report += f"\n{compared}"
     return report
 
 
 def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = False) -> list[str]:
-    """Return a list with a sentence, or none without a validation set: how many of its sources are tokenised as there.
+    """Return a list with a sentence: how many sources of the validation set are tokenised as there; [] without such.
 
     Without *force*, SAME_SOURCES is needed.
     """
@@ -256,9 +272,11 @@ def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = F
         sentences, _ = divided(line, line.count(separator) + 1, separator)
         return joined([text.tokens(back.plain(sentence)) for sentence in sentences], separator)
 
-    lines = [[symbols[n] for n in source] for source, _ in validation_pairs(task) if unknown not in source]
+    pairs = validation_pairs(task)
+    lines = [[symbols[n] for n in source] for source, _ in pairs if unknown not in source]
     if not lines:
-        return []
+        why = "each source of the validation set has unknown words"
+        return [f"the tokenisation was not checked: {why}"] if pairs else []
     same = sum(from_plain_text(line) == line for line in lines)
     report = f"{same} of {len(lines)} sources of the validation set are tokenised from plain text as in the data"
     cause = "--tokenizer or the subwords are not those of the data"
@@ -280,7 +298,7 @@ def shortlist_samples(settings: dict[str, Any], task: Any, force: bool) -> list[
     pairs = in_words(task, (pair for pair in numbers if all(len(line) < most for line, most in zip(pair, limits))))
     samples = list(pairs)
     if not samples and not force:
-        raise ExportError("--shortlist: cannot be checked without a validation set (--force writes it anyway)")
+        raise ExportError(f"--shortlist: cannot be checked without {NEEDED} (--force writes it anyway)")
     return samples
 
 
@@ -289,7 +307,7 @@ def check_shortlist(
 ) -> str:
     """Return sentences that compare translations with and without the shortlist; refuse a loss of SHORTLIST_LOSS."""
     if not pairs:
-        return "the shortlist was not checked: the data have no validation set"
+        return f"the shortlist was not checked: the data lack {NEEDED}"
     text = Tokeniser(folder, settings)
     sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
     few = sources[:ALONE]

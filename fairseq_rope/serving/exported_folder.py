@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, flag_of
@@ -38,11 +39,17 @@ Rule = tuple[Callable[[Any], bool], str]  # returns whether a value is allowed; 
 
 
 def _integer(least: int, most: float = math.inf) -> Rule:
-    return lambda value: type(value) is int and least <= value <= most, f"an integer from {least} to {most}"
+    def is_allowed(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
+
+    return is_allowed, f"an integer from {least} to {most}"
 
 
 def _number(most: int) -> Rule:
-    return lambda value: type(value) in (int, float) and abs(value) <= most, f"a number from -{most} to {most}"
+    def is_allowed(value: Any) -> bool:
+        return isinstance(value, Real) and not isinstance(value, bool) and -most <= value <= most  # type: ignore[operator]
+
+    return is_allowed, f"a number from -{most} to {most}"
 
 
 def _is_moses(value: Any) -> bool:

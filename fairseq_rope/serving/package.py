@@ -25,7 +25,7 @@ from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
 from .argos import BEAM, BPE_CODES, LENGTH_PENALTY, METADATA, MODEL, SENTENCEPIECE, Package
 from .ctranslate2_search import score
-from .export_checks import SAME_SOURCES, bleu, check_scores, in_words, refuse_lower_bleu, validation_pairs
+from .export_checks import SAME_SOURCES, bleu, check_scores, evenly, in_words, refuse_lower_bleu, validation_pairs
 from .exported_folder import (
     INT8,
     SETTINGS,
@@ -234,13 +234,13 @@ def validation_sentences(data: str, settings: dict[str, Any], count: int) -> lis
     separator = separator_of(settings)
     unknown, limit = task.source_dictionary.unk_word, settings["positions"]["source"] or math.inf
     pairs: list[Pair] = []
-    for source_words, target_words in in_words(task, validation_pairs(task, count)):
+    for source_words, target_words in in_words(task, validation_pairs(task, math.inf, math.inf)):
         sentences, _ = divided(source_words, source_words.count(separator) + 1, separator)
         references, is_same = divided(target_words, len(sentences), separator)
         if is_same:
             both = zip(sentences, references)
             pairs += [pair for pair in both if all(pair) and unknown not in pair[0] + pair[1] and len(pair[0]) < limit]
-    return pairs[:count]
+    return evenly(pairs, count)
 
 
 def check_package(target: Argos, pairs: Sequence[Pair], force: bool) -> str:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import checksum, written_whole
 from ..launch import available_cores, flags
-from ..lines import naming_damage
+from ..lines import GZIP, naming_damage
 from ..serving.ctranslate2_search import Sampling
 from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
 from ..serving.translator import LINES, Translator, decoded
@@ -39,6 +39,10 @@ def opened(path: str | None) -> Iterator[tuple[Callable[[int], bytes], str]]:
         yield partial(os.read, sys.stdin.fileno()), "standard input"
         return
     with open(path, "rb", buffering=0) as file:
+        if not path.endswith(".gz") and file.seekable():
+            if file.read(len(GZIP)) == GZIP:
+                raise TranslateError(f"--input {path}: is compressed with gzip; its name must end in .gz")
+            file.seek(0)
         yield gzip.GzipFile(fileobj=file).read1 if path.endswith(".gz") else file.read, path
 
 
@@ -127,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
         ("--input", {**FILE, "nargs": "+", "action": "extend"}, "plain text or .gz; default: -, standard input"),
-        ("--output", FILE, "the file to write, complete or not at all; default: standard output"),
+        ("--output", FILE, "the file to write, complete or not at all; default: -, standard output"),
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
@@ -278,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _translate_corpus(args)
             return
         path = args.input[0] if args.input else None
+        args.output = None if args.output == "-" else args.output
         if (sys.stdout is None and args.output is None) or (sys.stdin is None and path in (None, "-")):
             raise TranslateError("standard input or output is closed")
         if args.output is not None:

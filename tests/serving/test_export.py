@@ -902,7 +902,8 @@ def test_the_report_says_that_there_is_no_validation_set(trained, data_bin, tmp_
     exported(trained, data, tmp_path / "model")
     report = capsys.readouterr().out
     assert (
-        "translations were not compared: the data have no validation set for" in report and "sources of" not in report
+        "translations were not compared: the data lack a validation set with sources of up to 200" in report
+        and "tokenised" not in report
     )
 
 
@@ -953,9 +954,10 @@ def test_validation_translations_are_compared_and_fairseq_searches_only_once(mod
         checkpoint.decoder.layers[0].fc2.weight.neg_()
     reference = export_checks.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
     monkeypatch.setitem(export_checks.BOUNDS, None, 1e9)
-    report = export_checks.check_model(target, reference, None)
+    with pytest.raises(ExportError, match=r"^float32: \d of 20 sentences .*, and 10 are needed"):
+        export_checks.check_model(target, reference, None)
     monkeypatch.setattr("fairseq.sequence_generator.SequenceGenerator", None)
-    assert export_checks.check_model(target, reference, None) == report
+    report = export_checks.check_model(target, reference, None, force=True)
     same = int(re.search(r"(\d+) of 20 sentences of the validation set are translated", report)[1])
     assert same < 20
 
@@ -978,18 +980,22 @@ def test_subwords_other_than_those_of_the_data_need_force(trained, data_bin, tmp
     assert "\n0 of 20 sources" in capsys.readouterr().out
 
 
-def test_a_quantised_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
-    same = iter([(9, 20), (9, 20)])  # in float32, in int8
-    monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(same))
+def test_a_model_with_other_translations_needs_force(trained, data_bin, tmp_path, monkeypatch, capsys):
     arguments = (trained, data_bin, tmp_path / "model", "--quantization", "int8")
-    with pytest.raises(SystemExit, match="int8.* 9 of 20 sentences .*, and 10 are needed: nothing was written"):
-        exported(*arguments)
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(export_checks, "agreeing", lambda *_: next(same))
+    for in_float32, in_int8, refused in ((9, 20, "float32"), (10, 9, "int8")):
+        same = iter([(in_float32, 20), (in_int8, 20)])
+        with pytest.raises(
+            SystemExit, match=f"{refused}.* 9 of 20 sentences .*, and 10 are needed: nothing was written"
+        ):
+            exported(*arguments)
+        assert list(tmp_path.iterdir()) == []
     for flags, count in ((["--force"], 9), (["--replace"], 10)):
-        same = iter([(9, 20), (count, 20)])
+        same = iter([(count, 20), (count, 20)])
         exported(*arguments, *flags)
         report = capsys.readouterr().out
-        assert "float32: 9 of 20 sentences" in report and re.search(rf"\nint8.*: {count} of 20 sentences", report)
+        assert f"float32: {count} of 20 sentences" in report
+        assert re.search(rf"\nint8.*: {count} of 20 sentences", report)
 
 
 def test_a_damaged_validation_set_is_named(trained, data_bin, tmp_path):
@@ -1140,11 +1146,38 @@ def test_sources_of_up_to_200_tokens_are_compared_even_if_most_are_longer(task):
     lengths = [300] * 600 + [200] + [201] * 600 + [1]
     data = [torch.full((length + 1,), 5) for length in lengths]
     pairs = LanguagePairDataset(
-        data, [length + 1 for length in lengths], task.source_dictionary, data, None, task.target_dictionary
+        *(data, [length + 1 for length in lengths], task.source_dictionary),
+        *(data, [length + 1 for length in lengths], task.target_dictionary),
     )
     of_documents = TranslationTask(SimpleNamespace(data="", left_pad_source=True), *[task.source_dictionary] * 2)
     of_documents.datasets["valid"] = pairs
     assert [len(source) for source, _ in export_checks.validation_pairs(of_documents)] == [200, 1]
+    assert len(export_checks.validation_pairs(of_documents, math.inf, math.inf)) == len(lengths)
+
+
+@pytest.mark.parametrize("items", [1, 99, 100, 101, 199, 399])
+def test_samples_are_from_all_parts_of_the_validation_set(items):
+    chosen = export_checks.evenly(range(items), 100)
+    assert chosen == sorted(set(chosen)) and len(chosen) == min(items, 100)
+    steps = [after - before for before, after in zip(chosen, [*chosen[1:], items])]
+    assert chosen[0] == 0 and max(steps) - min(steps) <= 1
+
+
+def test_a_model_is_checked_with_the_length_limit_of_its_export(build, task, monkeypatch):
+    """CTranslate2 does not know --max-target-positions of RoPE, and fairseq stops there."""
+    monkeypatch.setattr(export_checks, "validation_pairs", lambda task: [([5] * 6, [6] * 3)])
+    limits = []
+    for limit in (3, 1024):
+        model = build(max_target_positions=limit).eval()
+        never_ends = torch.full((len(task.target_dictionary),), 0.0)
+        never_ends[task.target_dictionary.eos()] = -1e9
+        normalized = model.get_normalized_probs
+        model.get_normalized_probs = lambda *given, own=normalized, never=never_ends, **named: (
+            own(*given, **named) + never
+        )
+        reference = export_checks.Reference(model, task, beam=1, lenpen=1.0, max_len_b=2)
+        limits.append(len(reference.translations[0][1]))
+    assert limits == [9, 9]
 
 
 SEGMENT = "&quot; dog <sep> . <sep> dog &quot; ."  # Moses escapes < and would not give <sep>
@@ -1159,6 +1192,12 @@ SEGMENT = "&quot; dog <sep> . <sep> dog &quot; ."  # Moses escapes < and would n
         ([SEGMENT], "moses", {"tokens": 9, "separator": "<sep>"}, "1 of 1 sources"),
         (["dog"] * 58 + ["dog's"] * 6, "moses", None, "58 of 64 sources"),  # Moses writes the second as two words
         (["dog"] * 57 + ["dog's"] * 7, "moses", None, "57 of 64 sources .*, and 58 are needed"),
+        (
+            ["dog <unk>"],
+            "moses",
+            None,
+            "the tokenisation was not checked: each source of the validation set has unknown",
+        ),
     ],
 )
 def test_sources_must_be_tokenised_as_in_the_data(monkeypatch, sources, tokenizer, segments, report):

@@ -325,6 +325,20 @@ def test_sentences_of_segments_are_checked_one_by_one(data_bin, tmp_path):
     assert {(" ".join(one), " ".join(other)) for one, other in found} == expected
 
 
+def test_segments_of_more_than_200_tokens_are_divided_before_they_are_chosen(data_bin, tmp_path):
+    for side in ("en", "de"):
+        one_line = " <sep> ".join(f"{word} {word}" for word in 100 * ["the" if side == "en" else "DOG"])
+        (tmp_path / f"valid.{side}").write_text(f"{one_line}\n")
+        (tmp_path / f"words.{side}").write_text((data_bin / f"dict.{side}.txt").read_text() + "<sep> 1\n")
+    dictionaries = ["--srcdict", tmp_path / "words.en", "--tgtdict", tmp_path / "words.de"]
+    files = ["--validpref", tmp_path / "valid", "--destdir", tmp_path / "bin"]
+    call("fairseq-preprocess", "-s", "en", "-t", "de", *dictionaries, *files)
+    settings = {"source": "en", "target": "de", "segments": {"tokens": 512, "separator": "<sep>"}}
+    settings["positions"] = {"source": None, "target": None}
+    found = package.validation_sentences(str(tmp_path / "bin"), settings, 30)
+    assert found == [(["the", "the"], ["DOG", "DOG"])] * 30
+
+
 def test_the_programs_normalise_punctuation_and_split_no_hyphens(run, served, tmp_path):
     """The truth for the text is Tokeniser, which follows fairseq, and for the normaliser the known characters."""
     run("--install", tmp_path / "packages")

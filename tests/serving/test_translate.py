@@ -26,6 +26,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import ctranslate2
+import numpy as np
 import pytest
 import sentencepiece as spm
 import torch
@@ -506,6 +507,19 @@ def test_unreadable_input_is_refused_in_one_sentence(translated, tmp_path, monke
     for name, content in DAMAGED.items():
         Path(f"{name}.gz").write_bytes(content)
     assert message in translated("", *flags)[1]
+
+
+def test_a_compressed_file_needs_the_ending_gz(translated, tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(gzip.compress(b"the dog\n"))
+    assert f"--input {path}: is compressed with gzip; its name must end in .gz" in translated("", "--input", path)[1]
+
+
+def test_a_hyphen_as_output_is_standard_output(translated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines, _ = translated("the dog\n")
+    assert lines == translated("the dog\n", "--output", "-")[0] and len(lines) == 1
+    assert not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize(
@@ -1209,6 +1223,27 @@ def test_the_lines_before_a_lone_surrogate_are_translated(model, sources):
         assert [next(lines) for _ in range(3)] == translator.translate(sources[:3])
         with pytest.raises(TranslateError, match=r"^line 4 has the lone surrogate U\+D800: remove it$"):
             next(lines)
+
+
+def test_the_search_takes_numbers_of_numpy(model):
+    with Translator(str(model)) as translator:
+        numbers = {"beam": np.int64(2), "lenpen": np.float64(0.1)}
+        assert translator.translate("the dog", **numbers) == translator.translate("the dog", 2, 0.1)
+        for beam in (True, np.bool_(True), np.int64(0)):
+            with pytest.raises(TranslateError, match="must be an integer from 1 to 1000"):
+                translator.translate("the dog", beam=beam)
+
+
+def test_a_search_without_enough_memory_ends_in_one_sentence(model, monkeypatch):
+    """CTranslate2's std::bad_alloc is a MemoryError of Python."""
+
+    def search(*_):
+        raise MemoryError("std::bad_alloc")
+
+    with Translator(str(model)) as translator:
+        monkeypatch.setattr("fairseq_rope.serving.ctranslate2_search.Search._start", search)
+        with pytest.raises(TranslateError, match="^not enough memory to translate lines of up to 3 tokens$"):
+            translator.translate(["a dog", "the big dog"])
 
 
 def test_a_larger_beam_gives_more_translations(model):
