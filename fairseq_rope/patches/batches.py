@@ -78,7 +78,8 @@ class _SkippingLongerThanABatch(InPlaceOf):
             lengths = np.array([dataset.num_tokens(index) for index in indices])
         skipped = indices[lengths > self._max_tokens]
         if len(skipped):
-            numbers = f"{len(skipped):,} of {len(indices):,} sentences have more than --max-tokens {self._max_tokens}"
+            flag = "--max-tokens-valid" if _is_called_by("get_valid_iterator") else "--max-tokens"
+            numbers = f"{len(skipped):,} of {len(indices):,} sentences have more than {flag} {self._max_tokens}"
             logger.warning(f"{numbers} tokens and are skipped: {', '.join(map(str, skipped[:10]))}")
         return indices[lengths <= self._max_tokens]
 

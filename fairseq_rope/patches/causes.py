@@ -88,6 +88,35 @@ def _model_overrides(local: Variables, _: str) -> str | None:
     return _overrides("--model-overrides", local["cfg"].common_eval.model_overrides)
 
 
+def _no_dictionary(local: Variables, _: str) -> str | None:
+    overrides = local["cfg"].common_eval.model_overrides  # a literal, since Python has evaluated it
+    is_dictionary = isinstance(ast.literal_eval(overrides), dict)
+    return (
+        None
+        if is_dictionary
+        else f"--model-overrides {overrides}: must be a Python dictionary, like {{'dropout': 0.1}}"
+    )
+
+
+def _lacking_path(local: Variables, _: str) -> str | None:
+    return None if all(local["filenames"]) else "--path: must be given, the file of the checkpoint"
+
+
+def _lacking_target(local: Variables, _: str) -> str | None:
+    datasets = local["self"].datasets.values()
+    if not any(getattr(dataset, "tgt", dataset) is None for dataset in datasets):
+        return None
+    return "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing"
+
+
+def _bleu_arguments(local: Variables, _: str) -> str | None:
+    cfg = local["self"].cfg
+    if not cfg.eval_bleu:
+        return None
+    given = f"--eval-bleu-args {cfg.eval_bleu_args}, --eval-bleu-detok-args {cfg.eval_bleu_detok_args}"
+    return f"{given}: must be JSON, like '{{\"beam\": 4}}'"
+
+
 DAMAGED = "is damaged, or has another --dataset-impl; copy it again, or repeat fairseq-preprocess"
 OF_DATA = r"(?:ValueError|AssertionError|KeyError|error):"
 IN_WORKER = r'ValueError: Caught ValueError in DataLoader worker .*indexed_dataset\.py", line \d+, in __getitem__'
@@ -100,8 +129,9 @@ CAUSES = [
     Cause(
         "fairseq.checkpoint_utils.load_model_ensemble_and_task",
         "AttributeError: 'NoneType' object has no attribute 'replace'",
-        "--path: must be given, the file of the checkpoint",
+        _lacking_path,
     ),
+    Cause("fairseq.utils.split_paths", "TypeError: argument of type 'NoneType'", "--path: must be given"),
     Cause(".*", r"ConfigCompositionException: Error merging override (?:\w+\.)*(\w+)=null", _missing),
     Cause(".*", r"MissingMandatoryValue: Missing mandatory value: (\w+)", _missing),
     # data
@@ -121,7 +151,7 @@ CAUSES = [
     Cause(
         "fairseq.tasks.fairseq_task.(train|valid)_step",
         "TypeError: .* missing 1 required positional argument: 'prev_output_tokens'",
-        "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing",
+        _lacking_target,
     ),
     Cause("fairseq.tasks.fairseq_task.(train|valid|inference)_step", "IndexError: index out of range", _unknown_word),
     Cause("fairseq.file_chunker_utils.find_offsets", "ZeroDivisionError", "--workers 0: must be at least 1"),
@@ -174,10 +204,7 @@ CAUSES = [
         "--sentencepiece-model {cfg.sentencepiece_model}: is not a model of SentencePiece",
     ),
     Cause(
-        "fairseq.tasks.translation.build_model",
-        "(?:JSONDecodeError:|TypeError: argparse.Namespace)",
-        "--eval-bleu-args {self.cfg.eval_bleu_args}, --eval-bleu-detok-args {self.cfg.eval_bleu_detok_args}: "
-        "must be JSON, like '{{\"beam\": 4}}'",
+        "fairseq.tasks.translation.build_model", "(?:JSONDecodeError:|TypeError: argparse.Namespace)", _bleu_arguments
     ),
     Cause(
         "fairseq.optim.lr_scheduler.manual_lr_scheduler.parse_manuallr_args",
@@ -189,7 +216,7 @@ CAUSES = [
     Cause(
         "fairseq_cli.validate.main",
         "ValueError: dictionary update sequence|TypeError: '\\w+' object is not iterable",
-        "--model-overrides {cfg.common_eval.model_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}",
+        _no_dictionary,
     ),
     Cause(
         "fairseq_cli.train.train",

@@ -59,7 +59,8 @@ def sentence_for(error: BaseException, trace: TracebackType | None) -> str | Non
     if NO_REASON in str(error) and error.__context__ is not None:
         return sentence_for(error.__context__, error.__context__.__traceback__)
     if type(error) in (Exception, ValueError) and raised and "\n" not in str(error):
-        return str(error)
+        hidden = None if error.__suppress_context__ else error.__context__  # what another except clause has caught
+        return str(error) if hidden is None else f"{error} ({type(hidden).__name__}: {' '.join(str(hidden).split())})"
     names_flag = re.search(r"(?<!\S)--[a-z]", str(error))
     if names_flag and (raised or (inside and isinstance(error, AssertionError))):
         return " ".join(str(error.args[0]).split())

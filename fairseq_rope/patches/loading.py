@@ -237,9 +237,11 @@ def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **k
     source, target = reading.trained_languages if overrides == UNKNOWN else overrides
     # With a joined dictionary the weights load without an error, and the output would be a copy of the input.
     if None not in (source, target) and source != target and data == (target, source):
+        both = f"--model-overrides \"{{'source_lang': '{target}', 'target_lang': '{source}'}}\""
+        both = "" if reading.resumes else f", or {both} if it was trained in both directions"
         raise CheckpointError(
             f"{path} was trained from {source} to {target}, and the data are from {target} to {source}: give data of "
-            f"its direction, or --source-lang {source} --target-lang {target}"
+            f"its direction, or --source-lang {source} --target-lang {target}{both}"
         )
     reading.check(path, part_of(state, "model"))
     extra_state = state.get("extra_state")
@@ -265,7 +267,7 @@ def _pruned(trainer: Any, weights: dict[str, Any]) -> dict[str, Any]:
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     forget_other_trainings()
     languages = languages_of(options_of_task(trainer.task))
-    if hasattr(trainer.cfg.task, "source_lang"):
+    if languages != UNKNOWN and all(hasattr(trainer.cfg.task, f"{side}_lang") for side in ("source", "target")):
         # Without --source-lang, the task read the languages from file names; the checkpoint must contain them.
         trainer.cfg.task.source_lang, trainer.cfg.task.target_lang = languages
     last = path = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
@@ -349,6 +351,7 @@ def load_model_ensemble_and_task(
             )
             arg_overrides = {name: value for name, value in arg_overrides.items() if name not in own}
     data = languages_of(options_of_task(task))
+    filenames = [*filenames]  # an iterator, too
     suffix = kwargs.get("suffix", args[1] if len(args) > 1 else "")
     files = [*filenames, *(file.replace(".pt", f"{suffix}.pt") for file in filenames if file)]  # as fairseq does
     with _naming_misfits(Reading(files, data, builds_model=True, builds_task=task is None)):

@@ -4,6 +4,7 @@ These functions and classes replace fairseq's; the table in ``patches/table.py``
 """
 
 import functools
+import inspect
 import logging
 import math
 from collections import defaultdict
@@ -45,7 +46,10 @@ class Adam(FairseqAdam):
     On other devices (TPUs), and for complex weights and beta2 = 1, fairseq's own code runs.
     """
 
-    supports_step_with_scale = True  # FP16Optimizer then leaves the division to the kernel
+    @property
+    def supports_step_with_scale(self) -> bool:
+        """Whether FP16Optimizer leaves the division to :meth:`step`: not if a subclass has a step without a scale."""
+        return "scale" in inspect.signature(self.step).parameters
 
     def __init__(
         self,

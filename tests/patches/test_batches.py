@@ -84,7 +84,7 @@ def test_long_sentences_are_skipped_with_a_count(long_bin, tmp_path):
     sets = ["--valid-subset", "valid,valid1", "--ignore-unused-valid-subsets"]
     log = train(long_bin, tmp_path, "--max-tokens", 50, SKIP, *sets)
     assert "2 samples have invalid sizes and will be skipped" in log  # fairseq's own words, for the training set
-    assert "1 of 20 sentences have more than --max-tokens 50 tokens and are skipped: 1" in log
+    assert "1 of 20 sentences have more than --max-tokens-valid 50 tokens and are skipped: 1" in log
     losses = [re.search(rf'"{name}_loss": "([^"]*)"', log)[1] for name in ("valid", "valid1")]
     assert losses[0] == losses[1]
     exact = train(

@@ -1,5 +1,6 @@
 """fairseq_rope/patches/ending.py, causes.py: fairseq's programs end with one sentence if the cause is known."""
 
+import json
 import re
 import shutil
 from argparse import Namespace
@@ -9,6 +10,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset, data_utils
 from fairseq.file_chunker_utils import find_offsets
+from fairseq.tasks.translation import TranslationTask
 from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader
 
@@ -41,6 +43,7 @@ GENERATE = "fairseq-generate {bin} --user-dir {plugin} --cpu --path {model}"
 COMMANDS = [
     ("fairseq-generate {bin} --user-dir {plugin} --cpu", "--path required"),
     ("fairseq-eval-lm {lm} --user-dir {plugin} --cpu", "--path: must be given"),
+    ("fairseq-interactive {bin} --user-dir {plugin} --cpu", "--path: must be given"),
     ("fairseq-validate {bin} --user-dir {plugin} --path {model} --max-tokens 500", "--task: must be given"),
     ("fairseq-validate {bin} --user-dir {plugin} --task translation --path {model}", "--max-tokens or --batch-size"),
     ("fairseq-validate {bin} --user-dir {plugin} --task translation --max-tokens 9 --cpu", "--path: must be given"),
@@ -303,6 +306,50 @@ def test_errors_of_fairseq_without_a_known_cause_keep_their_traceback(data_bin):
     with pytest.raises(TypeError) as ended:
         Dictionary.load(str(data_bin / "dict.en.txt")).string(None)
     assert sentence_for(ended.value, ended.tb) is None
+
+
+def ended_in(function, *args):
+    """The error of *function* and its sentence, or None."""
+    with pytest.raises(Exception) as ended:
+        function(*args)
+    return ended.value, sentence_for(ended.value, ended.tb)
+
+
+def test_errors_like_those_of_wrong_flags_are_not_taken_for_them(data_bin, trained, tmp_path, monkeypatch):
+    """The same errors have other causes in code of a user dir."""
+
+    def fails(error):
+        def failing(*_, **__):
+            raise error
+
+        return failing
+
+    validate = f"fairseq-validate {data_bin} --user-dir {PLUGIN} --task translation --cpu --max-tokens 500 --path"
+    path = trained / "checkpoint_last.pt"
+    monkeypatch.setattr(TranslationTask, "valid_step", fails(TypeError("'NoneType' object is not iterable")))
+    assert ended_in(call, *validate.split(), path)[1] is None
+    monkeypatch.undo()
+    replace = AttributeError("'NoneType' object has no attribute 'replace'")
+    monkeypatch.setattr(TranslationTask, "build_model", fails(replace))
+    assert ended_in(call, *validate.split(), path)[1] is None
+    monkeypatch.undo()
+    decode = json.JSONDecodeError("Expecting value", "", 0)
+    monkeypatch.setattr("fairseq.tasks.fairseq_task.FairseqTask.build_model", fails(decode))
+    assert ended_in(call, *training(data_bin, tmp_path, "--max-update", 1)) == (decode, None)
+    monkeypatch.undo()
+    lacking = TypeError("forward() missing 1 required positional argument: 'prev_output_tokens'")
+    monkeypatch.setattr("fairseq.models.transformer.TransformerModelBase.forward", fails(lacking))
+    assert ended_in(call, *training(data_bin, tmp_path, "--max-update", 1)) == (lacking, None)
+
+
+def test_the_error_that_fairseq_hides_is_named(data_bin, trained, monkeypatch):
+    def load_dataset(*_, **__):
+        raise KeyError("of a user's task")
+
+    monkeypatch.setattr(TranslationTask, "load_dataset", load_dataset)
+    validate = f"fairseq-validate {data_bin} --user-dir {PLUGIN} --task translation --cpu --max-tokens 500 --path"
+    _, said = ended_in(call, *validate.split(), trained / "checkpoint_last.pt")
+    assert said == 'Cannot find dataset: valid (KeyError: "of a user\'s task")'
 
 
 def test_an_error_while_a_checkpoint_loads_keeps_its_traceback(data_bin, trained, tmp_path, monkeypatch):

@@ -130,7 +130,20 @@ def test_a_scale_divides_the_gradients(scale, dtype):
         torch.testing.assert_close(one, other)
 
 
-def test_a_closure_is_called_with_gradients_and_sparse_gradients_are_refused():
+def test_a_users_adam_whose_step_has_no_scale_gets_divided_gradients():
+    class Mine(optimizers.Adam):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    weights = []
+    for kind in (optimizers.Adam, Mine):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = FairseqAdam.__new__(FairseqAdam)
+        optimizer._optimizer = kind([weight], lr=0.1)
+        weight.grad = torch.tensor([1.0, -2.0, 3.0])
+        optimizer.step(scale=2.0)
+        weights.append(weight.detach())
+    assert torch.equal(*weights)
     weight = torch.ones(3, requires_grad=True)
     optimizer = adam.Adam([weight], lr=0.1)
 
