@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.compare.__main__ import build_parser
 from recipes.run import launch
 from recipes.run.lock import locked_when_free
 from recipes.run.run import Run
@@ -62,6 +61,8 @@ def stages_of(run):
 
 def main():
     """Launch runs as a comparison does: WORK NAME,NAME… and the flags of the launcher. Writes WORK/outcomes.json."""
+    from recipes.compare.__main__ import build_parser  # which the jobs do not need
+
     work, names, *flags = sys.argv[1:]
     args = build_parser().parse_args(["demo", *flags])
     runs = [QuickRun(Path(work), name) for name in names.split(",")]

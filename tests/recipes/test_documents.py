@@ -375,8 +375,11 @@ def test_a_document_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_another_search(published, tmp_path):
+def test_a_comparison_translates_segments_of_all_lengths_and_a_system_can_have_another_search(
+    finished, published, tmp_path
+):
     work, systems = tmp_path / "work", tmp_path / "systems.yaml"
+    shutil.copytree(finished[0], work, ignore=shutil.ignore_patterns("transformer*"))
     scaling = "{'rope_scaling': {'rope_type': 'linear', 'factor': 4}}"
     linear = {"of": "rope", "generate": f'--model-overrides "{scaling}"'}
     systems.write_text(json.dumps({"linear": linear, "rope": "--arch transformer_rope"}))

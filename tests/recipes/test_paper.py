@@ -32,7 +32,8 @@ from recipes.run.moves import Moves
 from recipes.run.runner import Runner
 from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
-from tests.commands import ROOT, call, run_program
+from tests import forked_programs
+from tests.commands import ENVIRONMENT, ROOT, call, run_program
 from tests.recipes.small_demo import AVX512_BF16
 
 PROGRAMS = {
@@ -681,7 +682,8 @@ TINY = (
 
 
 @pytest.mark.slow
-def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path):
+def test_an_interrupted_experiment_resumes_and_gives_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "FORKED_PROGRAMS", forked_programs.folder())
     data, work = tmp_path / "data", tmp_path / "work"
     data.mkdir()
     text = (ROOT / "README.md").read_bytes()

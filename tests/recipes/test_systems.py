@@ -31,7 +31,7 @@ from recipes.run.stamps import Stamps
 from recipes.run.yaml_file import SettingsError
 from tests import forked_programs
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
-from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, describe, label, setting_flags, small_corpus
+from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, describe, label, run_here, setting_flags, small_corpus
 
 ROPE = System("rope", "transformer_rope")
 HALF = System("half", "transformer_rope", "--rope-layout half")
@@ -707,6 +707,7 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(in_background, cwd=ROOT, env={**ENVIRONMENT, **variables}, text=True, **pipes)
 
+    run_here(["demo", *where, *setting_flags(*SETTINGS), "--gpus", "0", "--stop-stage", "6"])
     with start() as process:  # stopped while two runs train
         while len([*tmp_path.glob("*.seed1.*/checkpoints/history.jsonl")]) < len(two):
             assert process.poll() is None

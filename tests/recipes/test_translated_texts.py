@@ -31,10 +31,10 @@ def model(trained, data_bin, tmp_path_factory):
     return folder
 
 
-def words(work, *settings):
-    """The command line of the stages before the training, for a small part of the demo's corpus."""
+def words(work, *settings, last=6):
+    """The command line of the stages up to *last*, by default all before the training, for a small corpus."""
     folders = ["--data-dir", str(small_corpus()), "--work-dir", str(work)]
-    return ["demo", *folders, "--gpus", "0", "--stop-stage", "6", *setting_flags(*SMALL, *settings)]
+    return ["demo", *folders, "--gpus", "0", "--stop-stage", str(last), *setting_flags(*SMALL, *settings)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_monolingual_texts_are_joined_line_by_line_and_each_is_watched(back_tran
     files[1].write_bytes(b"\xef\xbb\xbfa house\n\nred\xe2\x80\xa8blue")
     files[2].write_bytes(gzip.compress(b"old book"))
     settings = [*back_translation, f"back_translation_files={' '.join(map(str, files))}", "max_length_ratio=999"]
-    printed = run_here(words(tmp_path / "work", *settings))
+    printed = run_here(words(tmp_path / "work", *settings, last=5))
     assert all(f"{file}: {count} lines" in printed for file, count in zip(files, (2, 3, 1)))
     train = {lang: read_lines(str(tmp_path / "work" / "bpe" / f"train.{lang}")) for lang in ("de", "en")}
     origins = read_lines(str(tmp_path / "work" / "bpe" / "train.origin"))
@@ -120,7 +120,7 @@ def test_monolingual_texts_are_joined_line_by_line_and_each_is_watched(back_tran
     assert added == ["the dog", "a cat", "a house", "red blue", "old book"]
     assert len(read_lines(str(tmp_path / "work" / "raw" / "translated.de"), may_be_blank=True)) == 6
     files[0].write_text("the dogs\na cat\n")
-    again = run_here(words(tmp_path / "work", *settings))
+    again = run_here(words(tmp_path / "work", *settings, last=5))
     assert "join and check monolingual texts (again, since" in again
     assert read_lines(str(tmp_path / "work" / "raw" / "translated.en"), may_be_blank=True)[0] == "the dogs"
     files[1].write_bytes(b"a house\n\xff\n")
@@ -131,7 +131,7 @@ def test_monolingual_texts_are_joined_line_by_line_and_each_is_watched(back_tran
 def test_a_line_that_cannot_be_translated_is_left_out_and_counted(back_translation, tmp_path):
     (tmp_path / "mono.en").write_text("the dog\n" + "x" * 40_000 + "\na cat\n")
     settings = [f"back_translation_files={tmp_path / 'mono.en'}", "max_words=99999", "max_length_ratio=9999"]
-    printed = run_here(words(tmp_path / "work", *back_translation, *settings))
+    printed = run_here(words(tmp_path / "work", *back_translation, *settings, last=5))
     assert "lines that were not translated and are empty: 1, listed in" in printed
     assert read_lines(str(tmp_path / "work" / "bpe" / "train.origin")).count("back-translated") == 2
 
@@ -139,7 +139,7 @@ def test_a_line_that_cannot_be_translated_is_left_out_and_counted(back_translati
 @pytest.mark.parametrize("search", ["sampling", "top10"])
 def test_sources_are_drawn_with_the_search_of_the_settings(back_translation, model, tmp_path, search):
     def translated(*settings):
-        printed = run_here(words(tmp_path / "work", *back_translation, *settings))
+        printed = run_here(words(tmp_path / "work", *back_translation, *settings, last=2))
         return printed, read_lines(str(tmp_path / "work" / "raw" / "translated.de"), may_be_blank=True)
 
     text = tmp_path / "mono.en"
@@ -160,10 +160,10 @@ def test_runs_with_other_translated_texts_leave_no_origins(back_translation, mod
     (reverse / SETTINGS).write_text(json.dumps({**settings, "source": "de", "target": "en"}))
     directions = ["source_lang=de", "target_lang=en"]
     runs = {"both": back_translation, "none": directions, "distilled": [*directions, f"distillation_model={reverse}"]}
-    run_here(words(tmp_path / "work", *runs["both"]))
+    run_here(words(tmp_path / "work", *runs["both"], last=5))
     for name in ("none", "both", "distilled"):
-        run_here(words(tmp_path / "work", *runs[name]))
-        run_here(words(tmp_path / name, *runs[name]))
+        run_here(words(tmp_path / "work", *runs[name], last=5))
+        run_here(words(tmp_path / name, *runs[name], last=5))
         for file in ("train.de", "train.en", "train.origin"):
             here, fresh = (tmp_path / folder / "bpe" / file for folder in ("work", name))
             assert here.exists() == fresh.exists() == (file != "train.origin" or name == "both")
@@ -210,8 +210,8 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
     with monkeypatch.context() as patch:
         patch.setattr(shell, "run_logged", interrupted)
         with pytest.raises(SystemExit, match="130"):
-            run_here(words(tmp_path, *back_translation))
-    printed = run_here(words(tmp_path, *back_translation))
+            run_here(words(tmp_path, *back_translation, last=2))
+    printed = run_here(words(tmp_path, *back_translation, last=2))
     assert ("translated.de" in "".join(re.findall("made before the interruption: (.*)", printed))) is ("rm" in after)
     assert ("translated.en: done before" in printed) is ("rm" not in after)
     assert not (tmp_path / "raw" / "translations").exists()
@@ -221,7 +221,7 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
     assert record["translator"] == {"model": str(model), f"sha256 of {SETTINGS}": sha256}
     kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert kept["back_translation_model"] == str(model) and kept["back_translation_search"] == "beam"
-    again = run_here(words(tmp_path, *back_translation, "translate_flags=--jobs 3"))
+    again = run_here(words(tmp_path, *back_translation, "translate_flags=--jobs 3", last=2))
     assert "translate texts for the training set: done before, skipped" in again, "the flags change no translation"
     dry = run_here([*words(tmp_path / "new", *back_translation), "--dry-run"])
     assert f"python -m fairseq_rope translate --model {model} --input {tmp_path}/new/raw/translated.en" in dry
@@ -241,7 +241,7 @@ def test_the_translation_has_the_cores_that_the_recipe_may_use_or_those_of_the_f
 
 
 def test_distillation_replaces_the_targets_of_the_training_set(model, tmp_path):
-    run_here(words(tmp_path, f"distillation_model={model}"))
+    run_here(words(tmp_path, f"distillation_model={model}", last=5))
     sources = read_lines(str(tmp_path / "raw" / "train.en"))
     with Translator(str(model)) as translator:
         expected = list(translator.translate_lines(sources))

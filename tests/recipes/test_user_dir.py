@@ -9,7 +9,8 @@ from fairseq_rope.positions import ENCODINGS
 from recipes.compare.__main__ import main as compare
 from recipes.pipeline.__main__ import main
 from recipes.run.machine import code_of
-from tests.commands import ROOT, run_program
+from tests import forked_programs
+from tests.commands import ENVIRONMENT, ROOT, run_program
 from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, run_here, setting_flags, small_corpus, usage_error
 
 SETTINGS = setting_flags(*SMALL, *SHORT_OUTPUTS, "max_epochs=1", "average_checkpoints=1")
@@ -29,7 +30,9 @@ def mine(tmp_path, monkeypatch):
     return folder, ["demo", *where, "--set", f"user_dir={folder}"]
 
 
-def test_a_comparison_and_a_recipe_train_export_and_score_an_encoding_of_the_user(tmp_path, mine):
+def test_a_comparison_and_a_recipe_train_export_and_score_an_encoding_of_the_user(tmp_path, mine, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])  # of the jobs
+    monkeypatch.setenv("FORKED_PROGRAMS", forked_programs.folder())
     folder, words = mine
     of_page = [*"--baseline rope --seeds 1 --jobs 2 --gpus 0 --system".split(), "rope=--arch transformer_rope"]
     of_page += ["--system", f"recency=--arch transformer_rope {' '.join(MINE)}"]
