@@ -27,7 +27,7 @@ import sacrebleu
 
 from fairseq_rope.scorers import Scorer
 from fairseq_rope.tools import score
-from recipes.compare import page, stage13_join, stage15_report, stages
+from recipes.compare import collect, page, stage13_join, stage15_report, stages
 from recipes.compare.__main__ import Comparison, main
 from recipes.compare.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.compare.collect import numbers_of_run, tokeniser_of
@@ -1336,6 +1336,17 @@ def test_a_validation_line_that_is_too_long_is_named_before_a_training_starts(tm
         SystemExit, match=f"{line}512 of a batch: .* set larger tokens_per_update and tokens_per_device"
     ):
         run_here(["demo", *data, *flags, *longer], main=main)
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_the_bootstrap_draws_segments_if_the_text_has_documents(tmp_path, monkeypatch, has_documents):
+    (tmp_path / "subwords").write_text("one two <sep> three\nfour\nfive <sep> six <sep> seven\n")
+    monkeypatch.setattr(collect, "_in_subwords", lambda *_: tmp_path / "subwords")
+    run = SimpleNamespace(unit=SimpleNamespace(has_documents=has_documents))
+    scores = np.array([(score, 1) for score in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)])
+    rows = collect._by_line(run, None, scores)
+    expected = [(0.3, 2), (0.4, 1), (5.6, 3)] if has_documents else scores
+    assert rows == pytest.approx(np.array(expected))
 
 
 def test_the_report_of_a_run_without_its_log_lacks_only_the_number_of_parameters(report):
