@@ -75,7 +75,7 @@ def test_it_resumes_averages_translates_and_changes_into_another_encoding(name, 
 def test_it_is_an_encoding_of_the_align_and_multilingual_models(name, data_bin, tmp_path):
     align = ["--arch", "transformer_rope_align", *SMALL, "--alignment-layer", 0]
     for arch in (align, BOTH):
-        losses = valid_losses(train(data_bin, tmp_path, *arch, *FLAGS[name], "--max-update", 1, "--no-save"))
+        losses = valid_losses(train(data_bin, tmp_path / str(arch[1]), *arch, *FLAGS[name], "--max-update", 1))
         assert losses and all(math.isfinite(float(loss)) for loss in losses.values())
 
 

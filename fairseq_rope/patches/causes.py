@@ -5,6 +5,7 @@ An error that no row describes keeps its traceback.
 
 import ast
 import contextlib
+import json
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -89,13 +90,15 @@ def _model_overrides(local: Variables, _: str) -> str | None:
 
 
 def _no_dictionary(local: Variables, _: str) -> str | None:
-    overrides = local["cfg"].common_eval.model_overrides  # a literal, since Python has evaluated it
-    is_dictionary = isinstance(ast.literal_eval(overrides), dict)
-    return (
-        None
-        if is_dictionary
-        else f"--model-overrides {overrides}: must be a Python dictionary, like {{'dropout': 0.1}}"
-    )
+    overrides = local["cfg"].common_eval.model_overrides
+    with contextlib.suppress(ValueError, SyntaxError):  # fairseq-validate takes other expressions, too
+        if not isinstance(ast.literal_eval(overrides), dict):
+            return f"--model-overrides {overrides}: must be a Python dictionary, like {{'dropout': 0.1}}"
+    return None
+
+
+def _lacking_path_to_interact(local: Variables, _: str) -> str | None:
+    return None if local["cfg"].common_eval.path else "--path: must be given"
 
 
 def _lacking_path(local: Variables, _: str) -> str | None:
@@ -103,18 +106,21 @@ def _lacking_path(local: Variables, _: str) -> str | None:
 
 
 def _lacking_target(local: Variables, _: str) -> str | None:
-    datasets = local["self"].datasets.values()
-    if not any(getattr(dataset, "tgt", dataset) is None for dataset in datasets):
+    data = [*local["self"].datasets.values()]
+    for dataset in data:  # wrappers come before what they wrap
+        data += [part for part in (getattr(dataset, "dataset", None),) if part is not None]
+    if not any(getattr(dataset, "tgt", dataset) is None for dataset in data):
         return None
     return "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing"
 
 
 def _bleu_arguments(local: Variables, _: str) -> str | None:
     cfg = local["self"].cfg
-    if not cfg.eval_bleu:
-        return None
-    given = f"--eval-bleu-args {cfg.eval_bleu_args}, --eval-bleu-detok-args {cfg.eval_bleu_detok_args}"
-    return f"{given}: must be JSON, like '{{\"beam\": 4}}'"
+    given = (cfg.eval_bleu_args, cfg.eval_bleu_detok_args)
+    with contextlib.suppress(ValueError):
+        if not cfg.eval_bleu or all(isinstance(json.loads(text or "{}"), dict) for text in given):
+            return None
+    return f"--eval-bleu-args {given[0]}, --eval-bleu-detok-args {given[1]}: must be JSON, like '{{\"beam\": 4}}'"
 
 
 DAMAGED = "is damaged, or has another --dataset-impl; copy it again, or repeat fairseq-preprocess"
@@ -131,7 +137,7 @@ CAUSES = [
         "AttributeError: 'NoneType' object has no attribute 'replace'",
         _lacking_path,
     ),
-    Cause("fairseq.utils.split_paths", "TypeError: argument of type 'NoneType'", "--path: must be given"),
+    Cause("fairseq_cli.interactive.main", "TypeError: argument of type 'NoneType'", _lacking_path_to_interact),
     Cause(".*", r"ConfigCompositionException: Error merging override (?:\w+\.)*(\w+)=null", _missing),
     Cause(".*", r"MissingMandatoryValue: Missing mandatory value: (\w+)", _missing),
     # data

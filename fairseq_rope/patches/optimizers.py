@@ -46,10 +46,12 @@ class Adam(FairseqAdam):
     On other devices (TPUs), and for complex weights and beta2 = 1, fairseq's own code runs.
     """
 
-    @property
-    def supports_step_with_scale(self) -> bool:
-        """Whether FP16Optimizer leaves the division to :meth:`step`: not if a subclass has a step without a scale."""
-        return "scale" in inspect.signature(self.step).parameters
+    supports_step_with_scale = True  # FP16Optimizer then leaves the division to the kernel
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "supports_step_with_scale" not in vars(cls):  # a user's step can have no scale, as in fairseq's Adam
+            cls.supports_step_with_scale = "scale" in inspect.signature(cls.step).parameters
 
     def __init__(
         self,

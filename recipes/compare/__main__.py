@@ -89,7 +89,7 @@ class Comparison:
             launch.launcher_of(self.args, self.baseline)  # refuses what submitit does not know
             if self.baseline.gpus != 0:
                 devices = (1, "fp32")  # SLURM's machines can have other ones than this machine
-        elif self.tuning is None and all(launch.is_trained(run, stages_of) for run in self.runs):
+        if self.tuning is None and all(launch.is_trained(run, stages_of) for run in self.runs):
             devices = (0, "fp32")  # a model that was trained in fp16 on a GPU can be scored again on a CPU
         check_flags(checked, systems.flag(self.args), devices)
 

@@ -3,10 +3,12 @@
 import contextlib
 import math
 import re
+import shlex
 from pathlib import Path
 
 from fairseq_rope.files import NUMBERS
 from recipes.pipeline.experiment import Experiment
+from recipes.pipeline.lengths import limits
 from recipes.run.history import logged, number_of
 from recipes.run.run import StageError
 
@@ -51,12 +53,17 @@ def check_limits(experiment: Experiment, tokens: int) -> None:
     pairs = experiment.texts(experiment.in_subwords, ["train"])
     if not all(path.exists() for path in pairs):  # the user removed them after stage 6 to save space
         return
+    if "--truncate-source" in shlex.split(settings.fairseq_train_flags):  # fewer tokens are trained on
+        return
+    longest = min(limits(settings.fairseq_train_flags).values())  # fairseq skips pairs that are longer
     with contextlib.ExitStack() as opened:
         lines = zip(*(opened.enter_context(path.open("rb")) for path in pairs), strict=False)
-        all_tokens = sum(1 + max(len(side.split()) for side in pair) for pair in lines)
+        sizes = (1 + max(len(side.split()) for side in pair) for pair in lines)
+        all_tokens = sum(size for size in sizes if size <= longest)
     least = max(1, all_tokens // tokens)
     if by_update:
-        count, limit = settings.max_epochs * (2 * least + 1) // by_update, f"max_epochs={settings.max_epochs}"
+        most = 2 * all_tokens // tokens + 1
+        count, limit = settings.max_epochs * most // by_update, f"max_epochs={settings.max_epochs}"
         change = "set save_every_updates=0, to save one at the end of each epoch, or train longer"
     else:
         count, limit = math.ceil(settings.max_updates / least), f"max_updates={settings.max_updates}"

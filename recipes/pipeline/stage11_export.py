@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fairseq_rope.errors import REQUIREMENTS
+from fairseq_rope.errors import REQUIREMENTS, InputError
 from fairseq_rope.serving.shortlist import find_aligner
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.translation_stage import TranslationStage
@@ -34,7 +34,10 @@ class Export(TranslationStage):
         if find_spec("ctranslate2") is None:
             raise self.error(f"ctranslate2 is not installed: pip install '{REQUIREMENTS['ctranslate2']}'")
         if experiment.settings.export_shortlist:
-            find_aligner()
+            try:
+                find_aligner()
+            except InputError as error:
+                raise self.error(f"export_shortlist=true: {str(error).removeprefix('--shortlist: ')}") from None
 
     def run(self, experiment: Experiment, shell: Shell) -> None:
         settings = experiment.settings

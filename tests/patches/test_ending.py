@@ -327,7 +327,8 @@ def test_errors_like_those_of_wrong_flags_are_not_taken_for_them(data_bin, train
     validate = f"fairseq-validate {data_bin} --user-dir {PLUGIN} --task translation --cpu --max-tokens 500 --path"
     path = trained / "checkpoint_last.pt"
     monkeypatch.setattr(TranslationTask, "valid_step", fails(TypeError("'NoneType' object is not iterable")))
-    assert ended_in(call, *validate.split(), path)[1] is None
+    for overrides in ("{}", "dict(dropout=0.1)"):  # fairseq-validate evaluates them
+        assert ended_in(call, *validate.split(), path, "--model-overrides", overrides)[1] is None
     monkeypatch.undo()
     replace = AttributeError("'NoneType' object has no attribute 'replace'")
     monkeypatch.setattr(TranslationTask, "build_model", fails(replace))
@@ -335,7 +336,8 @@ def test_errors_like_those_of_wrong_flags_are_not_taken_for_them(data_bin, train
     monkeypatch.undo()
     decode = json.JSONDecodeError("Expecting value", "", 0)
     monkeypatch.setattr("fairseq.tasks.fairseq_task.FairseqTask.build_model", fails(decode))
-    assert ended_in(call, *training(data_bin, tmp_path, "--max-update", 1)) == (decode, None)
+    for flags in ([], ["--eval-bleu", "--eval-bleu-args", '{"beam": 4}']):
+        assert ended_in(call, *training(data_bin, tmp_path, "--max-update", 1, *flags)) == (decode, None)
     monkeypatch.undo()
     lacking = TypeError("forward() missing 1 required positional argument: 'prev_output_tokens'")
     monkeypatch.setattr("fairseq.models.transformer.TransformerModelBase.forward", fails(lacking))

@@ -135,15 +135,23 @@ def test_a_users_adam_whose_step_has_no_scale_gets_divided_gradients():
         def step(self, closure=None):
             return super().step(closure)
 
+    class MineTold(optimizers.Adam):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.supports_step_with_scale = False
+
     weights = []
-    for kind in (optimizers.Adam, Mine):
+    for kind in (optimizers.Adam, Mine, MineTold):
         weight = torch.nn.Parameter(torch.ones(3))
         optimizer = FairseqAdam.__new__(FairseqAdam)
         optimizer._optimizer = kind([weight], lr=0.1)
         weight.grad = torch.tensor([1.0, -2.0, 3.0])
         optimizer.step(scale=2.0)
         weights.append(weight.detach())
-    assert torch.equal(*weights)
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+def test_a_closure_is_called_with_gradients_and_sparse_gradients_are_refused():
     weight = torch.ones(3, requires_grad=True)
     optimizer = adam.Adam([weight], lr=0.1)
 

@@ -648,7 +648,10 @@ def test_unknown_flags_are_refused_before_the_first_stage(tmp_path, refused, fla
 def test_a_program_that_exports_is_looked_for_before_the_first_stage(tmp_path, refused, monkeypatch):
     monkeypatch.setattr(shortlist, "ALIGNER", "no-such-aligner")
     shortlisted = [*setting_flags("export_shortlist=true"), "--stop-stage", "11"]
-    assert "--shortlist: needs the program no-such-aligner; install it" in refused(tmp_path, *shortlisted)
+    assert (
+        "stage 11 (export to CTranslate2): export_shortlist=true: needs the program no-such-aligner; install it"
+        in refused(tmp_path, *shortlisted)
+    )
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.setattr(stage11_export, "find_spec", lambda name: None if name == "ctranslate2" else name)
     sentence = refused(tmp_path, "--stop-stage", "11")

@@ -630,7 +630,7 @@ def test_a_slurm_job_has_the_parameters_that_are_given(tmp_path, with_slurm):
         launch.launcher_of(arguments(launcher="slurm", slurm=["tme=600"]), run)
 
 
-def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_them(tmp_path, with_slurm):
+def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_them(tmp_path, with_slurm, monkeypatch):
     """This machine has no GPUs for the flags."""
     (run,) = runs(tmp_path, "one")
     compared = {}
@@ -641,6 +641,9 @@ def test_the_devices_of_slurm_jobs_are_not_those_of_the_machine_that_submits_the
     Comparison(given, "", compared, [*compared.values()]).check()
     of_cpus = {"fp16": replace(compared["fp16"], gpus=0)}
     with pytest.raises(StageError, match="precision=fp16: fairseq trains in fp16 on GPUs only"):
+        Comparison(given, "", of_cpus, [*of_cpus.values()]).check()
+    with monkeypatch.context() as patch:  # with finished models, nothing is trained
+        patch.setattr(launch, "is_trained", lambda *_: True)
         Comparison(given, "", of_cpus, [*of_cpus.values()]).check()
     given.launcher = "local"
     with pytest.raises(StageError, match="--gpus 99: this machine has "):

@@ -190,8 +190,15 @@ def test_a_training_too_short_for_its_average_is_refused_before_it_starts(tmp_pa
     for path, line in zip(short.texts("bpe", ["train"]), ("a a a\n", "a a\n"), strict=True):
         path.write_text(20 * line)
     wanted = short.settings.average_checkpoints
-    with refusal(None if enough else f"stage 7 (train): average_checkpoints={wanted}: max_"):
+    message = f"stage 7 (train): average_checkpoints={wanted}: max_"
+    with refusal(None if enough else message):
         check_limits(short, 10)
+    for path in short.texts("bpe", ["train"]):  # fairseq skips a pair that is too long
+        path.write_text(path.read_text() + "a " * 1024 + "\n")
+    with refusal(None if enough else message):
+        check_limits(short, 10)
+    truncated = experiment(tmp=tmp_path, overrides=[*settings, "fairseq_train_flags=--truncate-source"])
+    check_limits(truncated, 10)
 
 
 def refusal(message):
