@@ -8,7 +8,6 @@ process, because fairseq's parsers exit at an error.
 """
 
 import argparse
-import ast
 import difflib
 import re
 import shlex
@@ -70,6 +69,7 @@ def parse_commands(quantization: str, words: Sequence[str]) -> None:
     from fairseq import models, options
 
     from fairseq_rope.serving.ctranslate2_support import unsupported
+    from fairseq_rope.serving.export import overrides_of
 
     for system, train, generate in zip(words[::3], words[1::3], words[2::3], strict=True):
         print(system, flush=True)
@@ -90,29 +90,19 @@ def parse_commands(quantization: str, words: Sequence[str]) -> None:
             if replaced:
                 print(f"{WARNING}--arch {arch}: the settings replace its own {replaced}", flush=True)
             sys.argv = shlex.split(generate)
-            overrides = options.parse_args_and_arch(options.get_generation_parser()).model_overrides
+            search = options.parse_args_and_arch(options.get_generation_parser())
             print(PARSED, flush=True)
             model = _build(args)
             print(BUILT, flush=True)
-            if given := _dictionary(overrides):
-                model = _build(argparse.Namespace(**{**vars(args), **given}), f"--model-overrides {overrides}: ")
+            if given := overrides_of(search):
+                flag = f"--model-overrides {search.model_overrides}: "
+                model = _build(argparse.Namespace(**{**vars(args), **given}), flag)
         except (AssertionError, ValueError) as error:
             sys.exit(" ".join(str(error).split()))
         what = unsupported(model, quantization) if quantization and model is not None else None
         if what is not None:
             sys.exit(f"stage 11 cannot export this model: {what}, which CTranslate2 does not support")
     print(PASSED)
-
-
-def _dictionary(overrides: str) -> dict[str, Any]:
-    """The options of ``--model-overrides``. Raises a ValueError if they are no dictionary."""
-    try:
-        given = ast.literal_eval(overrides)
-    except (ValueError, SyntaxError):
-        given = None
-    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise ValueError(f"--model-overrides {overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
-    return given
 
 
 def _replaced_sizes(arch: str, args: argparse.Namespace) -> str:
@@ -131,8 +121,8 @@ def _replaced_sizes(arch: str, args: argparse.Namespace) -> str:
     return ", ".join(replaced)
 
 
-def _build(args: argparse.Namespace, flags: str = "") -> Any:
-    """Build the model without memory for its weights. Its own checks raise a ValueError, whose text follows *flags*.
+def _build(args: argparse.Namespace, flag: str = "") -> Any:
+    """Build the model without memory for its weights. Its own checks raise a ValueError, whose text follows *flag*.
 
     Returns None if the model cannot be built so.
     """
@@ -148,7 +138,7 @@ def _build(args: argparse.Namespace, flags: str = "") -> Any:
         with torch.device("meta"):
             return models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
     except (AssertionError, ValueError) as error:
-        raise ValueError(f"{flags}{error}") from error
+        raise ValueError(f"{flag}{error}") from error
     except Exception:  # the model needs the values of its weights, or more of the task; stage 7 has both
         return None
 
