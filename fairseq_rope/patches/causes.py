@@ -107,8 +107,9 @@ def _lacking_path(local: Variables, _: str) -> str | None:
 
 def _lacking_target(local: Variables, _: str) -> str | None:
     data = [*local["self"].datasets.values()]
-    for dataset in data:  # wrappers come before what they wrap
-        data += [part for part in (getattr(dataset, "dataset", None),) if part is not None]
+    for dataset in data:  # a wrapper comes before what it wraps
+        if hasattr(dataset, "dataset"):
+            data.append(dataset.dataset)
     if not any(getattr(dataset, "tgt", dataset) is None for dataset in data):
         return None
     return "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing"

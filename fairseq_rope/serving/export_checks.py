@@ -62,9 +62,9 @@ def random_pairs(task: Any, longest: int) -> Pairs:
     return pairs
 
 
-def evenly(items: Sequence[T], count: int) -> list[T]:
+def evenly(items: Sequence[T], count: float) -> list[T]:
     """Return up to *count* of *items*, from all parts of them."""
-    taken = min(count, len(items))
+    taken = int(min(count, len(items)))
     return [items[n * len(items) // taken] for n in range(taken)]
 
 
@@ -83,8 +83,7 @@ def validation_pairs(task: Any, count: float = SAMPLES, longest: float = LONGEST
         data = task.dataset("valid")
         sizes = zip(data.src_sizes, data.tgt_sizes) if data.tgt is not None else ()
         fit = [n for n, (source, target) in enumerate(sizes) if 1 < source <= longest + 1 and target > 1]
-        chosen = fit if count == math.inf else evenly(fit, int(count))
-        return [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in chosen]
+        return [(data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in evenly(fit, count)]
     except FileNotFoundError:
         return []
     except Exception as error:  # fairseq does not check its files; struct, NumPy and mmap raise

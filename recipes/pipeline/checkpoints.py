@@ -39,7 +39,7 @@ def check_checkpoints(experiment: Experiment) -> None:
         raise StageError(f"stage 7 (train): {experiment.checkpoints} {must}: {again}")
 
 
-def check_limits(experiment: Experiment, tokens: int) -> None:
+def check_long_enough(experiment: Experiment, tokens: int) -> None:
     """Raise a StageError if training ends before there are enough checkpoints to average.
 
     This depends on the updates of an epoch if checkpoints are counted in one unit and the training is limited in the

@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq_rope.files import write_whole
 from recipes.pipeline import fairseq_train
-from recipes.pipeline.checkpoints import check_checkpoints, check_limit, check_limits, to_average
+from recipes.pipeline.checkpoints import check_checkpoints, check_limit, check_long_enough, to_average
 from recipes.pipeline.experiment import Experiment
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.model_folder import ARCH, begun, choose_training, learnt_from, trained_arch
@@ -92,7 +92,7 @@ class Train(TranslationStage):
             check_lengths(experiment, int(sizes["max_tokens"]))
             frequency = sizes["update_freq"]
             if isinstance(frequency, int) and "batch_size" not in sizes:  # else, tokens do not give the updates
-                check_limits(experiment, max(1, gpus) * frequency * int(sizes["max_tokens"]))
+                check_long_enough(experiment, max(1, gpus) * frequency * int(sizes["max_tokens"]))
             self._begin_or_resume(experiment)
             batches = {"device": device, "precision": number_format, **sizes}
             process = {**describe(), "batches": batches, "command": command}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recipes.compare.curves import read_history
 from recipes.pipeline import fairseq_train
 from recipes.pipeline.check_machine import check_machine
-from recipes.pipeline.checkpoints import check_checkpoints, check_limit, check_limits
+from recipes.pipeline.checkpoints import check_checkpoints, check_limit, check_long_enough
 from recipes.pipeline.experiment import SETS, Experiment
 from recipes.pipeline.lengths import check_lengths
 from recipes.pipeline.settings import FIELDS, check_values, read_settings
@@ -192,13 +192,13 @@ def test_a_training_too_short_for_its_average_is_refused_before_it_starts(tmp_pa
     wanted = short.settings.average_checkpoints
     message = f"stage 7 (train): average_checkpoints={wanted}: max_"
     with refusal(None if enough else message):
-        check_limits(short, 10)
+        check_long_enough(short, 10)
     for path in short.texts("bpe", ["train"]):  # fairseq skips a pair that is too long
         path.write_text(path.read_text() + "a " * 1024 + "\n")
     with refusal(None if enough else message):
-        check_limits(short, 10)
+        check_long_enough(short, 10)
     truncated = experiment(tmp=tmp_path, overrides=[*settings, "fairseq_train_flags=--truncate-source"])
-    check_limits(truncated, 10)
+    check_long_enough(truncated, 10)
 
 
 def refusal(message):
