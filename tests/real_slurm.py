@@ -178,14 +178,13 @@ class RealSlurm:
         return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
 
     def wait_until(self, condition, otherwise, seconds=SECONDS):
-        """Wait until *condition* is true, or fail with *otherwise* and the end of slurmctld's log."""
+        """Wait until *condition* is true, or fail with *otherwise*, a text or a function, and the end of slurmctld's log."""
         latest = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > latest:
                 log = self.folder / "slurmctld.log"
-                raise AssertionError(
-                    f"{otherwise} after {seconds} s\n{log.read_text()[-3000:] if log.exists() else ''}"
-                )
+                last = log.read_text()[-3000:] if log.exists() else ""
+                raise AssertionError(f"{otherwise() if callable(otherwise) else otherwise} after {seconds} s\n{last}")
             time.sleep(0.2)
 
     def _start(self, *command):

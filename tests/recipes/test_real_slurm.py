@@ -41,7 +41,12 @@ class QuickLaunched(Launched):
         return file.read_text().split() if file.exists() else []
 
     def wait_for(self, name, *events):
-        self.slurm.wait_until(lambda: self.events(name) == [*events], f"{name}: not {events}")
+        log = self.log(name)
+
+        def instead():
+            return f"{name}: {self.events(name)} in place of {events}; {log.read_text() if log.exists() else 'no log'}"
+
+        self.slurm.wait_until(lambda: self.events(name) == [*events], instead)
 
     def end(self, *names):
         """Let the trainings of these runs end."""
