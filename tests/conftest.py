@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import shutil
 import signal
 import threading
 from argparse import Namespace
@@ -19,6 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope  # noqa: F401  registers the architectures
+from fairseq_rope.locks import locked
 from tests.commands import LIMIT, call, train
 from tests.real_slurm import RealSlurm, lacking
 
@@ -36,6 +38,8 @@ LONGEST = (
     *("serving/test_corpus.py", "serving/test_translate.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py", "test_flags.py", "test_gpu.py", "test_precision.py"),
     *("test_encodings.py", "positions/test_encodings.py", "transformer/test_whole_models.py"),
+    *("transformer/test_language_model.py", "recipes/test_translated_texts.py", "recipes/test_paper.py"),
+    *("transformer/test_roberta.py", "test_benchmarks.py"),
 )
 # Tests of these files that another process than that of the file's other tests can run. They share no long fixture.
 DIVIDED = {
@@ -115,22 +119,45 @@ def write_pairs(folder, count, seed):
 
 
 @pytest.fixture(scope="session")
-def data_bin(tmp_path_factory):
-    """The output folder of fairseq-preprocess: 200 pairs, joined dictionary. The text is in ../text."""
-    folder = tmp_path_factory.mktemp("corpus")
-    text = write_pairs(folder / "text", 200, seed=1)
-    prefixes = [word for n in ("train", "valid", "test") for word in (f"--{n}pref", text / n)]
-    call("fairseq-preprocess", "-s", "en", "-t", "de", *prefixes, "--joined-dictionary", "--destdir", folder / "bin")
-    return folder / "bin"
+def made_once(tmp_path_factory):
+    """made_once(name, make): a folder that *make* fills in one of the parallel test processes. Tests only read it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # its parent is a folder of this run
+        folder = folder.parent
+    (folder / "made_once").mkdir(exist_ok=True)
+
+    def made(name, make):
+        path = folder / "made_once" / name
+        with locked(path.with_suffix(".lock"), wait=True):
+            if not path.with_suffix(".done").exists():
+                shutil.rmtree(path, ignore_errors=True)  # of a process in which *make* has failed
+                path.mkdir()
+                make(path)
+                path.with_suffix(".done").touch()
+        return path
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def text_bin(data_bin, tmp_path_factory):
+def data_bin(made_once):
+    """The output folder of fairseq-preprocess: 200 pairs, joined dictionary. The text is in ../text."""
+
+    def make(folder):
+        text = write_pairs(folder / "text", 200, seed=1)
+        words = [word for n in ("train", "valid", "test") for word in (f"--{n}pref", text / n)]
+        words += ["--joined-dictionary", "--destdir", folder / "bin"]
+        call("fairseq-preprocess", "-s", "en", "-t", "de", *words)
+
+    return made_once("corpus", make) / "bin"
+
+
+@pytest.fixture(scope="session")
+def text_bin(data_bin, made_once):
     """The output folder of fairseq-preprocess --only-source for the English text of the corpus."""
-    folder, text = tmp_path_factory.mktemp("text") / "bin", data_bin.parent / "text"
+    text = data_bin.parent / "text"
     prefixes = [word for name in ("train", "valid", "test") for word in (f"--{name}pref", text / f"{name}.en")]
-    call("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder)
-    return folder
+    return made_once("text", lambda folder: call("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder))
 
 
 @pytest.fixture(scope="session")
@@ -163,20 +190,17 @@ def pairs_bin(data_bin, text_bin, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def trained(data_bin, tmp_path_factory):
+def trained(data_bin, made_once):
     """The folder with checkpoint_last.pt of a tiny model after 20 epochs."""
-    folder = tmp_path_factory.mktemp("trained")
     rarely = ["--save-interval", 20, "--validate-interval", 20, "--no-epoch-checkpoints"]
-    train(data_bin, folder, "--max-epoch", 20, *rarely)
-    return folder
+    return made_once("trained", lambda folder: train(data_bin, folder, "--max-epoch", 20, *rarely))
 
 
 @pytest.fixture(scope="session")
-def sinusoidal(data_bin, tmp_path_factory):
+def sinusoidal(data_bin, made_once):
     """A checkpoint of fairseq's own transformer after one epoch."""
-    folder = tmp_path_factory.mktemp("sinusoidal")
-    train(data_bin, folder, "--arch", "transformer_tiny", "--no-epoch-checkpoints")
-    return folder / "checkpoint_last.pt"
+    flags = ["--arch", "transformer_tiny", "--no-epoch-checkpoints"]
+    return made_once("sinusoidal", lambda folder: train(data_bin, folder, *flags)) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ FAIRSEQ_WITH selects what is tested:
 - ``transformer``: the reference for ``transformer_rope``. In both, the reproducibility tests train a transformer
   instead of a convolutional model, and models of width 8 and 12 have 2 heads, because a head of an odd number of
   dimensions cannot rotate.
+
+Language models and RoBERTa are narrow in all of them, because the tests train the large ones for minutes.
 """
 
 import os
@@ -52,6 +54,16 @@ def with_heads_that_can_rotate(architecture: Callable[[Namespace], None]) -> Cal
     return narrow
 
 
+def with_width_64(architecture: Callable[[Namespace], None], side: str) -> Callable[[Namespace], None]:
+    def narrow(args: Namespace) -> None:
+        sizes = {"embed_dim": 64, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 2}
+        own = {f"{side}_{name}": size for name, size in sizes.items()}
+        vars(args).update({**own, **vars(args)})
+        architecture(args)
+
+    return narrow
+
+
 if MODE == "transformer_rope":
     from fairseq_rope.modules.attention import SelfAttention
     from fairseq_rope.positions.rotary import RotaryEmbedding
@@ -73,6 +85,8 @@ if MODE in ("transformer_rope", "transformer"):
     put_in_place_of("fconv_iwslt_de_en", "transformer_tiny")
     for _name, _architecture in list(ARCH_CONFIG_REGISTRY.items()):
         ARCH_CONFIG_REGISTRY[_name] = with_heads_that_can_rotate(_architecture)
+for _name, _side in (("transformer_lm", "decoder"), ("roberta_base", "encoder")):
+    ARCH_CONFIG_REGISTRY[_name] = with_width_64(ARCH_CONFIG_REGISTRY[_name], _side)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -28,7 +28,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-FAIRSEQ = "preprocess train generate interactive validate eval-lm".split()
+FAIRSEQ = "preprocess train hydra-train generate interactive validate eval-lm".split()
 PROGRAMS = ("python", *(f"fairseq-{name}" for name in FAIRSEQ))
 IMPORTED = ("fairseq.trainer", "fairseq.tasks.translation", "sacremoses", "tests.quick_hydra")
 # The program's first line has -I and -S, so that it starts in milliseconds. Another "python" than one of a module is

@@ -178,7 +178,7 @@ class RealSlurm:
         return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
 
     def wait_until(self, condition, otherwise, seconds=SECONDS):
-        """Wait until *condition* is true, or fail with *otherwise*, a text or a function, and the end of slurmctld's log."""
+        """Wait for *condition*, or fail with *otherwise*, a text or its function, and the end of slurmctld's log."""
         latest = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > latest:

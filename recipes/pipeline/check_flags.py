@@ -9,6 +9,7 @@ process, because fairseq's parsers exit at an error.
 
 import argparse
 import difflib
+import functools
 import re
 import shlex
 import subprocess
@@ -128,11 +129,8 @@ def _build(args: argparse.Namespace, flag: str = "") -> Any:
     """
     import torch
     from fairseq import models
-    from fairseq.data import Dictionary
 
-    words = Dictionary()
-    for number in range(2**16):  # more than a cutoff of an adaptive softmax
-        words.add_symbol(str(number))
+    words = _dictionary()
     task = argparse.Namespace(source_dictionary=words, target_dictionary=words)
     try:
         with torch.device("meta"):
@@ -141,6 +139,16 @@ def _build(args: argparse.Namespace, flag: str = "") -> Any:
         raise ValueError(f"{flag}{error}") from error
     except Exception:  # the model needs the values of its weights, or more of the task; stage 7 has both
         return None
+
+
+@functools.cache
+def _dictionary() -> Any:
+    from fairseq.data import Dictionary
+
+    words = Dictionary()
+    for number in range(2**16):  # more than a cutoff of an adaptive softmax
+        words.add_symbol(str(number))
+    return words
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ optimization: {{lr: [0.01], max_epoch: 1}}
 checkpoint: {{save_dir: {folder / "model"}}}
 """)
     words = ["--config-dir", folder, "--config-name", "rope", f"hydra.run.dir={folder}", *overrides]
-    return run_program("fairseq-hydra-train", *words, check=check, cwd=folder)
+    return run_program("fairseq-hydra-train", *words, check=check, cwd=folder, programs=forked_programs.folder())
 
 
 @pytest.mark.slow

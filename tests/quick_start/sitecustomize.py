@@ -1,7 +1,8 @@
 """Make the processes that tests start begin sooner.
 
 Importing scikit-learn takes seconds. fairseq imports these names for tasks on audio and sentence classification, which
-no test uses. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
+no test uses. torch excludes methods of optimisers from compilation, and loads its compiler for this, in a second or
+more. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
 """
 
 import importlib.util
@@ -44,5 +45,12 @@ class AfterImport:
         return spec
 
 
+def note_as_excluded(optimizers):
+    for method in vars(optimizers.Optimizer).values():
+        if hasattr(method, "__wrapped__"):
+            vars(method.__wrapped__).setdefault("__dynamo_disable", method.__wrapped__)
+
+
+AfterImport("torch.optim.optimizer", note_as_excluded)
 if "FORKED_PROGRAMS" in os.environ:
     AfterImport("recipes.run.shell", lambda shell: setattr(shell, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))

@@ -703,6 +703,7 @@ def test_systems_train_side_by_side_one_fails_and_the_same_command_resumes(tmp_p
     where = ["--data-dir", str(small_corpus(200, 17)), "--work-dir", str(tmp_path)]
     named = [word for name, flags in two.items() for word in ("--system", f"{name}={flags}")]
     command = [sys.executable, "-m", "recipes.compare", "demo", *where, *setting_flags(*SETTINGS), "--seeds", "1"]
+    command += ["--gpus", "0"]
 
     def start(*more, **variables):
         words = [*command, *named, "--jobs", "2", *more]

@@ -132,10 +132,6 @@ def install(gpus: int, out_of_memory: str = "") -> None:
     _answer_questions(gpus)
     _autocast_on_the_cpu()
     _communicate_through_gloo()
-    # torch excludes an optimiser's methods from compilation. For this it loads its compiler, which takes a second.
-    for method in vars(torch.optim.Optimizer).values():
-        if hasattr(method, "__wrapped__"):
-            vars(method.__wrapped__).setdefault("__dynamo_disable", method.__wrapped__)
 
 
 def observe(out_of_memory: str = "") -> None:
