@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_rope.errors import InputError
-from recipes.paper.long_documents import SPECIAL, write_labels
+from recipes.paper.long_documents import SPECIAL, positions_of, write_labels
 from recipes.paper.results import Panels, Rows, curve_of
 from recipes.paper.runs import Data, PaperRun, Training
 from recipes.paper.study import Study, build_parser, existing, main
@@ -100,13 +100,6 @@ def flags_of_model(flags: str) -> str:
     _, others = parser.parse_known_args(words)
     of_model = [word for word in words if not (others and word == others[0] and others.pop(0))]
     return shlex.join(of_model)
-
-
-def positions_of(flags: str) -> int:
-    """The number of positions of a model with these *flags* of fairseq-train."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--max-positions", type=int, default=512)  # RoBERTa's
-    return parser.parse_known_args(shlex.split(flags))[0].max_positions
 
 
 def rows(path: Path, task: Task, passage: int | None) -> list[list[str]]:

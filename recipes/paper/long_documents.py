@@ -7,6 +7,8 @@ limit of tokens. A, B and C are cut so that A with B, and A with C, fit the limi
 in validation is tested.
 """
 
+import argparse
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,6 +30,10 @@ def run_study(study: Study) -> None:
     limits = settings["limits"]
     if not limits or not all(type(limit) is int and limit > 2 * SPECIAL for limit in limits):
         raise InputError(f"{args.settings}: limits is {limits}, and must be numbers of tokens above {2 * SPECIAL}")
+    positions = positions_of(f"{settings['model']} {settings['fine-tuning']} {study.flags}")
+    if max(limits) > positions:
+        must = f"must be at most --max-positions, which is {positions}"
+        raise InputError(f"{args.settings}: limits has {max(limits)}, and {must}")
     texts = {name: existing("--data-dir", args.data_dir / file) for name, file in TEXTS.items()}
     triples = {name: existing("--data-dir", args.data_dir / f"{name}.json") for name in SETS}
 
@@ -53,6 +59,13 @@ def run_study(study: Study) -> None:
         return (Training("text", study.data / "text", masked_lm.TASK, first), *tuned)
 
     study.run(data, trainings, report)
+
+
+def positions_of(flags: str) -> int:
+    """The number of positions of a model with these *flags* of fairseq-train."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-positions", type=int, default=512)  # RoBERTa's
+    return parser.parse_known_args(shlex.split(flags))[0].max_positions
 
 
 def prepare(sets: dict[str, list[tuple[str, str, str, int]]], limit: int, text: Path, folder: Path) -> None:

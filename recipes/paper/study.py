@@ -166,6 +166,8 @@ def refuse_flags(flags: str, where: str) -> None:
     for word in words:
         if word.partition("=")[0] in OWN_FLAGS:
             raise SettingsError(f"{where}: the experiment sets {', '.join(OWN_FLAGS)}; drop {word}")
+        if word in ("--no-save", "--no-last-checkpoints"):
+            raise SettingsError(f"{where}: the experiment needs the last checkpoint; drop {word}")
     try:
         refuse_lost_validations(flags)
     except SettingsError as error:

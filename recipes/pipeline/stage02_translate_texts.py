@@ -51,12 +51,14 @@ class TranslateTexts(TranslationStage):
                 say(f"{lines:,} lines are translated, and {at_most}")
         shards, part = experiment.work / "raw" / "translations", Path(f"{given}.tmp")
         # A text that is written again, because it has changed, needs new shards.
-        copy = f"rm -rf {quoted(shards)} && cp {quoted(text, part)} && mv {quoted(part, given)}"
-        shell.command(copy, makes=[given])
+        # The model has not learned from characters that do not print: stage 3 replaces them.
+        side = experiment.source if settings.distillation_model else experiment.target
+        clean = f"python -m recipes.text.tokenise --no-tokeniser --lang {side} --input {quoted(text)} --output"
+        shell.tool(f"rm -rf {quoted(shards)} && {clean} {quoted(part)} && mv {quoted(part, given)}", makes=[given])
         search = SEARCHES[settings.back_translation_search] if settings.back_translation_model else ""
         model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)}"
         flags = shlex.split(settings.translate_flags)
-        if not re.search("--(jobs|launcher)", settings.translate_flags):
+        if not re.search("--(jobs|launcher|device[= ](cuda|auto))", settings.translate_flags):
             flags += ["--jobs", str(available_cores())]
         translate = (
             f"python -m fairseq_rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}"

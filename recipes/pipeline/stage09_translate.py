@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from fairseq_rope.lines import count_lines
 from recipes.pipeline.experiment import TEST, Experiment
-from recipes.pipeline.lengths import check_lengths
+from recipes.pipeline.lengths import SEARCH_TOKENS, check_lengths
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, part_of, quoted
 
@@ -72,7 +72,7 @@ def command(experiment: Experiment, data: Path, subset: str) -> str:
         f"fairseq-generate {quoted(data)} {experiment.languages} "
         f"{experiment.user_dir} --path {quoted(experiment.averaged)} --gen-subset {subset} "
         f"--beam {settings.beam} --lenpen {settings.length_penalty} --max-len-a 1 --max-len-b {settings.max_len_b} "
-        f"{text_flags} --max-tokens 8000 --no-progress-bar "
+        f"{text_flags} --max-tokens {SEARCH_TOKENS} --no-progress-bar "
         f"{'--cpu ' if experiment.gpus == 0 else ''}{quoted(*shlex.split(settings.fairseq_generate_flags))}"
     )
 

@@ -313,8 +313,8 @@ def test_the_longer_text_of_a_pair_is_cut_until_both_fit(lengths, most):
 
 
 def test_the_positions_of_a_model_are_read_from_its_flags():
-    assert fine_tuning.positions_of("--arch roberta_rope --max-positions 99 --lr 1") == 99
-    assert fine_tuning.positions_of("--arch roberta_rope") == 512
+    assert long_documents.positions_of("--arch roberta_rope --max-positions 99 --lr 1") == 99
+    assert long_documents.positions_of("--arch roberta_rope") == 512
 
 
 def finished(folder, values):
@@ -525,6 +525,8 @@ REFUSED = [
         "-- --log-format tqdm",
         "after --: --log-format tqdm among the flags for fairseq-train: must be json",
     ),
+    ("language_model", "-- --no-save", "after --: the experiment needs the last checkpoint; drop --no-save"),
+    ("masked_lm", "-- --no-last-checkpoints", "after --: the experiment needs the last checkpoint; drop --no-last-c"),
     ("masked_lm", "-- --lr 1 --seed=2", "after --: the experiment sets --seed, --save-dir, --position-enc"),
     ("masked_lm", "-- --encoder-position-encoding rope", "after --: the experiment sets "),
     ("masked_lm", "--settings {}/seed", "{}/seed: masked_lm: training: the experiment sets --seed, --save-dir, "),
@@ -534,6 +536,12 @@ REFUSED = [
     ("masked_lm", "--train .", "--train: . is not a file"),
     ("masked_lm", "--settings {}/short", "{}/short: masked_lm must have the settings model, training, subwords"),
     ("long_documents", "--data-dir {}/triples", "{}/triples/valid.json, line 2: must be JSON with the texts "),
+    ("long_documents", "--data-dir . --settings {}/limits", "{}/limits: limits has 600, and must be at most --max-pos"),
+    (
+        "long_documents",
+        "--data-dir . -- --max-positions 1000",
+        f"{HERE}/small.yaml: limits has 1024, and must be at most --max-positions, which is 1000",
+    ),
     ("fine_tuning", "--from {} --train {}/a.tsv --dev {}/a.tsv", "--from: {}/settings.yaml is not a file"),
     ("fine_tuning", "--from {}/mlm --train {}/b.tsv --dev {}/a.tsv", "{}/b.tsv: has no column sentence1; it has x, y"),
     (
@@ -574,6 +582,8 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, monkeypatch, name,
     (tmp_path / "short").write_text("abc")
     (tmp_path / "latin").write_bytes("ä: 1\n".encode("latin-1"))
     (tmp_path / "zero").write_text("fine_tuning: {training: '', passage: 0}")
+    of_documents = "model: --max-positions 599, pre-training: '', fine-tuning: '', limits: [512, 600]"
+    (tmp_path / "limits").write_text(f"long_documents: {{{of_documents}}}")
     settings = {"seed": ("", "--seed 1"), "log": ("", "--log-format simple"), "quote": ("'x", "")}
     for file, (model, training) in settings.items():
         of = {"masked_lm": {"model": model, "training": training, "subwords": 9}}
@@ -599,7 +609,8 @@ def test_bad_input_ends_in_one_sentence_before_work(tmp_path, monkeypatch, name,
     assert not [*tmp_path.glob("work/data")]
 
 
-def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, monkeypatch):
+@pytest.mark.parametrize("trace", ["checkpoint_last.pt", "valid.json"])
+def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, monkeypatch, trace):
     monkeypatch.setattr(launch, "outcomes", lambda *_: [])
     flags = ["--work-dir", str(tmp_path / "work"), *"--gpus 0 --seeds 2 --encodings rope,none".split()]
     small = tmp_path / "text.gz"
@@ -612,6 +623,10 @@ def test_data_are_whole_and_made_for_one_set_of_settings(tmp_path, monkeypatch):
     made = (tmp_path / "work" / "data" / "dict.txt").stat().st_mtime_ns
     masked_lm.cli_main([*flags, "--", "--lr", "0.5"])
     assert (tmp_path / "work" / "data" / "dict.txt").stat().st_mtime_ns == made
+    masked_lm.cli_main([*flags, "--", "--lr", "5e-1"])  # nothing was trained
+    assert (tmp_path / "work" / "data" / "dict.txt").stat().st_mtime_ns > made
+    (tmp_path / "work" / "rope.seed1" / "train").mkdir(parents=True)
+    (tmp_path / "work" / "rope.seed1" / "train" / trace).touch()
     with pytest.raises(SystemExit, match="was begun with another value of flags after --; choose another folder"):
         masked_lm.cli_main([*flags, "--", "--lr", "0.4"])
     with pytest.raises(SystemExit, match="was begun with another value of flags after --; choose another folder"):
@@ -631,6 +646,8 @@ def test_fine_tuning_refuses_a_dictionary_that_has_changed_since_its_data_were_m
     words = [*map(str, files), "--encodings", "rope", "--seeds", "1", "--gpus", "0"]
     fine_tuning.cli_main(words)
     fine_tuning.cli_main(words)
+    (work / "rope.seed1" / "pre-trained").mkdir(parents=True)
+    (work / "rope.seed1" / "pre-trained" / "valid.json").touch()
     (start / "data" / "dict.txt").write_text("b 1\na 1\n")
     with pytest.raises(SystemExit, match="was begun with another value of --from dict.txt; choose another folder"):
         fine_tuning.cli_main(words)

@@ -169,6 +169,14 @@ def test_a_sentence_too_long_for_fairseq_is_refused_before_training(tmp_path):
         check_lengths(experiment(tmp=tmp_path), 900)
     (tmp_path / "bpe" / "test.en").write_text("a b\na\n")
     check_lengths(experiment(tmp=tmp_path), 4096)
+    # A batch of the search has 8000 tokens, and all positions are allowed.
+    many = [flags.replace("2000", "9000") for flags in (train, generate)]
+    (tmp_path / "bpe" / "test.en").write_text("a b\n" + "a " * 8000 + "\n")
+    with pytest.raises(
+        StageError, match=r"test.en, line 2, has 8001 tokens, more than the 8000 of a batch: .* in fairseq_g"
+    ):
+        check_lengths(experiment(tmp=tmp_path, overrides=many), 4096)
+    check_lengths(experiment(tmp=tmp_path, overrides=[many[0], f"{many[1]} --max-tokens 8001"]), 4096)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,9 @@ def test_monolingual_texts_are_joined_line_by_line_and_each_is_watched(back_tran
     origins = read_lines(str(tmp_path / "work" / "bpe" / "train.origin"))
     added = [line.replace("@@ ", "") for line, origin in zip(train["en"], origins) if origin == "back-translated"]
     assert added == ["the dog", "a cat", "a house", "red blue", "old book"]
+    # A character that does not print is not in the training data of a recipe's model, which would not know the word.
+    given = read_lines(str(tmp_path / "work" / "raw" / "translated.en"), may_be_blank=True)
+    assert [line.strip() for line in given] == ["the dog", "a cat", "a house", "", "red blue", "old book"]
     assert len(read_lines(str(tmp_path / "work" / "raw" / "translated.de"), may_be_blank=True)) == 6
     files[0].write_text("the dogs\na cat\n")
     again = run_here(words(tmp_path / "work", *settings, last=5))
