@@ -246,7 +246,7 @@ class SelfAttention(FusedAttention):
         Args:
             query: (T, B, C)
             key, value, static_kv: arguments of fairseq's signature that are not used; self-attention reads *query*
-            key_padding_mask: (B, T), or (B, S) with the cached positions; nonzero for padding
+            key_padding_mask: (B, T), nonzero for padding; that of earlier positions is in *incremental_state*
             incremental_state: fairseq's cache of values, and of keys as the encoding returns them
             need_weights, need_head_weights: also return the attention weights, averaged over heads or of each head
             attn_mask: (T, S), added to the scores; or boolean, true where attention is forbidden

@@ -136,13 +136,17 @@ class Beams:
         return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
     def append(self, layer: Any, new: Tensor) -> tuple[Tensor, ...]:
-        """Cache *new* (2, N, G, K, D) for *layer*; return its keys and values so far, each (N, G, n * K, D)."""
+        """Cache *new* (2, N, G, K, D) for *layer*; return its keys and values so far, each (N, G, n * K, D).
+
+        Numbers that overflowed are cached as 0, so that they do not reach the other hypotheses of the sentence: the
+        mask is added to the scores, and weights of 0 are multiplied by the values.
+        """
         if layer not in self._cache:
             two, sentences, heads, _, dim = new.shape
             self._cache[layer] = new.new_empty((two, sentences, heads, self._scores.size(1), dim))
         begin, end = self.position * self.beam, (self.position + 1) * self.beam
         buffer = self._cache[layer]
-        buffer[:, :, :, begin:end] = new
+        torch.nan_to_num(new, 0.0, 0.0, 0.0, out=buffer[:, :, :, begin:end])
         return buffer[:, :, :, :end].unbind(0)
 
     def reorder(self, new_order: Tensor) -> None:

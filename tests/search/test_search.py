@@ -83,6 +83,21 @@ def test_float64_bfloat16_and_inference_mode_find_the_same(build, sample):
         assert one[0]["score"].item() == pytest.approx(other[0]["score"].item(), rel=0.05)
 
 
+@pytest.mark.parametrize("options", [{}, {"position_encoding": "t5"}])
+def test_a_hypothesis_that_overflows_ends_alone(build, sample, options):
+    """As in fairseq's search, which drops a hypothesis whose scores are not numbers, and goes on with the others."""
+    model = fast(build(**options))
+    found, _ = search(model, sample, max_len_b=20)
+    words = [word for hypotheses in found for word in hypotheses[-1]["tokens"].tolist() if word != EOS]
+    with torch.no_grad():
+        model.decoder.embed_tokens.weight[max(words, key=words.count)] = float("inf")
+    others = search_both_ways(model, sample, max_len_b=20)
+    assert [[h["tokens"].tolist() for h in hypotheses] for hypotheses in others] != [
+        [h["tokens"].tolist() for h in hypotheses] for hypotheses in found
+    ]
+    assert all(hypotheses and hypotheses[0]["positional_scores"].isfinite().all() for hypotheses in others)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch, temperature):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
