@@ -115,6 +115,13 @@ def _lacking_target(local: Variables, _: str) -> str | None:
     return "the data have no target side, which the model needs: a file like train.en-de.de.bin is missing"
 
 
+def _no_scores(local: Variables, _: str) -> str | None:
+    if local["cand_scores"].isfinite().any(dim=1).all():
+        return None
+    why = "because the model overflows in 16 bits or its weights are not numbers"
+    return f"no translation of a sentence has a score that is a number, {why}: drop --fp16, or give another checkpoint"
+
+
 def _bleu_arguments(local: Variables, _: str) -> str | None:
     cfg = local["self"].cfg
     given = (cfg.eval_bleu_args, cfg.eval_bleu_detok_args)
@@ -225,6 +232,7 @@ CAUSES = [
         "ValueError: dictionary update sequence|TypeError: '\\w+' object is not iterable",
         _no_dictionary,
     ),
+    Cause("fairseq.sequence_generator._generate", r"AssertionError: \d+ < \d+$", _no_scores),
     Cause(
         "fairseq_cli.train.train",
         ".*local variable 'valid_losses'",

@@ -157,6 +157,14 @@ def test_the_optimiser_overrides_are_named(data_bin, trained, tmp_path):
     assert sentence(call, *command).startswith("--optimizer-overrides {lr:3}: must be a Python dictionary")
 
 
+def test_a_model_without_scores_is_named(data_bin, trained, tmp_path):
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["model"]["decoder.layers.0.fc2.bias"][:] = float("nan")
+    torch.save(state, tmp_path / "model.pt")
+    command = words(GENERATE, bin=data_bin, model=tmp_path / "model.pt")
+    assert sentence(call, *command).startswith("no translation of a sentence has a score that is a number, because the")
+
+
 def test_data_that_do_not_fit_together_are_named(data_bin, tmp_path):
     once = ["--max-update", 1, "--num-workers", 0]
     no_target = without_files(tmp_path / "no-target", data_bin, "train*.de.*")
