@@ -64,6 +64,12 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
             f"--full-context-alignment: lets the decoder see later words, and the position encoding "
             f"{options.decoder.encoding} is for earlier ones only; drop one of the two"
         )
+    shares = any(side.position.get("deberta_share_projections") for side in options.sides)
+    if shares and option_value(args, "quant_noise_scalar"):
+        raise ValueError(
+            "--deberta-share-projections: the layers would project distances with weights that --quant-noise-scalar "
+            "has not quantised; drop one of the two"
+        )
     for side in options.sides:
         scaling = side.position.get("rope_scaling")
         if scaling and scaling.depends_on_length and not options.has_both_sides and side.side == "decoder":
