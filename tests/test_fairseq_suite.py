@@ -99,7 +99,8 @@ def suite(tmp_path_factory):
     else:
         with tarfile.open(source) as archive:
             archive.extractall(folder, filter="data")
-    shutil.copytree(PLUGIN, folder / "fairseq_rope")
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # which another process writes
+    shutil.copytree(PLUGIN, folder / "fairseq_rope", ignore=unfinished)
     return folder
 
 

@@ -116,10 +116,10 @@ def _lacking_target(local: Variables, _: str) -> str | None:
 
 
 def _no_scores(local: Variables, _: str) -> str | None:
-    if local["cand_scores"].isfinite().any(dim=1).all():
-        return None
+    if local["constraints"] is not None or local["cand_scores"].isfinite().any(dim=1).all():
+        return None  # with constraints, the search itself can leave no word
     why = "because the model overflows in 16 bits or its weights are not numbers"
-    return f"no translation of a sentence has a score that is a number, {why}: drop --fp16, or give another checkpoint"
+    return f"the scores of all hypotheses of a sentence are not numbers, {why}: drop --fp16, or give another checkpoint"
 
 
 def _bleu_arguments(local: Variables, _: str) -> str | None:

@@ -100,6 +100,9 @@ def bind(layer: Any) -> Step | None:
             q, k = beams.turned(position, q, new[0])
             new = torch.stack([k, new[1]])
         mask = beams.mask_with_bias(position, unturned, kv_heads) if biases else beams.mask
+        if x.dtype is torch.float16:  # a hypothesis with a key or value that overflowed gets no score, as in fairseq
+            largest = torch.linalg.vector_norm(new, torch.inf, dim=(0, 2, 4))  # (N, K)
+            x = torch.add(x, largest.view(rows, 1), alpha=0)  # 0 times infinity is not a number
         k, v = beams.append(self_attn, new)  # each (N, G, n * K, D)
         y = attend(q, k, v, beams.mask_of_groups(mask, heads // kv_heads))  # (N, H, K, D)
         x = linear(y.transpose(1, 2).reshape(rows, heads * dim), *out).add_(x)

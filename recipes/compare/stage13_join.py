@@ -10,7 +10,7 @@ from pathlib import Path
 from fairseq_rope.lines import count_lines, lines_of
 from fairseq_rope.text.segments import joined
 from recipes.pipeline.experiment import Experiment
-from recipes.pipeline.lengths import LONGEST, MORE_ROOM, of_search
+from recipes.pipeline.lengths import LARGER_BATCH, LONGEST, MORE_ROOM, batch_of_search, of_search
 from recipes.pipeline.translation_stage import TranslationStage
 from recipes.run.shell import Shell, quoted
 from recipes.text.segments import longest_segments, read_documents
@@ -89,10 +89,12 @@ def check(experiment: Experiment) -> None:
             for of_side in words
         ]
     for path, limit, (unit, tokens) in zip(paths, of_search(experiment).values(), longest, strict=True):
-        if tokens >= limit:  # with the end of the sentence
+        many = f"the test set has {unit} of {tokens + 1} tokens ({path})"  # with the end of the sentence
+        if tokens >= limit:
             whose = f" with the flags of {experiment.system}" if experiment.system and limit != LONGEST else ""
-            many = f"the test set has {unit} of {tokens + 1} tokens ({path})"
             raise Join().error(f"{many}, more than the {limit} that fairseq takes{whose}: {MORE_ROOM}")
+        if tokens >= (of_batch := batch_of_search(experiment)):
+            raise Join().error(f"{many}, more than the {of_batch} of a batch: {LARGER_BATCH}")
 
 
 def refuse_few_lines(source: Path) -> None:

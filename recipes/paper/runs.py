@@ -140,13 +140,12 @@ class Data(Stage[PaperRun]):
         return json.loads(json.dumps({**run.values(), **self.more, **checksums}))
 
     def prepare(self, run: PaperRun, stamps: Stamps, moves: Moves) -> None:
-        """Raise an InputError if a training of the work folder was begun with other settings, files or flags.
+        """Raise an InputError if the work folder was begun with other settings, files or flags.
 
-        It cannot be compared with others. Without a checkpoint, the data are made again.
+        Its trainings cannot be compared with others.
         """
         last = stamps.last(self)
-        begun = (path for name in ("checkpoint_last.pt", "valid.json") for path in run.work.rglob(name))
-        if last is None or next(begun, None) is None:
+        if last is None:
             return
         now = self.depends_on(run)
         changed = ", ".join(name for name in now if last["of"].get(name) != now[name])

@@ -27,6 +27,11 @@ from recipes.run.yaml_file import SettingsError, read_yaml_file
 
 HERE = Path(__file__).parent
 POSITIONS = ("--position-encoding", "--encoder-position-encoding", "--decoder-position-encoding")
+LOST = (
+    "--no-save",
+    "--no-last-checkpoints",
+    "--checkpoint-suffix",
+)  # with which a checkpoint has another name, or none
 OWN_FLAGS = ("--seed", "--save-dir", *POSITIONS)  # of fairseq-train, in which the runs differ
 
 
@@ -166,7 +171,7 @@ def refuse_flags(flags: str, where: str) -> None:
     for word in words:
         if word.partition("=")[0] in OWN_FLAGS:
             raise SettingsError(f"{where}: the experiment sets {', '.join(OWN_FLAGS)}; drop {word}")
-        if word in ("--no-save", "--no-last-checkpoints"):
+        if word.partition("=")[0] in LOST:
             raise SettingsError(f"{where}: the experiment needs the last checkpoint; drop {word}")
     try:
         refuse_lost_validations(flags)

@@ -8,6 +8,7 @@ from recipes.pipeline.experiment import SETS, Experiment
 from recipes.run.run import StageError
 
 SEARCH_TOKENS = 8000  # a batch of the search, unless fairseq_generate_flags says something else
+LARGER_BATCH = "set a larger --max-tokens in fairseq_generate_flags"
 LONGEST = 1024  # fairseq's default limit in tokens, including the end of the sentence
 MORE_ROOM = "set --max-source-positions and --max-target-positions in fairseq_train_flags and fairseq_generate_flags"
 
@@ -60,7 +61,7 @@ def check_lengths(
                 elif tokens > of_batch:
                     larger = "set larger tokens_per_update and tokens_per_device, or --max-tokens if you give it"
                     if path.stem == "test":
-                        larger = "set a larger --max-tokens in fairseq_generate_flags"
+                        larger = LARGER_BATCH
                     allowed = f"the {of_batch} of a batch: divide it, or {larger}"
                 else:
                     continue

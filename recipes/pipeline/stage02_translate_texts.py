@@ -58,7 +58,8 @@ class TranslateTexts(TranslationStage):
         search = SEARCHES[settings.back_translation_search] if settings.back_translation_model else ""
         model, out = quoted(Path(experiment.translator)), f"--output-dir {quoted(shards)}"
         flags = shlex.split(settings.translate_flags)
-        if not re.search("--(jobs|launcher|device[= ](cuda|auto))", settings.translate_flags):
+        is_elsewhere = {"cuda", "--device=cuda"} & {*flags}
+        if not is_elsewhere and not re.search("--(jobs|launcher)", settings.translate_flags):
             flags += ["--jobs", str(available_cores())]
         translate = (
             f"python -m fairseq_rope translate --model {model} --input {quoted(given)} {out} {quoted(*flags)}{search}"

@@ -992,6 +992,9 @@ def test_a_test_set_that_cannot_be_joined_is_refused(tmp_path):
             stage13_join.check(experiment)
     settings.fairseq_generate_flags = roomy
     stage13_join.check(experiment)
+    settings.fairseq_generate_flags = f"{roomy} --max-tokens 1107"
+    with pytest.raises(StageError, match=r"8 lines of 1108 tokens \(.*test.de\), more than the 1107 of a batch: set"):
+        stage13_join.check(experiment)
     settings.fairseq_generate_flags, settings.segment_tokens = "", 512
     with pytest.raises(StageError, match=r"a segment of 1101 tokens \(.*test.de\), more than the 1024"):
         stage13_join.check(experiment)

@@ -98,6 +98,22 @@ def test_a_hypothesis_that_overflows_ends_alone(build, sample, options):
     assert all(hypotheses and hypotheses[0]["positional_scores"].isfinite().all() for hypotheses in others)
 
 
+def test_a_hypothesis_whose_value_alone_overflows_in_16_bits_ends_too(build, sample):
+    """The word that the search likes best has a finite embedding, and a value of more than 65504."""
+    model = fast(build()).to(torch.float16)
+    found, _ = search(model, sample, max_len_b=20)
+    words = [word for hypotheses in found for word in hypotheses[0]["tokens"].tolist() if word != EOS]
+    likely, layer = max(words, key=words.count), model.decoder.layers[0].self_attn
+    x = model.decoder.embed_scale * model.decoder.embed_tokens.weight[likely]
+    with torch.no_grad():
+        layer.v_proj.weight[3] = x.sign() * (8e4 / x.float().abs().sum())
+        layer.out_proj.weight[:, 3] = 0.0  # values of other words do not matter
+    for plain in (True, False):
+        others, took_steps = search(model, sample, plain=plain, max_len_b=20)
+        assert took_steps is not plain and len(others) == len(found)
+        assert all(hypotheses and likely not in hypotheses[0]["tokens"].tolist() for hypotheses in others)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_an_ensemble_with_fairseqs_own_model_finds_the_same(build, task, monkeypatch, temperature):
     models = [fast(build("transformer_rope_tiny")), fast(build("transformer_tiny"))]
