@@ -27,11 +27,7 @@ from recipes.run.yaml_file import SettingsError, read_yaml_file
 
 HERE = Path(__file__).parent
 POSITIONS = ("--position-encoding", "--encoder-position-encoding", "--decoder-position-encoding")
-LOST = (
-    "--no-save",
-    "--no-last-checkpoints",
-    "--checkpoint-suffix",
-)  # with which a checkpoint has another name, or none
+LOST = ("--no-save", "--no-last-checkpoints", "--checkpoint-suffix")  # without the last checkpoint under its name
 OWN_FLAGS = ("--seed", "--save-dir", *POSITIONS)  # of fairseq-train, in which the runs differ
 
 
