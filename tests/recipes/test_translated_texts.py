@@ -232,7 +232,15 @@ def test_an_interrupted_translation_continues_and_records_say_which_model_it_was
 
 
 @pytest.mark.parametrize(
-    "flags, shown", [("", "--jobs 2"), ("--threads 1", "--threads 1 --jobs 2"), ("--jobs 5", "--jobs 5")]
+    "flags, shown",
+    [
+        ("", "--jobs 2"),
+        ("--threads 1", "--threads 1 --jobs 2"),
+        ("--jobs 5", "--jobs 5"),
+        ("--device cpu", "--device cpu --jobs 2"),
+        ("--device cuda", "--device cuda"),
+        ("--device=cuda", "--device=cuda"),
+    ],
 )
 def test_the_translation_has_the_cores_that_the_recipe_may_use_or_those_of_the_flags(
     back_translation, tmp_path, monkeypatch, flags, shown
