@@ -128,7 +128,7 @@ def made_once(tmp_path_factory):
 
     def made(name, make):
         path = folder / "made_once" / name
-        with locked(path.with_suffix(".lock"), wait=True):
+        with locked(path.with_suffix(".lock")):
             if not path.with_suffix(".done").exists():
                 shutil.rmtree(path, ignore_errors=True)  # of a process in which *make* has failed
                 path.mkdir()

@@ -9,7 +9,7 @@ FAIRSEQ_WITH selects what is tested:
   instead of a convolutional model, and models of width 8 and 12 have 2 heads, because a head of an odd number of
   dimensions cannot rotate.
 
-Language models and RoBERTa are narrow in all of them, because the tests train the large ones for minutes.
+Language models and RoBERTa are narrow in all of them, so that the tests take less time.
 """
 
 import os

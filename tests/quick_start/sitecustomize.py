@@ -1,8 +1,8 @@
 """Make the processes that tests start begin sooner.
 
 Importing scikit-learn takes seconds. fairseq imports these names for tasks on audio and sentence classification, which
-no test uses. torch excludes methods of optimisers from compilation, and loads its compiler for this, in a second or
-more. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
+no test uses. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
+here they are excluded without it. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
 """
 
 import importlib.util
