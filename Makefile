@@ -1,8 +1,9 @@
 # make           list the targets
-# make install   create .venv and install everything
+# make install   create .venv and install what training, tests and demo need; lint, docs and wheel install their own tools
 # make demo      train a small rotary model, print its BLEU and translations (make demo ARCH=transformer: the sinusoidal baseline)
 # make test      run the fast tests
 # make test-slow run the tests that take long
+# make test-nightly run the tests that take longest and change seldom; they need a C++ compiler
 # make test-gpu  run fairseq's programs and the recipes' commands on the GPUs of this machine
 # make bench     measure speed and memory beside fairseq's transformer (BENCH: flags of all, as in BENCH='--rounds 5')
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
@@ -21,7 +22,7 @@
 STAMP := .venv/.installed
 IN_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-.PHONY: help install demo test test-slow test-gpu bench compare lint docs wheel clean distclean again
+.PHONY: help install demo test test-slow test-nightly test-gpu bench compare lint docs wheel clean distclean again
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -40,8 +41,11 @@ test-slow: $(STAMP)
 	@echo 'pytest -m slow tests'; $(IN_VENV) .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m slow tests; status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make test-slow: no test is marked slow'; else exit $$status; fi
 
+test-nightly: $(STAMP)
+	$(IN_VENV) .venv/bin/pytest -m nightly tests
+
 test-gpu: $(STAMP)
-	$(IN_VENV) REAL_GPU=1 .venv/bin/pytest -n 4 -rs -m 'slow or not slow' tests/test_whole_commands_on_gpus.py tests/recipes/test_recipes_on_gpus.py
+	$(IN_VENV) REAL_GPU=1 .venv/bin/pytest -n 4 -rs -m 'not nightly' tests/test_whole_commands_on_gpus.py tests/recipes/test_recipes_on_gpus.py
 
 # BENCH: flags for every benchmark, as in make bench BENCH=--json
 bench: $(STAMP)
@@ -52,21 +56,22 @@ compare: $(STAMP)
 	@if [ -z "$(RECIPE)" ]; then echo 'make compare: RECIPE must name a folder of recipes/, as in RECIPE=multi30k_en_de' >&2; exit 2; fi
 	PYTHONUTF8=1 .venv/bin/python -m recipes.compare $(RECIPE) --seeds $(SEEDS) $(COMPARE)
 
-lint: $(STAMP)
+# .venv/.with-lint installs the extra lint of pyproject.toml.
+.venv/.with-%: $(STAMP)
+	.venv/bin/python -m pip install -q --disable-pip-version-check -c .venv/constraints.txt --no-build-isolation -e '.[$*]'
+	touch $@
+
+lint: .venv/.with-lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-docs: $(STAMP)
-	.venv/bin/python -m mkdocs --version >/dev/null 2>&1 || .venv/bin/python -m pip install -q --disable-pip-version-check \
-		-c .venv/constraints.txt --no-build-isolation -e '.[docs]'
+docs: .venv/.with-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
 
 # The tools that need neither torch nor fairseq run from the wheel alone. The first line removes a folder build that Python would import.
-wheel: $(STAMP)
+wheel: .venv/.with-release
 	rm -rf build dist
-	(.venv/bin/python -m build --version && .venv/bin/python -m twine --version) >/dev/null 2>&1 || .venv/bin/python -m pip install -q \
-		--disable-pip-version-check -c .venv/constraints.txt --no-build-isolation -e '.[release]'
 	.venv/bin/python -m build --quiet --no-isolation
 	.venv/bin/python -m twine check --strict dist/*
 	.venv/bin/python -m venv build/fresh

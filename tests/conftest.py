@@ -74,7 +74,7 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Fail a test that hangs where no function takes a limit, for example while it reads a process's output."""
-    limit = (36 if item.get_closest_marker("slow") else 4) * LIMIT
+    limit = (36 if item.get_closest_marker("slow") or item.get_closest_marker("nightly") else 4) * LIMIT
 
     def fail(*_):
         pytest.fail(f"the test has not ended after {limit} seconds")

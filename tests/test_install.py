@@ -17,7 +17,6 @@ FAKE_PYTHON = """
 case "$*" in
     *version_info*) echo {version} ;;
     *ensurepip*) exit {venv_status} ;;
-    *sysconfig*) echo {headers} ;;
     *) exit 99 ;;
 esac
 """
@@ -37,20 +36,15 @@ def checkout(tmp_path):
 def fake_python(tmp_path):
     """fake_python(**properties): write a fake Python with these properties, and return its path."""
 
-    def write(version="3.11.9", venv_status=0, with_headers=True):
-        headers = tmp_path / "include"
-        headers.mkdir(exist_ok=True)
-        if with_headers:
-            (headers / "Python.h").touch()
-        script = FAKE_PYTHON.format(version=version, venv_status=venv_status, headers=headers)
-        return write_program(tmp_path / "fake-python", script)
+    def write(version="3.11.9", venv_status=0):
+        return write_program(tmp_path / "fake-python", FAKE_PYTHON.format(version=version, venv_status=venv_status))
 
     return write
 
 
 @pytest.fixture
 def tools(tmp_path):
-    """A folder for PATH with the tools that install.sh calls, without a compiler."""
+    """A folder for PATH with the tools that install.sh calls. None of them is a compiler."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in ("sed", "awk", "df", "du"):
@@ -90,36 +84,27 @@ NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
 
 
 @pytest.mark.parametrize(
-    "python, settings, compiler, message",
+    "python, settings, values",
     [
-        *(({"version": old}, {}, None, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
-        ({"venv_status": 1}, {}, None, ["lacks the modules venv and ensurepip"]),
-        ({"with_headers": False}, {}, None, ["Python.h"]),
-        ({}, {}, None, ["C++ compiler"]),
-        ({}, {"CXX": "icpx -O2"}, "c++", ["icpx"]),
-        *(
-            ({"version": version}, {**NO_ROOM, **compiler}, "c++", ["free", "900000000000 MB"])
-            for version in ("3.11.9", "3.13.0", "3.20.1")
-            for compiler in ({}, {"CXX": "c++ -O2"})
-        ),
+        *(({"version": old}, {}, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
+        ({"venv_status": 1}, {}, ["venv", "ensurepip"]),
+        *(({"version": version}, NO_ROOM, ["900000000000 MB"]) for version in ("3.11.9", "3.13.0", "3.20.1")),
     ],
 )
-def test_missing_requirements_are_named(checkout, tools, fake_python, python, settings, compiler, message):
-    """An old Python, its modules or headers, a compiler, room on the disk."""
-    if compiler is not None:
-        write_program(tools / compiler)
+def test_missing_requirements_are_named(checkout, tools, fake_python, python, settings, values):
+    """An old Python, its modules, room on the disk."""
     refused = refusal(checkout, tools, PYTHON=fake_python(**python), **settings)
-    assert all(words in refused for words in message)
+    assert all(value in refused for value in values)
 
 
 def test_the_checks_work_with_the_real_python(checkout, tools):
     """Ask the Python that runs the tests what the fakes answer elsewhere."""
-    message = refusal(checkout, tools, PYTHON=sys.executable, CXX="no-such-compiler")
+    message = refusal(checkout, tools, PYTHON=sys.executable, **NO_ROOM)
     version = ".".join(str(number) for number in sys.version_info[:3])
-    assert "no-such-compiler" in message or version in message
+    assert "900000000000 MB" in message or version in message
 
 
-def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", compiler="c++", **settings):
+def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", **settings):
     """Run all of install.sh, with a Python and a pip that only record their calls."""
     python = Path(fake_python(version=version))
     calls = checkout.parent / "calls"
@@ -129,16 +114,14 @@ printf '%s\\n' "$*" >>'{calls}'
 case "$*" in *"install"*" torch"*) exit {pip_status} ;; *constraints*|*version*) echo torch==0 ;; esac
 """
     python.write_text(python.read_text().replace("    *) exit 99 ;;", f"""    *_base_executable*) echo "$0" ;;
-    "-m venv .venv") echo "CXX=$CXX" >>'{calls}'; env >>'{calls}'; mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
+    "-m venv .venv") env >>'{calls}'; mkdir -p .venv/bin; cat >.venv/bin/python <<'END'
 {pip}END
         chmod +x .venv/bin/python; echo "$*" >>'{calls}' ;;
     *) exit 99 ;;"""))  # fmt: skip
     for tool in ("env", "mv", "rm", "mkdir", "cat", "chmod", "touch"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
-    write_program(tools / compiler)
     environment = {"PATH": str(tools), "PYTHON": str(python), "FAIRSEQ_ROPE_MIN_DISK_KB": "1", **settings}
-    environment |= {"CXX": os.environ["CXX"]} if "CXX" in os.environ else {}
     calls.write_text("")
     done = subprocess.run(
         [BASH, "install.sh"], cwd=checkout, env=environment, capture_output=True, text=True, timeout=LIMIT
@@ -169,14 +152,14 @@ def test_a_failed_update_goes_on_in_place_with_the_same_settings(checkout, tools
         done, calls = install(checkout, tools, fake_python, **more)
         assert done.returncode == status and "-m venv .venv" not in calls
         wanted = more.get("TORCH", "torch==2.13.0+cpu")  # not that of the update that failed
-        assert any(call.endswith(wanted) for call in calls)
+        assert any(f" {wanted} " in call for call in calls)
     assert "torch torch==2.13.0+cpu" in (checkout / ".venv" / ".installed").read_text().splitlines()
 
 
 def test_an_installation_that_does_not_work_starts_over(checkout, tools, fake_python):
     install(checkout, tools, fake_python)
     program = checkout / ".venv" / "bin" / "python"
-    program.write_text(program.read_text().replace('case "$*" in', 'case "$*" in *data_utils_fast*) exit 1 ;;'))
+    program.write_text(program.read_text().replace('case "$*" in', 'case "$*" in *fairseq_rope.plugin*) exit 1 ;;'))
     done, _ = install(checkout, tools, fake_python)
     assert done.returncode == 1 and done.stderr.startswith("install.sh: the installed packages do not work: ")
     assert "-m venv .venv" in install(checkout, tools, fake_python)[1]
@@ -199,13 +182,6 @@ def test_an_environment_that_install_did_not_make_is_refused_and_kept(checkout, 
     assert done.returncode == 1 and calls == [] and (checkout / ".venv" / "bin").exists()
     sentence = f"{checkout}/.venv is there and was not made by install.sh: move it away, or remove it"
     assert done.stderr == f"install.sh: {sentence}\n"
-
-
-def test_the_installed_compiler_is_used_unless_cxx_names_another(checkout, tools, fake_python, monkeypatch):
-    assert "CXX=clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
-    monkeypatch.setenv("CXX", str(tools / "clang++"))
-    shutil.rmtree(checkout / ".venv")
-    assert f"CXX={tools}/clang++" in install(checkout, tools, fake_python, compiler="clang++")[1]
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

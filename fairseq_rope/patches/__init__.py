@@ -10,8 +10,10 @@ import torch
 if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 6):
     raise ImportError(f"fairseq-rope needs torch 2.6 or newer, and this is torch {torch.__version__}")
 
+from .compiled import provide_missing  # noqa: E402
 from .table import PATCHES, Patch, apply, owners  # noqa: E402
 
 __all__ = ["PATCHES", "Patch", "apply", "owners"]
 
+provide_missing()
 apply(PATCHES)

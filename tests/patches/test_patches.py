@@ -1000,12 +1000,3 @@ def test_importing_package_command_and_translator_loads_neither_torch_nor_fairse
     (tmp_path / "fairseq").mkdir()
     imports = "import sys; sys.path.insert(0, ''); import fairseq_rope.__main__, fairseq_rope.tools.translate"
     assert in_a_process(f"{imports}; print({{'torch', 'fairseq'}} & set(sys.modules))", tmp_path) == "set()"
-
-
-def test_the_parent_folder_as_user_dir_is_refused_with_the_right_path(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, ROOT.name, raising=False)
-    monkeypatch.setattr(utils.import_user_module, "memo", set(), raising=False)  # fairseq's list of loaded user dirs
-    with pytest.raises(SystemExit) as refused:
-        call("fairseq-train", "data-bin", "--user-dir", ROOT)
-    assert refused.value.code == f"--user-dir {ROOT}: must be the folder of the plugin, {PLUGIN}"

@@ -686,7 +686,7 @@ def test_the_tokeniser_is_read_from_a_signature(name):
     try:
         bleu = sacrebleu.metrics.BLEU(tokenize=name, force=True)
     except RuntimeError as missing:
-        pytest.skip(str(missing))
+        pytest.skip(f"sacreBLEU's tokeniser {name}: {' '.join(str(missing).split())}")
     bleu.corpus_score(["a b"], [["a b"]])
     assert tokeniser_of(str(bleu.get_signature())) == name
 
