@@ -1,4 +1,4 @@
-"""fairseq's compiled modules in Python give what plain loops give. ``tests/nightly`` compares them with compiled ones."""
+"""fairseq's compiled modules in Python give what plain loops give. ``tests/nightly`` has the compiled ones."""
 
 import random
 import sys

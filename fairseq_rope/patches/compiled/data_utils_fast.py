@@ -67,7 +67,9 @@ def batch_fixed_shapes_fast(
     tried again for this batch.
     """
     all_shapes = fixed_shapes_sorted.tolist()
-    shapes, batch, longest, batches = all_shapes, [], 0, []
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    shapes, longest = all_shapes, 0
     for index in indices.tolist():
         length = num_tokens_fn(index)
         longest = max(longest, length)

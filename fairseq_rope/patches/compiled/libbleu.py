@@ -48,7 +48,7 @@ def add(self: bleu.Scorer, ref: torch.Tensor, pred: torch.Tensor) -> None:
 
 
 def _trimmed(sentence: list[int], pad: int, eos: int) -> list[int]:
-    """Return *sentence* without padding at its ends and without final ``eos``. One word stays, also if it is ``eos``."""
+    """Return *sentence* without padding at its ends and final ``eos``. At least one word stays."""
     begin = 0
     while begin < len(sentence) and sentence[begin] == pad:
         begin += 1

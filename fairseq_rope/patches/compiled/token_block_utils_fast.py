@@ -28,7 +28,8 @@ def _get_slice_indices_fast(sizes: Integers, break_mode: str, block_size: int, d
 def _complete_sentences(sizes: Integers, block_size: int, separator: int | None, shortest: int) -> Integers:
     """Return the blocks of whole sentences, (blocks, 2).
 
-    A sentence of *separator* tokens ends a document, and belongs to no block. Blocks below *shortest* tokens are left out.
+    A sentence of *separator* tokens ends a document, and belongs to no block. Blocks below *shortest* tokens are
+    left out.
     """
     blocks = []
     start = size = 0
