@@ -5,7 +5,6 @@ import io
 import os
 import re
 import tempfile
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +16,9 @@ from subword_nmt import learn_bpe
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_output
 from fairseq_rope.files import written_whole
-from fairseq_rope.launch import available_cores
 from fairseq_rope.lines import chunks_of, count_lines, lines_of
 from fairseq_rope.text.subwords import read_bpe, read_sentencepiece
-from recipes.text.lines import Convert, convert_file, progress
+from recipes.text.lines import Convert, available_cores, convert_file, progress
 
 MIN_FREQUENCY = 2  # a rarer pair of symbols is not merged; subword-nmt's default
 PATH_LENGTH = 200  # bytes
@@ -28,10 +26,7 @@ CACHED_WORDS = 500_000  # words in a process's cache of subwords, about 150 MB
 
 
 def count_words(paths: Sequence[str]) -> Counter[str]:
-    """The number of occurrences of each word in the files *paths*. Memory holds the words, but not the text.
-
-    Raises an InputError if a file is empty or not UTF-8, or if no file has a word.
-    """
+    """The number of occurrences of each word in the files *paths*. Memory holds the words, but not the text."""
     counts: Counter[str] = Counter()
     with progress(None, sum(map(count_lines, paths)), "count words") as bar:
         for path in paths:
@@ -48,10 +43,8 @@ def learn(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """The lines of a codes file that splits the words of *counts* into about *vocab_size* different subwords.
 
     They equal those of ``subword-nmt learn-bpe --total-symbols --symbols VOCAB_SIZE``: one merge for each subword
-    that is not a character. A character counts twice if it occurs both inside and at the end of words. Some subwords
-    are always merged further, so the text has slightly fewer. Raises an InputError that gives the limit if *vocab_size*
-    is too small for the characters or too large for the words. In the latter case, subword-nmt stops early without a
-    message.
+    that is not a character. A character counts twice if it occurs both inside and at the end of words. Raises an
+    InputError with the limit if *vocab_size* is too small for the characters or too large for the words.
     """
     within = {character for word in counts for character in word[:-1]}
     characters = len(within) + len({word[-1] for word in counts})
@@ -86,8 +79,7 @@ def normalisation_rules() -> Iterator[str]:
     """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
 
     Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC). The
-    few that NFC decomposes, such as the য় of Bengali, stay as they are.
-    SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and Japanese and the ำ of Thai by other
+    few that NFC decomposes, such as the য় of Bengali, stay as they are. SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and Japanese and the ำ of Thai by other
     characters. A model could then not write them, and its translations would differ from each reference.
     """
 
@@ -108,29 +100,22 @@ def _other_spellings(character: str) -> set[str]:
     """The texts that Unicode regards as equal to *character*: a letter and its marks, some of them composed."""
     decomposed = unicodedata.normalize("NFD", character)
     texts = {decomposed[0] + "".join(marks) for marks in permutations(decomposed[1:])}
-    partly = {
-        unicodedata.normalize("NFC", text[:end]) + text[end:] for text in texts for end in range(1, len(text) + 1)
-    }
-    return {text for text in partly - {character} if unicodedata.normalize("NFD", text) == decomposed}
+    parts = ((text[:end], text[end:]) for text in texts for end in range(1, len(text) + 1))
+    partly = {unicodedata.normalize("NFC", begin) + end for begin, end in parts} - {character}
+    return {text for text in partly if unicodedata.normalize("NFD", text) == decomposed}
 
 
 def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
     """A SentencePiece BPE model with *vocab_size* pieces for the text in the files *paths*.
 
-    Every character gets a piece, and lines may have any length. The model normalises text by
-    :func:`normalisation_rules`. The pieces do not depend on the number of cores. Raises the errors of
-    :func:`count_words` and :func:`learn`.
+    Every character gets a piece, and lines may have any length. The pieces do not depend on the number of cores.
     """
     import sentencepiece
 
-    def lines() -> Iterator[str]:
-        return chain.from_iterable(map(lines_of, paths))
-
-    if vocab_size < 3:  # with 3, the trainer says how many characters there are
-        raise InputError(f"vocab_size {vocab_size}: must be at least the number of the corpus' characters and 3 marks")
     # Read all of the text first, because the trainer would hide an error of the reader.
-    if not sum(len(line.split()) for line in lines()):
+    if not sum(bool(line.split()) for path in paths for line in lines_of(path)):
         raise InputError(f"{' and '.join(paths)}: contains no words")
+    lines = progress(chain.from_iterable(map(lines_of, paths)), sum(map(count_lines, paths)), "read")
     model = io.BytesIO()
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -138,20 +123,13 @@ def train_sentencepiece(paths: Sequence[str], vocab_size: int) -> bytes:
             rules = Path(folder, "_" * max(1, PATH_LENGTH - 1 - len(os.fsencode(folder))))
             rules.write_text("".join(normalisation_rules()))
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(progress(lines(), sum(map(count_lines, paths)), "read")), model_writer=model,
+                sentence_iterator=iter(lines), model_writer=model,
                 model_type="bpe", vocab_size=vocab_size, character_coverage=1.0, normalization_rule_tsv=str(rules),
                 max_sentence_length=2**30,  # bytes; the trainer skips longer lines
                 minloglevel=2,  # errors only
             )  # fmt: skip
-    except RuntimeError as error:
-        upper_limit = re.search(r"Please set it to a value <= (\d+)", str(error))
-        lower_limit = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        problem = f"sentencepiece cannot learn from {' and '.join(paths)}: {error}"
-        if upper_limit:
-            problem = f"vocab_size {vocab_size}: must be at most {upper_limit[1]} for the words of this corpus"
-        if lower_limit:
-            problem = f"vocab_size {vocab_size}: must be at least {lower_limit[1]}: the corpus' characters and 3 marks"
-        raise InputError(problem) from None
+    except RuntimeError as error:  # it gives the limit if the size is too small or too large
+        raise InputError(f"vocab_size {vocab_size}: {str(error).rpartition('] ')[2] or error}") from None
     return model.getvalue().replace(os.fsencode(rules), b"_" * len(os.fsencode(rules)))
 
 
@@ -188,18 +166,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             make_converter = partial(converter, args.learnt)
             convert_file(make_converter, args.input, args.output, args.workers, f"{args.tool} {args.input}")
             return
-        start = time.perf_counter()
         if args.tool == "learn":
-            counts = count_words(args.inputs)
-            codes = learn(counts, args.vocab_size)
-            made = f"{len(codes) - 1} merges from {len(counts)} different words"
-            contents = "".join(codes).encode("utf-8")
+            codes = learn(count_words(args.inputs), args.vocab_size)
+            made, contents = f"{len(codes) - 1} merges", "".join(codes).encode("utf-8")
         else:
-            contents = train_sentencepiece(args.inputs, args.vocab_size)
-            made = f"{args.vocab_size} pieces"
+            made, contents = f"{args.vocab_size} pieces", train_sentencepiece(args.inputs, args.vocab_size)
         with written_whole(args.output) as (file,):
             file.write(contents)
-        print(f"{args.output}: {made} in {time.perf_counter() - start:.1f} s")
+        print(f"{args.output}: {made}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Remove pairs that cannot be translations of each other, and hold out a validation set."""
 
 import argparse
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -48,7 +47,6 @@ def clean(
     max_ratio: float,
     holdout_every: int,
     unspaced: Sequence[bool] = (False, False),
-    documents: bool = False,
 ) -> Counter[str]:
     """Write the pairs of the two files *sources* that :func:`why_not` accepts to *outputs*.
 
@@ -56,38 +54,27 @@ def clean(
     *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that were "read", "kept" and
     "held out", and the number that were removed for each reason.
 
-    With *documents*, pairs that are blank on both sides separate documents. One blank line is written between two
-    documents, and every *holdout_every*-th document with an accepted pair goes to *heldout*.
-
     Raises an InputError if a file is empty or not UTF-8, if the files have different numbers of lines, or if no pair
     is left.
     """
     pairs = pairs_of(sources)
     counts: Counter[str] = Counter()
-    units = 0  # accepted pairs; with *documents*, documents with an accepted pair
-    begins = True  # whether the next accepted pair begins a unit
     with written_whole(*outputs, *heldout) as files:
         for pair in progress(pairs, count_lines(sources[0]), f"clean {sources[0]}", " pairs"):
-            if documents and not any(pair):
-                begins = True
-                continue
             counts["read"] += 1
             reason = why_not(pair, max_words, max_ratio, unspaced)
-            if reason is None:
-                units += begins
-                hold_out = holdout_every > 0 and units % holdout_every == 0
-                part = "held out" if hold_out else "kept"
-                boundary = b"\n" if documents and begins and counts[part] else b""
-                for words, file in zip(pair, files[2:] if hold_out else files[:2], strict=True):
-                    file.write(boundary + " ".join(words).encode("utf-8") + b"\n")
-                counts[part] += 1
-                begins = not documents
-            else:
+            if reason is not None:
                 counts[reason] += 1
+                continue
+            accepted = counts["kept"] + counts["held out"] + 1
+            hold_out = holdout_every > 0 and accepted % holdout_every == 0
+            for words, file in zip(pair, files[2:] if hold_out else files[:2], strict=True):
+                file.write(" ".join(words).encode("utf-8") + b"\n")
+            counts["held out" if hold_out else "kept"] += 1
         if not counts["kept"]:
             raise InputError(f"{' and '.join(sources)}: none of the {counts['read']} pairs is left")
         if heldout and not counts["held out"]:
-            limit = f"must be at most {units}, the number of {'documents' if documents else 'pairs'} that are left"
+            limit = f"must be at most {counts['kept']}, the number of pairs that are left"
             raise InputError(f"--holdout-every {holdout_every}: {limit}")
     return counts
 
@@ -103,42 +90,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--max-words", type=int, default=250, metavar="N", help=words)
     ratio = "of the longer side to the shorter; 0: no limit (default: 9)"
     flag("--max-ratio", type=float, default=9.0, metavar="R", help=ratio)
-    flag("--documents", action="store_true", help="pairs that are blank on both sides separate documents")
-    flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair or document")
+    flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair")
     flag("--heldout", metavar="PREFIX", help="write the held-out pairs to PREFIX.LANG of both")
     args = parser.parse_args(argv)
     langs = (args.source_lang, args.target_lang)
     with ending_in_one_sentence("recipes.text.clean"):
-        _refuse_values(args)
+        if bool(args.heldout) != bool(args.holdout_every):
+            raise InputError("--holdout-every N and --heldout PREFIX: must be given together")
+        if args.source_lang == args.target_lang or args.heldout == args.output:
+            raise InputError("--source-lang and --target-lang, --heldout and --output: must differ from each other")
         prefixes = (args.input, args.output, args.heldout)
         sources, outputs, heldout = ([f"{prefix}.{lang}" for lang in langs] if prefix else [] for prefix in prefixes)
         for path in (*outputs, *heldout):
             refuse_output(path, "--heldout" if path in heldout else "--output")
-        start = time.perf_counter()
         unspaced = [language(lang) in UNSPACED for lang in langs]
-        limits = args.max_words, args.max_ratio, args.holdout_every
-        counts = clean(sources, outputs, heldout, *limits, unspaced, args.documents)
-        seconds = time.perf_counter() - start
+        counts = clean(sources, outputs, heldout, args.max_words, args.max_ratio, args.holdout_every, unspaced)
         for name in ("read", "kept", "held out") if heldout else ("read", "kept"):
             print(f"{counts[name]:>10} pairs {name}")
         for reason in (EMPTY, LONG, UNLIKE, LONG_WORD):
             print(f"{counts[reason]:>10} removed: {reason.format_map(vars(args))}")
-        print(f"{seconds:.1f} s, {counts['read'] / seconds:.0f} pairs per second")
-
-
-def _refuse_values(args: argparse.Namespace) -> None:
-    if args.source_lang == args.target_lang:
-        raise InputError(f"--target-lang {args.target_lang}: must differ from --source-lang")
-    if args.max_words < 1:
-        raise InputError(f"--max-words {args.max_words}: must be at least 1")
-    if not (args.max_ratio == 0 or args.max_ratio >= 1):
-        raise InputError(f"--max-ratio {args.max_ratio:g}: must be at least 1, or 0 for no limit")
-    if bool(args.heldout) != bool(args.holdout_every):
-        raise InputError("--holdout-every N and --heldout PREFIX: must be given together")
-    if args.heldout and args.holdout_every < 2:
-        raise InputError(f"--holdout-every {args.holdout_every}: must be at least 2")
-    if args.heldout == args.output:
-        raise InputError(f"--heldout {args.heldout}: must differ from --output")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ from functools import partial
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_rope.errors import ending_in_one_sentence, refuse_output
-from fairseq_rope.launch import available_cores
 from fairseq_rope.text.languages import language
-from recipes.text.lines import NOT_PRINTING, Convert, convert_file
+from recipes.text.lines import NOT_PRINTING, Convert, available_cores, convert_file
 
 
 def line_converter(lang: str, normalise: bool, tokenise: bool) -> Convert:

@@ -3,13 +3,11 @@
 import contextlib
 import io
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 import unicodedata
-from functools import partial
 
 import pytest
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
@@ -61,15 +59,6 @@ def tokenise(tmp_path, lines_, *flags, lang="en"):
     return read_lines(tmp_path / "out")
 
 
-def on_full_disk(module, size, *words):
-    """The last line on stderr if no file can have more than *size* bytes."""
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    process = start_tool(*words, module=module, preexec_fn=limit)
-    _, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == 1 and "Traceback" not in err
-    return err.splitlines()[-1]
-
-
 def sacremoses(lang, lines_, *commands):
     command = [BIN / "sacremoses", "-l", lang, "-q", *commands]
     text = "".join(line + "\n" for line in lines_).encode()
@@ -114,13 +103,12 @@ def test_two_processes_write_the_same_as_one(tmp_path, capsys, monkeypatch):
         out = tmp_path / f"out{workers}"
         run("--lang", "en", "--input", tmp_path / "in", "--output", out, "--workers", workers, "--no-tokeniser")
         printed, shown = capsys.readouterr()
-        assert printed.startswith(f"{out}: {len(text)} lines in ") and "lines per second" in printed
-        assert "per core" in printed and "lines/s" in shown
+        assert printed.startswith(f"{out}: {len(text)} lines in ") and "lines/s" in shown
     assert read_lines(tmp_path / "out1") == read_lines(tmp_path / "out2") == [blanked(line) for line in text]
 
 
 def test_a_short_text_starts_no_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines.multiprocessing, "get_context", None)
+    monkeypatch.setattr(lines, "ProcessPoolExecutor", None)
     source = write_lines(tmp_path / "in", CLEAN["en"])
     run("--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2, "--no-tokeniser")
     assert read_lines(tmp_path / "out") == [blanked(line) for line in CLEAN["en"]]
@@ -162,31 +150,9 @@ def test_bad_input_is_refused_in_one_sentence(tmp_path, monkeypatch):
 
 def test_a_changed_number_of_lines_is_refused(tmp_path):
     source = write_lines(tmp_path / "in", ["a", "b"])
-    with pytest.raises(InputError, match="after line 0: 2 lines became 4"):
+    with pytest.raises(InputError, match="in: has 2 lines, and .*in2 would have 4"):
         lines.convert_file(lambda: lambda some: [f"{line}\n" for line in some], source, source + "2", 1, "")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-PAIR = "--source-lang en --target-lang de --output FOLDER/out"
-
-
-@pytest.mark.parametrize(
-    "module, limit, source, words, output",
-    [
-        ("tokenise", 20_000, "b " * 15_000, "--lang en --input FOLDER/in.en --output FOLDER/out --workers 1", "out"),
-        ("clean", 100_000, "a", f"--input FOLDER/in {PAIR}", "out.de"),  # the source fits
-        ("extract", 4096, os.urandom(2500).hex(), f"{PAIR} FOLDER/in.{{lang}}", "out.en"),  # fails at the end
-        ("extract", 2**16, os.urandom(3_000_000).hex(), f"{PAIR} FOLDER/in.{{lang}}", "out.en"),  # in the middle
-    ],
-    ids=["tokenise", "clean", "extract, at the end", "extract, in the middle"],
-)
-def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_files(tmp_path, module, limit, source, words, output):
-    count = 20_000 if module == "clean" else 1
-    write_lines(tmp_path / "in.en", [source] * count)
-    write_lines(tmp_path / "in.de", ["abcdefgh"] * count)
-    message = on_full_disk(module, limit, *words.replace("FOLDER", str(tmp_path)).split())
-    assert message == f"recipes.text.{module}: {tmp_path}/{output}: File too large"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "in.en"]
 
 
 @pytest.fixture
@@ -234,7 +200,7 @@ def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == {"interrupted": 130, "the run": -9, "a worker": 1}[killed] and "Traceback" not in err
     if killed == "a worker":
-        assert err.splitlines()[-1].startswith("recipes.text.tokenise: one of the 2 processes of --workers was killed")
+        assert err.splitlines()[-1].startswith("recipes.text.tokenise: --workers 2: one of the 2 processes was killed")
     assert all_gone(children) and not (tmp_path / "out").exists()
     assert killed == "the run" or [path.name for path in tmp_path.iterdir()] == ["in"]
 
