@@ -73,21 +73,12 @@ SEVERAL_PROCESSES = (
 )
 # more flags of fairseq-train on two GPUs
 ON_TWO_GPUS = ("--bf16", "--fp16 --ddp-backend legacy_ddp")
+# flags of recipes/paper/fine_tuning.sh on two GPUs
+FINE_TUNING_ON_TWO_GPUS = "--bf16 --distributed-world-size 2 --find-unused-parameters"
 # the stages 7 and later of recipes/demo: number of GPUs and precision
 RECIPES = ((1, "fp16"), (2, "auto"))
 if REAL_GPU and torch.cuda.device_count() == 1:
     RECIPES = ((1, "fp16"), (1, "auto"))
-# the experiments of recipes/paper with paper.yaml: number of GPUs, and flags that make them small
-SIDE = "--{0}-layers 1 --{0}-embed-dim 32 --{0}-ffn-embed-dim 32 --{0}-attention-heads 2"
-SHORT = "--max-update 2 --batch-size 4 --num-workers 0"
-OFTEN = "--tokens-per-sample 64 --validate-interval-updates 1 --save-interval-updates 1"
-PAPER = {
-    "language_model": (1, f"{SIDE.format('decoder')} --decoder-input-dim 32 --decoder-output-dim 32 {SHORT} {OFTEN}"),
-    "masked_lm": (1, f"{SIDE.format('encoder')} {SHORT} {OFTEN}"),
-    "fine_tuning": (1 if REAL_GPU and torch.cuda.device_count() == 1 else 2, SHORT),
-    "long_documents": (1, f"{SIDE.format('encoder')} {SHORT}"),
-}
-FINE_TUNING_ON_TWO_GPUS = "--distributed-world-size 2 --find-unused-parameters"
 
 
 def environment(gpus, out_of_memory=""):

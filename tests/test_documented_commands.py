@@ -53,6 +53,7 @@ ELSEWHERE = {
     "fairseq-rope translate --launcher slurm": "tests/serving/test_corpus_on_slurm.py",
     "bash recipes/demo/run.sh --work-dir more": "tests/recipes/test_translated_texts.py",
     "bash recipes/demo/run.sh --work-dir student": "tests/recipes/test_translated_texts.py",
+    **{f"ENCODING={encoding} SEED=1 ": "tests/recipes/test_paper.py" for encoding in ("none", "learned", "rope")},
     "make install": "tests/test_install.py",
     "make bench": "tests/test_benchmarks.py",
 }
@@ -66,7 +67,6 @@ NOT_RUN = {
     "bash tests/other_fairseqs.sh": "downloads packages",
     "bash recipes/NAME/run.sh [": "a list of flags",
     "[--": "more of the list",
-    "python -m recipes.paper.language_model --enwik8": "needs the 100 MB of enwik8; the next one is like it",
 }
 # What a reader writes in place of words of a command
 PLACEHOLDERS = {
@@ -153,7 +153,7 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
         link(folder / "data-bin" / name, data)
     (folder / "data-bin" / "segments.json").write_text('{"tokens": 30, "separator": "over"}')
     for path in (ROOT / "fairseq_rope", *ROOT.glob("recipes/*")):
-        if path.name not in ("paper", "multi30k_en_de"):  # these two have a work folder here
+        if path.name != "multi30k_en_de":  # it has a work folder here
             link(folder / path.relative_to(ROOT), path)
     for system in ("sinusoidal", "rope", "alibi", "t5", "none"):
         for path in ("checkpoints/checkpoint_5_4500.pt", "averaged.pt"):
@@ -165,7 +165,6 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
     shutil.copy(folder / "data-bin" / "bpecodes", mine)
     train(mine, mine.parent / "transformer_rope.seed1", "--max-update", 1)
     link(mine.parent / "transformer_rope.seed1" / "averaged.pt", "checkpoint_last.pt")
-    write_papers_runs(folder / "recipes" / "paper" / "work" / "masked_lm")
     (folder / "bin").mkdir()
     for name, code in STUBS.items():
         head = f"#!{sys.executable}\nimport sys\nfiles = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
@@ -195,37 +194,15 @@ def write_texts(folder, text):
     for name in ("sinusoidal.txt", "rope.txt"):
         lines = (text / "test.de").read_text().splitlines()
         (folder / name).write_text("".join(f"D-{number}\t-0.5\t{line}\n" for number, line in enumerate(lines)))
-    paragraphs = "".join(f"{number} {'a dog sees the house ' * 20}\n" * 5 + "\n" for number in range(9))
-    (folder / "FILE").write_text(paragraphs)
-    for name in ("train.en.gz", "valid.en.gz"):
-        (folder / name).write_bytes(gzip.compress(paragraphs.encode()))
-    (folder / "MRPC").mkdir()
-    for name in ("train", "dev"):
-        lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "0\t1\t2\ta dog\ta cat", "1\t3\t4\ta dog\tthe dog", ""]
-        (folder / "MRPC" / f"{name}.tsv").write_text("\n".join(lines))
     (folder / "my-texts").mkdir()
     for name in ("train", "valid", "test"):
         for lang, other in (("en", "en"), ("fr", "de")):
             link(folder / "my-texts" / f"{name}.{lang}", text / f"{name}.{other}")
     for name in ("DIR", "lo-help", "LO_HELP", "long_lo_help"):
         shutil.copytree(small_corpus(), folder / name)
-    triple = '{"A": "a", "B": "b", "C": "c", "label": "B"}\n'
-    for name in ("train", "valid", "test"):
-        for lang in ("en", "de"):  # the names of Multi30k, too
-            for other in ("val", "test_2016_flickr"):
-                (folder / "DIR" / f"{other}.{lang}.gz").write_bytes(gzip.compress(b"a\n"))
-        (folder / "DIR" / f"{name}.json").write_text(triple)
-        for text_of in ("", "text."):
-            (folder / "DIR" / f"{text_of}{name}.txt").write_text(paragraphs)
-
-
-def write_papers_runs(folder):
-    """Write what a finished masked language model of recipes.paper leaves, without its weights."""
-    for encoding in ("rope", "learned"):
-        for seed in (1, 2, 3):
-            (folder / f"{encoding}.seed{seed}" / "train").mkdir(parents=True)
-            (folder / f"{encoding}.seed{seed}" / "train" / "valid.json").write_text("[]")
-    (folder / "settings.yaml").write_text('{"model": "--arch roberta_rope_small", "flags after --": ""}')
+    for lang in ("en", "de"):  # the names of Multi30k, too
+        for name in ("val", "test_2016_flickr"):
+            (folder / "DIR" / f"{name}.{lang}.gz").write_bytes(gzip.compress(b"a\n"))
 
 
 # -- running -----------------------------------------------------------------------------------------
@@ -299,10 +276,7 @@ def interact(words):
 def run_module(words):
     """Run a module as python -m does: a benchmark's flags are looked up in its help; the recipes make a dry run."""
     name, words = words[2], words[3:]
-    if name.endswith(".NAME"):
-        for paper in ("fine_tuning", "language_model", "long_documents", "masked_lm"):
-            run_module(["python", "-m", name.replace("NAME", paper), *words])
-    elif name.startswith("benchmarks."):
+    if name.startswith("benchmarks."):
         known = output_of_help(importlib.import_module(name).main, name)
         assert [word for word in words if word.lstrip("[").startswith("--") and word.strip("[]") not in known] == []
     elif words == ["--help"]:

@@ -5,19 +5,10 @@ from dataclasses import fields
 
 from fairseq.dataclass.configs import CommonConfig, DistributedTrainingConfig
 
-from recipes.paper.study import HERE as PAPER_FOLDER
 from recipes.pipeline import fairseq_train, stage09_translate
 from recipes.pipeline.settings import FIELDS
 from tests.commands import ROOT
-from tests.commands_on_gpus import (
-    FINE_TUNING_ON_TWO_GPUS,
-    ON_TWO_GPUS,
-    PAPER,
-    PROGRAMS,
-    RECIPES,
-    SEVERAL_PROCESSES,
-    TRAININGS,
-)
+from tests.commands_on_gpus import FINE_TUNING_ON_TWO_GPUS, ON_TWO_GPUS, PROGRAMS, RECIPES, SEVERAL_PROCESSES, TRAININGS
 from tests.recipes.small_demo import describe
 
 OF_COMMON = re.compile("fp16|bf16|amp|tpu|cpu|loss_scale|model_parallel|empty_cache|all_gather")
@@ -54,7 +45,7 @@ def built(gpus, precision):
 def test_each_flag_for_gpus_runs_on_simulated_ones_or_has_a_reason_not_to():
     run = [*(each.flags for each in TRAININGS.values()), *sum(PROGRAMS.values(), ()), *SEVERAL_PROCESSES, *ON_TWO_GPUS]
     run += ["--gpus", *(built(gpus, {"auto": "bf16"}.get(precision, precision)) for gpus, precision in RECIPES)]
-    run += [FINE_TUNING_ON_TWO_GPUS, (PAPER_FOLDER / "paper.yaml").read_text(), *(flags for _, flags in PAPER.values())]
+    run.append(FINE_TUNING_ON_TWO_GPUS)
     covered = {*NOT_RUN}.union(*map(flags_for_gpus, run))
     named = {str(path.relative_to(ROOT)): path.read_text() for path in (*PAGES, *FILES)}
     ignored = "## Flags that a program accepts and ignores"  # test_flags.py has them

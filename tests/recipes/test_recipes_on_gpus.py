@@ -8,9 +8,8 @@ import socket
 
 import pytest
 
-from recipes.paper.study import HERE
 from tests.commands import ENVIRONMENT, ROOT
-from tests.commands_on_gpus import FINE_TUNING_ON_TWO_GPUS, PAPER, RECIPES, are_free, run_on_gpus
+from tests.commands_on_gpus import RECIPES, are_free, run_on_gpus
 from tests.recipes.small_demo import SHORT_OUTPUTS, SMALL, label, run_here, setting_flags, small_corpus
 
 SHORT = [*SMALL, *SHORT_OUTPUTS, "layers=1", "max_epochs=1", "average_checkpoints=1"]
@@ -101,58 +100,3 @@ def test_runs_share_a_gpu_if_there_are_more_jobs_than_gpus(work):
     assert printed.index("== transformer_rope, seed 1: begun") < printed.index(", seed 1: done")
     model = work / f"transformer.seed1.{label('demo', [*SHORT, 'precision=fp16'])}"
     assert "training on 1 devices (GPUs/TPUs)" in (model / "logs" / "stage07_train.log").read_text()
-
-
-# -- recipes.paper -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """A folder with small files for all experiments, and paper.yaml with a smaller vocabulary and one limit."""
-    folder = tmp_path_factory.mktemp("texts")
-    lines = [" ".join(line.split()) for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 40]
-    parts = {"train": lines[10:], "valid": lines[:5], "test": lines[5:10]}
-    pairs = {name: list(zip(part, part[1:], part[2:])) for name, part in parts.items()}
-    for name, part in parts.items():
-        (folder / f"{name}.txt").write_text("\n".join(part) + "\n")
-        (folder / f"text.{name}.txt").write_text("\n".join(part) + "\n")
-        triples = [{"A": a, "B": b, "C": c, "label": "BC"[n % 2]} for n, (a, b, c) in enumerate(pairs[name])]
-        (folder / f"{name}.json").write_text("".join(f"{json.dumps(triple)}\n" for triple in triples))
-        rows = [f"{a}\t{b}\t{n % 2}\n" for n, (a, b, _) in enumerate(pairs[name])]
-        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tlabel\n" + "".join(rows))
-    settings = (HERE / "paper.yaml").read_text()
-    for before, after in (("subwords: 30000", "subwords: 300"), ("limits: [512, 1024]", "limits: [512]")):
-        assert before in settings
-        settings = settings.replace(before, after)
-    (folder / "paper.yaml").write_text(settings)
-    return folder
-
-
-@pytest.mark.slow
-def test_the_experiments_of_the_paper_run_on_gpus_with_the_flags_of_paper_yaml(texts, tmp_path):
-    pairs = ["--train", texts / "train.tsv", "--dev", texts / "valid.tsv"]
-    inputs = {
-        "language_model": ["--data-dir", texts],
-        "masked_lm": ["--train", texts / "train.txt", "--valid", texts / "valid.txt"],
-        "fine_tuning": ["--from", tmp_path / "masked_lm", *pairs],
-        "long_documents": ["--data-dir", texts],
-    }
-    for name, (gpus, small) in PAPER.items():
-        common = ["--settings", texts / "paper.yaml", "--work-dir", tmp_path / name, "--encodings", "rope"]
-        words = [*inputs[name], *common, "--gpus", gpus, "--seeds", 1, "--", *small.split()]
-        run_on_gpus(gpus, "python", "-m", f"recipes.paper.{name}", *words, cwd=ROOT, is_forked=True)
-        histories = sorted(tmp_path.glob(f"{name}/rope.seed1/*/history.jsonl"))
-        assert len(histories) == {"fine_tuning": 2, "long_documents": 2}.get(name, 1)
-        for history in histories:
-            entries = [json.loads(line) for line in history.read_text().splitlines() if line]
-            command = entries[0]["process"]["command"]
-            (log,) = history.parents[1].glob(f"logs/*_train.{history.parent.name}.log")
-            assert f"--distributed-world-size {gpus} " in command and " --bf16" in command
-            assert f"training on {gpus} devices (GPUs/TPUs)" in log.read_text()
-            if name == "fine_tuning":  # the head of the masked language model has no gradients
-                assert (f" {FINE_TUNING_ON_TWO_GPUS} " in command) == (gpus == 2)
-                assert "valid_accuracy" in log.read_text()
-            assert are_free(entry["train_gb_free"] for entry in entries if "train_gb_free" in entry)
-            assert json.loads(history.with_name("valid.json").read_text())
-            is_tested = history.parent.name == "512" or name == "language_model"
-            assert history.with_name("test.json").exists() == is_tested
