@@ -1,6 +1,2 @@
 #!/usr/bin/env bash
-# WMT14 English-German: from raw files to the BLEU of RoFormer, section 4.1. Flags: see docs/recipes.md.
-here=$(CDPATH="" cd "$(dirname "$0")" && pwd)
-run=${FAIRSEQ_ROPE:-$here/../..}/recipes/pipeline/run.sh # a copy of this folder elsewhere needs FAIRSEQ_ROPE
-[ -f "$run" ] || { echo "run.sh: $here is not in fairseq-rope's recipes/: set FAIRSEQ_ROPE to its folder, or, for a job, give sbatch --wrap 'bash PATH/run.sh FLAGS'" >&2 && exit 1; }
-exec bash "$run" "$here" "$@"
+root=$(cd "$(dirname "$0")/../.." && pwd) && PATH="$PATH:$root/.venv/bin" PYTHONPATH="$root" exec python -m recipes wmt14_en_de "$@"

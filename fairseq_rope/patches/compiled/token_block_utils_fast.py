@@ -12,6 +12,8 @@ def _get_slice_indices_fast(sizes: Integers, break_mode: str, block_size: int, d
     The arguments are those of ``fairseq.data.TokenBlockDataset``.
     """
     if break_mode is None or break_mode == "none":
+        if block_size < 0:
+            raise ValueError("negative dimensions are not allowed")  # as fairseq's
         total = int(sizes.sum())
         starts = np.arange(0, total, block_size, dtype=np.int64)
         return np.stack([starts, np.minimum(starts + block_size, total)], axis=1)
