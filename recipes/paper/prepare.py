@@ -114,7 +114,7 @@ def following_pairs(documents: list[list[str]]) -> list[list[str]]:
 def write_examples(examples: list[list[str]], tokenise: Tokenise, longest: int | None, out: Path, part: str) -> None:
     """Write the texts of *examples*, cut to *longest* tokens, and their labels, which are last."""
     if not examples:
-        raise InputError(f"{out.name}: no examples for {part}")
+        raise InputError(f"{part} has no examples; a text must have blank lines between its documents")
     *texts, labels = zip(*examples)
     write_lines(labels, out / "label" / f"{part}.txt")
     for number, lines in enumerate(texts):
