@@ -79,8 +79,8 @@ def normalisation_rules() -> Iterator[str]:
     """What a SentencePiece model does with text before it splits it, as lines of ``normalization_rule_tsv``.
 
     Blanks of all kinds and characters that do not print become spaces, and characters are composed (Unicode's NFC). The
-    few that NFC decomposes, such as the য় of Bengali, stay as they are. SentencePiece's own rules, nmt_nfkc, also replace the ，！？ of Chinese and Japanese and the ำ of Thai by other
-    characters. A model could then not write them, and its translations would differ from each reference.
+    few that NFC decomposes, such as the য় of Bengali, stay as they are. SentencePiece's own rules, nmt_nfkc, also
+    replace the ，！？ of Chinese and the ำ of Thai: a model could then not write them.
     """
 
     def code_points(text: str) -> str:

@@ -53,9 +53,6 @@ def clean(
     Words are separated by any Unicode white space, as in Perl, and written with one blank between them. Every
     *holdout_every*-th accepted pair goes to *heldout* instead. Returns the number of pairs that were "read", "kept" and
     "held out", and the number that were removed for each reason.
-
-    Raises an InputError if a file is empty or not UTF-8, if the files have different numbers of lines, or if no pair
-    is left.
     """
     pairs = pairs_of(sources)
     counts: Counter[str] = Counter()

@@ -46,7 +46,6 @@ OPENED = re.compile(r"<seg\b", re.IGNORECASE)
 LEADING = re.compile(r"^(\./+)+")  # some programs write it before the name of each member
 COMPRESSED = re.compile(r"\.(gz|bz2|xz)$")
 OPENERS: dict[str, Callable[..., Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
-MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 
 
 class Place(NamedTuple):
@@ -80,16 +79,16 @@ def texts_at(place: Place, documents: bool) -> Iterator[str]:
     except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         if getattr(error, "errno", None) is not None:  # an error of the system, not of gzip or bz2
             raise
-        raise InputError(f"{place.path} is damaged, or is not what its name says: {error}") from None
+        raise InputError(
+            f"{place.path} is damaged, or is not what its name says: {str(error).partition(':')[0]}"
+        ) from None
 
 
 def _of_member(file: Any, place: Place, documents: bool) -> Iterator[str]:
     """:func:`_of_file` a member of the archive *file*, which is read to its end to find damage."""
-    kind = next((kind for magic, kind in MAGIC.items() if file.peek(8).startswith(magic)), None)
-    stream: Any = OPENERS[kind](file, "rb") if kind else file
     wanted = LEADING.sub("", place.member)
     names: list[str] = []
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES) as archive:
+    with tarfile.open(fileobj=file, bufsize=BLOCK_BYTES) as archive:
         for member in archive:
             name = LEADING.sub("", member.name)
             if name == wanted:
@@ -98,8 +97,8 @@ def _of_member(file: Any, place: Place, documents: bool) -> Iterator[str]:
                     raise InputError(f"{place} must be one regular file in the archive")
                 yield from _of_file(content, place, documents)
             names.append(name)
-    while stream.read(BLOCK_BYTES):  # the decompressor tests the checksum at the end
-        pass
+        while archive.fileobj and archive.fileobj.read(BLOCK_BYTES):  # the decompressor tests the checksum at the end
+            pass
     if wanted not in names:
         raise InputError(f"{place.path} has no member {place.member}{nearest(wanted, names)}")
 

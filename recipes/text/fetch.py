@@ -26,7 +26,6 @@ COLUMNS = {  # for each column of a manifest: the pattern of a value, and its de
     "url": ("https?://[!-~]+", "an address, http:// or https://"),
 }
 CURL = "curl --fail --location --proto =http,https --globoff --show-error --speed-time 60 --retry 5 --continue-at -"
-NO_RANGES = 33  # curl's exit status if the server cannot continue a download
 
 
 class Entry(NamedTuple):
@@ -79,7 +78,7 @@ def fetch(entry: Entry, folder: Path) -> Path:
     meter = "--progress-bar" if sys.stderr.isatty() else "--silent"
     command = [*CURL.split(), meter, "--output", str(part), entry.url]
     status = subprocess.run(command).returncode
-    if status == NO_RANGES:
+    if status == 33:  # the server cannot continue a download
         part.unlink()
         status = subprocess.run(command).returncode
     if status:

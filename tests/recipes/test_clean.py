@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.lines import CHUNK_BYTES
 from recipes.text.clean import EMPTY, LONG, LONG_WORD, UNLIKE, clean, main, why_not
 from tests.recipes.texts import read_lines, write_lines
 
@@ -122,14 +121,6 @@ def test_every_nth_kept_pair_is_held_out(tmp_path, capsys):
     assert pairs_of(tmp_path, "held") == [("s3", "t3"), ("s6", "t6")]
     counts = counted(capsys)
     assert (counts["pairs read"], counts["pairs kept"], counts["pairs held out"]) == (8, 5, 2)
-
-
-def test_files_longer_than_a_chunk_stay_aligned(tmp_path):
-    pairs = [(f"{n} {some(n % 40)}", f"{some(n % 7)} {n}") for n in range(4000)]
-    assert (tmp_path / "x").write_text("".join(source for source, _ in pairs)) > 2 * CHUNK_BYTES
-    out = cleaned(tmp_path, pairs, "--max-ratio", 0)
-    assert [source.split()[0] for source, _ in out] == [target.split()[-1] for _, target in out]
-    assert len(out) == 4000
 
 
 HELD = ["--heldout", "FOLDER/held", "--holdout-every"]

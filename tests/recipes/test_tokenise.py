@@ -77,15 +77,6 @@ def test_the_output_equals_that_of_sacremoses_and_fairseqs_tokenizer(tmp_path, l
     assert normalised == sacremoses(lang, CLEAN[lang], "normalize", "tokenize") != plain[: len(CLEAN[lang])]
 
 
-@pytest.mark.parametrize("flags", [[], ["--no-tokeniser"], ["--normalise-punctuation"]])
-def test_non_printing_characters_become_blanks_and_the_number_of_lines_stays(tmp_path, flags):
-    out = tokenise(tmp_path, DIRTY_LINES, *flags)
-    assert len(out) == len(DIRTY_LINES)
-    assert out == [blanked(line) for line in out]
-    assert "\n".join(out).splitlines() == out  # and contain no other line ends
-    assert out[2].split() == ["next", "line"] and out[9].split() == ["zero", "width"]
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="\n")), min_size=1))
 def test_any_text_keeps_its_lines(tmp_path_factory, text):
@@ -105,13 +96,6 @@ def test_two_processes_write_the_same_as_one(tmp_path, capsys, monkeypatch):
         printed, shown = capsys.readouterr()
         assert printed.startswith(f"{out}: {len(text)} lines in ") and "lines/s" in shown
     assert read_lines(tmp_path / "out1") == read_lines(tmp_path / "out2") == [blanked(line) for line in text]
-
-
-def test_a_short_text_starts_no_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "ProcessPoolExecutor", None)
-    source = write_lines(tmp_path / "in", CLEAN["en"])
-    run("--lang", "en", "--input", source, "--output", tmp_path / "out", "--workers", 2, "--no-tokeniser")
-    assert read_lines(tmp_path / "out") == [blanked(line) for line in CLEAN["en"]]
 
 
 @settings(deadline=None)
