@@ -11,7 +11,7 @@ from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 import fairseq_rope.plugin  # noqa: F401  registers the architectures
-from recipes.run.machine import cpu_computes_bf16
+from recipes.machine import cpu_computes_bf16
 
 # "small" is a model for 100,000 pairs; "base" is Vaswani's and RoFormer's.
 SIZES = {
