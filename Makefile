@@ -7,7 +7,7 @@
 # make test-gpu  run fairseq's programs and the recipes' commands on the GPUs of this machine
 # make bench     measure speed and memory beside fairseq's transformer (BENCH: flags of all, as in BENCH='--rounds 5')
 # make compare   train RECIPE's baseline and rotary model from SEEDS seeds each, and report the differences:
-#                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='--data-dir DIR' (COMPARE: flags of the recipe)
+#                make compare RECIPE=multi30k_en_de SEEDS=3 COMPARE='data=DIR' (COMPARE: more of the command)
 # make lint      check style (ruff) and types (mypy)
 # make docs      build the documentation into site/; broken links fail
 # make wheel     build the source distribution and the wheel, check both, and run the wheel's command in a fresh environment
@@ -30,7 +30,7 @@ help:
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(IN_VENV) bash recipes/demo/run.sh $(if $(filter command,$(origin ARCH)),--arch $(ARCH))
+	$(IN_VENV) bash recipes/demo/run.sh $(if $(filter command,$(origin ARCH)),arch=$(ARCH))
 
 # Tests that wait, for SLURM for example, leave a core idle with two processes on two cores.
 test: $(STAMP)
@@ -54,7 +54,7 @@ bench: $(STAMP)
 SEEDS ?= 3
 compare: $(STAMP)
 	@if [ -z "$(RECIPE)" ]; then echo 'make compare: RECIPE must name a folder of recipes/, as in RECIPE=multi30k_en_de' >&2; exit 2; fi
-	PYTHONUTF8=1 .venv/bin/python -m recipes.compare $(RECIPE) --seeds $(SEEDS) $(COMPARE)
+	PYTHONUTF8=1 .venv/bin/python -m recipes $(RECIPE) systems=baseline seeds=$(SEEDS) $(COMPARE)
 
 # .venv/.with-lint installs the extra lint of pyproject.toml.
 .venv/.with-%: $(STAMP)

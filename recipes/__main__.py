@@ -6,7 +6,8 @@
 RECIPE is a folder of recipes/, or the path of another one, with settings.yaml. Finished steps are skipped, and
 interrupted ones go on.
 
-  systems=FILE     YAML with the settings of each system by its name, the baseline first
+  systems=FILE     YAML with the settings of each system by its name, the baseline first; or one of recipes/systems/:
+                   baseline, encodings, block
   seeds=N          train each from seeds 1 to N, or FIRST-LAST; default: 1
   data=DIR         folder with the files of the corpus; default: they are downloaded
   manifest=none    do not check sizes and checksums of files, and download none
@@ -38,10 +39,10 @@ from fairseq_rope.metrics import load_tokeniser
 from fairseq_rope.tools import escape_unencodable_output
 from recipes import jobs, machine, models
 from recipes.compared import Report
+from recipes.plan import Plan, Run, ensure_sweep, read_systems, seeds_of
 from recipes.script import ROOT
 from recipes.settings import described, read_words, read_yaml
 from recipes.steps import STEPS, Pipeline
-from recipes.systems import Plan, Run, ensure_sweep, read_systems, seeds_of
 from recipes.text.fetch import read_manifest
 from recipes.work import Busy, Step, StepError, Work
 
@@ -83,6 +84,8 @@ def plan_of(recipe: str, own: Mapping[str, str], words: Sequence[str]) -> Plan:
     given = read_words(words)
     settings = read_yaml(folder / "settings.yaml")
     path = Path(own["systems"]) if own.get("systems") else None
+    if path is not None and not path.suffix:
+        path = ROOT / "recipes" / "systems" / f"{path}.yaml"
     arch = str(given.get("arch", settings.get("arch", "transformer_rope")))
     manifest: Path | None = Path(own.get("manifest", folder / "manifest.tsv"))
     if own.get("manifest") == "none" or "manifest" not in own and not (folder / "manifest.tsv").exists():

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from recipes.plan import Plan
 from recipes.report import page
 from recipes.report.contents import Contents, FinishedRun, Sweep, TestSet
 from recipes.steps import Pipeline
-from recipes.systems import Plan
 from recipes.work import Step, StepError, Work
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes import machine
+from recipes.plan import Plan
 from recipes.script import ROOT
-from recipes.systems import Plan
 from recipes.training import history, logged, progress_of
 from recipes.work import StepError
 

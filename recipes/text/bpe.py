@@ -151,13 +151,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         flag("--vocab-size", required=True, type=int, metavar="N", help="number of subwords")
         flag("--output", required=True, metavar="FILE")
         flag("inputs", nargs="+", metavar="INPUT", help="UTF-8 text of all languages")
-    workers = "at most N processes; default: one for each core"
     for name, flag_of_model in (("apply", "--codes"), ("sentencepiece-encode", "--model")):
         flag = tools.add_parser(name, help="split text into subwords").add_argument
         flag(flag_of_model, required=True, dest="learnt", metavar="FILE", help="the output of learning")
         flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
         flag("--output", required=True, metavar="FILE", help="the same lines in subwords")
-        flag("--workers", type=int, default=available_cores(), metavar="N", help=workers)
+        flag("--workers", type=int, default=available_cores(), metavar="N", help="default: one for each core")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.bpe"):
         refuse_output(args.output)

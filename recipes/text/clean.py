@@ -83,10 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--target-lang", required=True, metavar="LANG")
     flag("--input", required=True, metavar="PREFIX", help="reads PREFIX.LANG of both")
     flag("--output", required=True, metavar="PREFIX", help="writes PREFIX.LANG of both")
-    words = "in a side; characters in a language without spaces (default: 250)"
-    flag("--max-words", type=int, default=250, metavar="N", help=words)
-    ratio = "of the longer side to the shorter; 0: no limit (default: 9)"
-    flag("--max-ratio", type=float, default=9.0, metavar="R", help=ratio)
+    flag("--max-words", type=int, default=250, metavar="N", help="in a side; characters in a language without spaces")
+    flag("--max-ratio", type=float, default=9.0, metavar="R", help="of the longer side to the shorter; 0: no limit")
     flag("--holdout-every", type=int, default=0, metavar="N", help="hold out every N-th pair")
     flag("--heldout", metavar="PREFIX", help="write the held-out pairs to PREFIX.LANG of both")
     args = parser.parse_args(argv)

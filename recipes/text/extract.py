@@ -79,9 +79,8 @@ def texts_at(place: Place, documents: bool) -> Iterator[str]:
     except (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         if getattr(error, "errno", None) is not None:  # an error of the system, not of gzip or bz2
             raise
-        raise InputError(
-            f"{place.path} is damaged, or is not what its name says: {str(error).partition(':')[0]}"
-        ) from None
+        reason = str(error).partition(":")[0]
+        raise InputError(f"{place.path} is damaged, or not what its name says: {reason}") from None
 
 
 def _of_member(file: Any, place: Place, documents: bool) -> Iterator[str]:
@@ -216,8 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--documents", action="store_true", help="blank lines separate documents")
     form = "PATH or ARCHIVE:MEMBER with {lang} for the language or {side} for src or ref in it; .gz, .bz2 and .xz are"
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE", help=f"{form} decompressed")
-    other = "for each TEMPLATE, in order: the template of the target, another reference"
-    parser.add_argument("--reference", action="append", default=[], metavar="TEMPLATE", help=other)
+    parser.add_argument("--reference", action="append", default=[], help="of the target, one for each TEMPLATE")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.extract"):
         langs = args.source_lang, args.target_lang

@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -57,7 +56,7 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
     """
     if workers < 1:
         raise InputError(f"--workers {workers}: must be at least 1")
-    start, total, done = time.perf_counter(), count_lines(source), 0
+    total, done = count_lines(source), 0
     workers = min(workers, max(1, os.path.getsize(source) // SHARE))
     with written_whole(target) as (file,), progress(None, total, title) as bar:
         try:
@@ -71,8 +70,7 @@ def convert_file(make: Callable[[], Convert], source: str, target: str, workers:
             raise InputError(f"--workers {workers}: {problem}") from None
         if done != total:
             raise InputError(f"{source}: has {total} lines, and {target} would have {done}")
-    seconds = time.perf_counter() - start
-    print(f"{target}: {done} lines in {seconds:.1f} s, {done / seconds:.0f} lines per second")
+    print(f"{target}: {done} lines")
 
 
 def _in_order(make: Callable[[], Convert], source: str, workers: int) -> Iterator[list[str]]:

@@ -40,11 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag("--lang", required=True, help="language of the text: en, de, …")
     flag("--input", required=True, metavar="FILE", help="UTF-8 text, one sentence a line")
     flag("--output", required=True, metavar="FILE", help="the same lines in tokens")
-    workers = "at most N processes; default: one for each core"
-    flag("--workers", type=int, default=available_cores(), metavar="N", help=workers)
+    flag("--workers", type=int, default=available_cores(), metavar="N", help="default: one for each core")
     flag("--normalise-punctuation", action="store_true", help="first turn „ and similar into ASCII")
-    only = "for sentencepiece: only replace non-printing characters by blanks"
-    flag("--no-tokeniser", action="store_true", help=only)
+    flag("--no-tokeniser", action="store_true", help="only replace non-printing characters by blanks")
     args = parser.parse_args(argv)
     with ending_in_one_sentence("recipes.text.tokenise"):
         refuse_output(args.output)
