@@ -136,7 +136,7 @@ def test_two_processes_write_the_same_subwords_as_one(corpus, tmp_path, request,
     text = [line for line in DIRTY_LINES if "\r" not in line] + read_lines(corpus / "train.de") * 2
     one, two = (apply(learnt, text, tmp_path, workers) for workers in (1, 2))
     assert one == two and len(one) == len(text)
-    assert capsys.readouterr().out.count(f"{len(text)} lines in ") == 2
+    assert capsys.readouterr().out.count(f": {len(text)} lines\n") == 2
 
 
 @pytest.fixture

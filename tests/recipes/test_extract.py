@@ -214,8 +214,8 @@ ONE = "FOLDER/a.tgz:t.en must be one regular file"
     [
         *(({"c.en": en, "c.de": de}, C, message) for en, de, message in TEXTS),
         *(({"c.en.sgm": en, "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, message) for en, message in MARKUP),
-        *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)[:-4]}, C + s, f"{s} is damaged, or is not") for s, f in DENSE.items()),
-        *(({f"c.en{s}": f(EN), f"c.de{s}": EN}, C + s, f"FOLDER/c.de{s} is damaged, or is") for s, f in DENSE.items()),
+        *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)[:-4]}, C + s, f"{s} is damaged, or not") for s, f in DENSE.items()),
+        *(({f"c.en{s}": f(EN), f"c.de{s}": EN}, C + s, f"FOLDER/c.de{s} is damaged, or not") for s, f in DENSE.items()),
         ({"a.tgz": {"t.en": EN, "t.de": b"\n\xff"}}, A, "FOLDER/a.tgz:t.de, line 2: the byte 0xff is not UTF-8"),
         ({"a.tgz": {"t.en": EN, "t.de": b"1\n"}}, A, "FOLDER/a.tgz:t.en has 2 lines and FOLDER/a.tgz:t.de has 1 line"),
         ({"a.tgz": {"t.en": EN, "t.de": b""}}, A, "FOLDER/a.tgz:t.de: is empty"),
