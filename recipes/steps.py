@@ -272,29 +272,29 @@ class Pipeline:
     def text(self, name: str) -> Step:
         """The raw text of the set *name*, whose files are the user's or those of the manifest."""
         setting = f"{name}_files" if name in ("train", "valid") else f"test_files.{name}"
-        template = str(self.settings.test_files.get(name) or getattr(self.settings, f"{name}_files", ""))
+        value = str(self.settings.test_files.get(name) or getattr(self.settings, f"{name}_files", ""))
         digests, to_fetch = dict[str, str](), dict[str, str]()
-        places: list[list[str]] = []
-        for corpus in corpora(template, setting):
-            places.append([])
-            for one in corpus:
-                files = list(dict.fromkeys(_file(side) for side in self._sides(one)))
-                found = [self._of_user(file) for file in files]
-                for file, of_user in zip(files, found):
-                    entry = self.entries.get(file)
-                    if of_user is None and entry is None:
-                        where = f"the manifest {self.manifest}" if self.manifest else "data=DIR, which is not given"
-                        raise InputError(f"{setting}: {file} is neither an absolute path nor in {where}")
-                    if of_user is None and entry is not None:
-                        to_fetch[file] = entry.checksum or entry.url
-                    digest = of_user.digest if of_user is not None else to_fetch[file].removeprefix("sha256:")
-                    digests[Path(file).name] = digest[:16] if of_user or "://" not in digest else digest
-                folder = found[0].path.parent if found[0] is not None else None
-                places[-1].append(str(folder / Path(_file(one)).name) + one[len(_file(one)) :] if folder else one)
-        templates = [[one.replace(_file(one), Path(_file(one)).name, 1) for one in corpus] for corpus in corpora(
-            template, setting
-        )]  # fmt: skip
-        read = {"langs": self.langs, "corpora": templates, "references": len(templates[0]), "files": digests}
+
+        def place(template: str) -> str:
+            """Where *template* lies: in a folder of the user, or, without one, in that of the step that fetches."""
+            folder = ""
+            for file in dict.fromkeys(_file(side) for side in self._sides(template)):
+                of_user, entry = self._of_user(file), self.entries.get(file)
+                if of_user is not None:
+                    folder, digests[of_user.path.name] = f"{of_user.path.parent}/", of_user.digest[:16]
+                elif entry is not None:
+                    to_fetch[file] = entry.checksum or entry.url
+                    is_sha = to_fetch[file].startswith("sha256:")
+                    digests[file] = to_fetch[file][7:23] if is_sha else to_fetch[file]
+                else:
+                    where = f"the manifest {self.manifest}" if self.manifest else "data=DIR, which is not given"
+                    raise InputError(f"{setting}: {file} is neither an absolute path nor in {where}")
+            return folder + _named(template) if folder else template
+
+        templates = corpora(value, setting)
+        places = [[place(template) for template in corpus] for corpus in templates]
+        named = [[_named(template) for template in corpus] for corpus in templates]
+        read = {"langs": self.langs, "corpora": named, "references": len(named[0]), "files": digests}
         fetch_files = Fetch("fetch", name, {"files": to_fetch}, {}, {"manifest": str(self.manifest)})
         return Text("text", name, read, {"files": fetch_files} if to_fetch else {}, {"corpora": places})
 
@@ -398,16 +398,10 @@ def _file(place: str) -> str:
     return archive[1] if archive else place
 
 
-STEPS = (
-    "fetch",
-    "text",
-    "tokenise",
-    "clean",
-    "learn-bpe",
-    "binarise",
-    "train",
-    "average",
-    "translate",
-    "score",
-    "export",
-)
+def _named(place: str) -> str:
+    """*place* without folders."""
+    file = _file(place)
+    return Path(file).name + place[len(file) :]
+
+
+STEPS = tuple("fetch text tokenise clean learn-bpe binarise train average translate score export".split())
