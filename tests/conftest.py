@@ -29,23 +29,19 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("test_fairseq_suite.py", "recipes/test_user_dir.py", "recipes/test_systems.py", "recipes/test_documents.py"),
-    "recipes/test_pipeline.py",
-    *("recipes/test_real_slurm.py", "serving/test_corpus_on_slurm.py"),
+    *("test_fairseq_suite.py", "recipes/test_wmt14.py", "serving/test_corpus_on_slurm.py"),
     *("serving/test_argos_programs.py", "patches/test_precision.py", "test_whole_commands_on_gpus.py"),
-    *("test_several_gpus.py", "recipes/test_recipes_on_gpus.py", "patches/test_faults.py", "recipes/test_compare.py"),
+    *("test_several_gpus.py", "patches/test_faults.py", "recipes/test_work.py"),
     *("test_compatibility.py", "test_documented_commands.py", "serving/test_export.py", "patches/test_patches.py"),
-    *("serving/test_corpus.py", "serving/test_translate.py", "recipes/test_wmt14.py", "test_end_to_end.py"),
+    *("serving/test_corpus.py", "serving/test_translate.py", "recipes/test_user_dir.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py", "test_flags.py", "test_gpu.py", "test_precision.py"),
     *("test_encodings.py", "positions/test_encodings.py", "transformer/test_whole_models.py"),
-    *("transformer/test_language_model.py", "recipes/test_translated_texts.py", "recipes/test_paper.py"),
-    *("transformer/test_roberta.py", "test_benchmarks.py"),
+    *("transformer/test_language_model.py", "recipes/test_paper.py", "transformer/test_roberta.py"),
+    "test_benchmarks.py",
 )
 # Tests of these files that another process than that of the file's other tests can run. They share no long fixture.
 DIVIDED = {
     "test_fairseq_suite.py": "test_tests_of_transformers_pass_with_the_rotary_models",
-    "recipes/test_systems.py": "test_systems_train_side_by_side_one_fails_and_the_same_command_resumes",
-    "recipes/test_compare.py": "test_a_comparison_resumes_with_more_seeds_and_reports_all_of_them",
     "test_several_gpus.py": "test_each_way_to_start_two_processes_continues_the_training_of_the_one_before",
 }
 

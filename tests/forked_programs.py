@@ -6,7 +6,7 @@ files, and waits for the process that the server forks. What that process does a
 the plugin from --user-dir, reads its words and runs the program's main function. Its memory is not counted as that of
 the caller's children.
 
-tests/recipes/test_pipeline.py and tests/test_end_to_end.py run the real programs.
+tests/recipes/test_wmt14.py and tests/test_end_to_end.py run the real programs.
 """
 
 import array

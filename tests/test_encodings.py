@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.tools.convert_layout import main as convert_layout
-from tests.commands import PLUGIN, ROOT, call, outputs, run_program, train, training, valid_losses
+from tests.commands import PLUGIN, call, outputs, train, training, valid_losses
 
 DOCS = Path(__file__).parents[1] / "docs" / "encodings.md"
 SHORT = ["--max-len-a", 0, "--max-len-b", 12]
@@ -138,10 +138,6 @@ def test_the_example_of_the_documentation_trains_and_translates(data_bin, tmp_pa
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     assert {layer.self_attn.position.strength for layer in (*model.encoder.layers, *model.decoder.layers)} == {0.5}
     assert sorted(outputs(generate(data_bin, [path], "--user-dir", folder))) == list(range(20))
-    picture = tmp_path / "recency.svg"
-    draw = ["python", "-m", "recipes.compare.draw_encodings", f"Recency={path}", "--output", picture]
-    run_program(*draw, "--user-dir", folder, cwd=ROOT)
-    assert "<svg" in picture.read_text()
     refused = refusal(*training(data_bin, tmp_path / "other", *mine, "--recency-strength", -1))
     assert refused == "--recency-strength -1.0: must be above 0"
     unused = refusal(*training(data_bin, tmp_path / "other", "--recency-strength", 2))

@@ -53,4 +53,4 @@ def note_as_excluded(optimizers):
 
 AfterImport("torch.optim.optimizer", note_as_excluded)
 if "FORKED_PROGRAMS" in os.environ:
-    AfterImport("recipes.run.shell", lambda shell: setattr(shell, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))
+    AfterImport("recipes.script", lambda script: setattr(script, "PROGRAMS", os.environ["FORKED_PROGRAMS"]))

@@ -1,7 +1,7 @@
 """A package in the real programs: argos-translate-lt and LibreTranslate, installed in an environment of their own.
 
-The documented command, with the model of a whole demo (``bash recipes/demo/run.sh --work-dir DIR``, then again with
-``--stage 11``) and an environment that is kept between runs:
+The documented command, with the model of a whole demo (``python -m recipes demo work=DIR --until export``) and an
+environment that is kept between runs:
 
     DEMO=DIR PROGRAMS=lt SCREENSHOT=page.png pytest -s -m slow tests/serving/test_argos_programs.py
 
@@ -27,9 +27,8 @@ import pytest
 from benchmarks.web_page import SENTENCE, answers, free_port, install_package, post, serving, translated
 from fairseq_rope.locks import locked
 from fairseq_rope.serving.argos import Package
-from fairseq_rope.tools import export
 from tests.commands import LIMIT
-from tests.recipes.small_demo import SMALL, run_here, setting_flags, small_corpus
+from tests.recipes.small_demo import one, run, small_corpus
 
 pytestmark = pytest.mark.slow
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
@@ -50,17 +49,13 @@ for line in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The work folder of the demo's recipe; in it, the exported model is ``served``."""
+    """The exported model of the demo's recipe, and its work folder."""
     if "DEMO" in os.environ:
         work = Path(os.environ["DEMO"]).resolve()
-        return next(work.glob("*/ctranslate2")), work
-    work = tmp_path_factory.mktemp("demo")
-    corpus = ["--data-dir", small_corpus(200, LINES), "--manifest", "none", "--work-dir", work, "--stop-stage", "8"]
-    run_here([*map(str, ["demo", *corpus]), *setting_flags(*SMALL, "max_epochs=2", "average_checkpoints=2")])
-    checkpoint, served = next(work.glob("*/averaged.pt")), work / "served"
-    flags = ["--path", checkpoint, "--data", work / "data-bin", "--output", served, "--quantization", "int8", "--force"]
-    export.main(list(map(str, flags)))
-    return served, work
+    else:
+        work = tmp_path_factory.mktemp("demo")
+        run("demo", f"data={small_corpus(200, LINES)}", f"work={work}", "max_epochs=2", "--until", "export")
+    return work / "exported", work
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +100,7 @@ def installed(demo, programs, tmp_path_factory):
     served, work = demo
     folder = tmp_path_factory.mktemp("argos")
     variables = install_package(served, work / "data-bin", folder, programs)
-    lines = (work / "raw" / "valid.en").read_text(encoding="utf-8").splitlines()[:LINES]
+    lines = one(work, "text-valid-*/text.en").read_text(encoding="utf-8").splitlines()[:LINES]
     return folder, variables, lines
 
 
