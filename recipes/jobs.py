@@ -63,7 +63,7 @@ def _watched(plan: Plan, futures: dict[Future[str], int]) -> Iterator[tuple[int,
     """Yield the runs as they end, below one line that shows all of them."""
     left = set(futures)
     every = 1.0 if sys.stderr.isatty() else 30.0
-    with tqdm(total=len(futures), unit="run", bar_format="  {n}/{total} runs [{elapsed}] {postfix}") as bar:
+    with tqdm(total=len(futures), unit="run", bar_format="  {n}/{total} runs [{elapsed}]{postfix}") as bar:
         while left:
             done, left = wait(left, timeout=every, return_when=FIRST_COMPLETED)
             for future in done:
@@ -79,7 +79,7 @@ def _running(plan: Plan) -> Iterator[str]:
             train = plan.pipeline(run).train
         except StepError:  # its sweep is not finished
             continue
-        if plan.work.is_locked(train.name):
+        if plan.work.is_locked(train.name) and (plan.work.folder(train) / "log").exists():
             limit = train.limits["max_epochs"], train.limits["max_updates"]
             yield f"{run.title}: {in_words(plan.work.folder(train), *limit)}"
 

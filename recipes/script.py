@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.files import write_whole
@@ -38,7 +38,11 @@ unset {" ".join(OF_LAUNCHERS)}
 BAR = re.compile(r"\[\d+:\d\d[^\]]*\]\s*$")
 
 
-def run_script(folder: Path, commands: Sequence[str], screen: Any, on_line: Callable[[str], None] | None = None) -> int:
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def run_script(folder: Path, commands: Sequence[str], on_line: Callable[[str], None] | None = None) -> int:
     """Write *commands* to ``folder/script.sh`` and run it. Returns the peak memory of its largest process, in MiB.
 
     *on_line* gets each line that is added to ``folder/log``; by default, lines are shown as they are, but for progress
@@ -46,7 +50,7 @@ def run_script(folder: Path, commands: Sequence[str], screen: Any, on_line: Call
     """
     write_whole(folder / "script.sh", HEAD + "".join(f"{command}\n" for command in commands))
     for command in commands:
-        screen.say(f"  $ {command}")
+        say(f"  $ {command}")
     environment = {"TQDM_MININTERVAL": "0.5", **os.environ, "FAIRSEQ_ROPE": str(ROOT)}
     environment["PATH"] = f"{PROGRAMS}:{environment.get('PATH', '')}"
     log = folder / "log"
@@ -57,7 +61,7 @@ def run_script(folder: Path, commands: Sequence[str], screen: Any, on_line: Call
             close_fds=False,  # it inherits the lock
             start_new_session=True,  # so that one signal ends all its processes
         )  # fmt: skip
-        shown = _Shown(screen, on_line)
+        shown = _Shown(on_line)
         try:
             while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
                 shown.follow(reader)
@@ -79,8 +83,8 @@ def run_script(folder: Path, commands: Sequence[str], screen: Any, on_line: Call
 class _Shown:
     """Passes on the lines of a log, and draws its progress bars: on a terminal in place, elsewhere every 30 seconds."""
 
-    def __init__(self, screen: Any, on_line: Callable[[str], None] | None):
-        self._show = on_line or (lambda line: screen.say(f"  {line}"))
+    def __init__(self, on_line: Callable[[str], None] | None):
+        self._show = on_line or (lambda line: say(f"  {line}"))
         self._rest, self._drawn, self._open = "", time.monotonic(), False
         self.last = ""  # the last line that is no progress bar
 

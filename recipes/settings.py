@@ -58,7 +58,7 @@ class Settings:
     )
     vocab_size: int = _setting(37000, "size of the subword vocabulary of both languages together", 1)
 
-    arch: str = _setting("transformer_rope", "fairseq's --arch")
+    arch: str = _setting("transformer_rope", "fairseq's --arch", pattern=r"[\w.-]+", example="transformer")
     layers: int = _setting(6, "number of encoder layers, and of decoder layers", 1)
     width: int = _setting(512, "size of embeddings and layers", 1)
     ffn_width: int = _setting(2048, "size inside the feed-forward networks", 1)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from fairseq_rope.files import NUMBERS, write_whole
 from recipes import machine
-from recipes.script import run_script
+from recipes.script import run_script, say
 from recipes.work import Step, StepError, Work
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Train(Step):
         if s.user_dir:
             read["user_dir"] = machine.code_of(Path(s.user_dir))
         read |= {"precision": pipeline.precision, "seed": pipeline.seed}
-        others = ("user_dir", "gpus", "tokens_per_device", "save_every_updates", "average_checkpoints")
-        options = {name: getattr(s, name) for name in (*LIMITS, *others)}
+        others = ("gpus", "tokens_per_device", "save_every_updates", "average_checkpoints")
+        options = {name: getattr(s, name) for name in (*LIMITS, *others)} | {"user_dir": pipeline.user_dir}
         return cls("train", pipeline.label, read, {"data": pipeline.data_bin}, options)
 
     @property
@@ -116,11 +116,11 @@ class Train(Step):
         write_whole(folder / "settings.yaml", self.record())
         self._refuse_shorter(folder)
         devices = machine.devices(self.options["gpus"], self.settings["precision"])
-        work.screen.say(f"== {self.name}")
+        say(f"== {self.name}")
         max_tokens, frequency = self.batches(devices)
         device = machine.device_in_words(devices)
         form = self.settings["precision"]
-        work.screen.say(f"  on {device} in {form}: {max(1, devices)} × {frequency} batches of {max_tokens} tokens")
+        say(f"  on {device} in {form}: {max(1, devices)} × {frequency} batches of {max_tokens} tokens")
         command = self.command(devices)
         sizes = {"device": device, "precision": form, "max_tokens": max_tokens, "update_freq": frequency}
         process = {**machine.describe(), "batches": sizes, "command": command}
@@ -129,7 +129,7 @@ class Train(Step):
         (folder / "failed").unlink(missing_ok=True)
         try:
             with self._bar() as bar:
-                peak = run_script(folder, [command], work.screen, lambda line: self._follow(bar, line))
+                peak = run_script(folder, [command], lambda line: self._follow(bar, line))
         except Exception as error:
             write_whole(folder / "failed", f"{error}\n")
             raise StepError(f"{self.name}: {error}") from None
@@ -214,7 +214,7 @@ class Average(Step):
     def of(cls, pipeline: "Pipeline") -> "Average":
         s, train = pipeline.settings, pipeline.train
         read = {name: getattr(s, name) for name in (*LIMITS, "save_every_updates", "average_checkpoints")}
-        return cls("average", pipeline.label, read, {"training": train}, {"user_dir": s.user_dir})
+        return cls("average", pipeline.label, read, {"training": train}, {"user_dir": pipeline.user_dir})
 
     def needs(self) -> list[Step]:
         return self.inputs["training"].needs()  # type: ignore[union-attr]

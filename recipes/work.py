@@ -22,7 +22,7 @@ import yaml
 from fairseq_rope.errors import InputError
 from fairseq_rope.files import checksum, write_whole
 from fairseq_rope.locks import holder_of, locked, note_holder
-from recipes.script import run_script
+from recipes.script import run_script, say
 
 
 class StepError(InputError):
@@ -105,7 +105,7 @@ class Step:
             shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True, exist_ok=True)
         write_whole(part / "settings.yaml", self.record())
-        work.screen.say(f"== {self.name}")
+        say(f"== {self.name}")
         self.produce(work, part)
         self.check(part)
         for path in part.rglob("*"):
@@ -117,7 +117,7 @@ class Step:
     def produce(self, work: "Work", part: Path) -> None:
         """Write the outputs into the folder *part*."""
         try:
-            run_script(part, self.commands(), work.screen, None if self.speaks else lambda line: None)
+            run_script(part, self.commands(), None if self.speaks else lambda line: None)
         except InputError as error:
             raise StepError(f"{self.name}: {error}") from None
 
@@ -127,19 +127,11 @@ class Step:
         return yaml.safe_dump(read, sort_keys=False, allow_unicode=True)
 
 
-class Screen:
-    """Prints what happens. Subclasses show less, or elsewhere."""
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-
-
 @dataclass
 class Work:
     """A work folder, and what its steps have in common."""
 
     path: Path
-    screen: Screen = field(default_factory=Screen)
     waits: bool = True  # whether to wait for another process, or raise Busy
 
     def folder(self, step: Step) -> Path:
@@ -168,7 +160,7 @@ class Work:
             except BlockingIOError:
                 if not self.waits:
                     raise Busy(name) from None
-                self.screen.say(f"{name}: waiting for {holder_of(path)}")
+                say(f"{name}: waiting for {holder_of(path)}")
                 held = stack.enter_context(locked(path))
             note_holder(held.descriptor)
             os.set_inheritable(held.descriptor, True)  # a command that outlives this process keeps the lock
@@ -192,8 +184,9 @@ class Work:
         return found
 
     def say_what_differs(self, step: Step) -> None:
-        """Say how *step* differs from the most similar one that exists, unless it goes on in its own folder."""
-        records = self.records(step.kind)
+        """Say how *step* differs from the most similar one with its label, unless it goes on in its own folder."""
+        same = step.name.rpartition("-")[0]
+        records = {name: one for name, one in self.records(step.kind).items() if name.rpartition("-")[0] == same}
         if not records or step.name in records:
             return
         here = flat({"settings": dict(step.settings), "inputs": step.read_from})
@@ -202,7 +195,7 @@ class Work:
         of_settings = {key: values for key, values in nearest.items() if key.startswith("settings.")}
         if of_settings and len(of_settings) < 8:
             words = [f"{key.removeprefix('settings.')} {new}, not {old}" for key, (new, old) in of_settings.items()]
-            self.screen.say(f"{', '.join(words)}: new folder")
+            say(f"{', '.join(words)}: new folder")
 
     def file(self, path: Path) -> File:
         """Return a file of the user with its checksum, which is computed again if its size or time has changed."""
