@@ -31,7 +31,7 @@ HEAD = f"""\
 # By hand: FAIRSEQ_ROPE=path/of/the/clone bash script.sh
 set -euo pipefail
 cd "$(dirname "$0")"
-export PYTHONPATH="$FAIRSEQ_ROPE" PYTHONUTF8=1 PYTHONIOENCODING=
+export PYTHONPATH="$FAIRSEQ_ROPE${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONUTF8=1 PYTHONIOENCODING=
 unset {" ".join(OF_LAUNCHERS)}
 """
 # " 45%|####     | 123/456 [00:01<00:02, 45.6it/s]", or without a total "123it [00:01, 45.6it/s]"

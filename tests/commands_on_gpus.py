@@ -1,8 +1,7 @@
 """Run whole programs on simulated GPUs, and the tables of what the tests run there.
 
 With the environment variable REAL_GPU=1, the programs run on the GPUs of this machine (make test-gpu). The tests run
-each row of the tables. tests/test_flags_of_gpus.py compares the tables with the flags that the recipes and the
-documentation name.
+each row of the tables.
 """
 
 import json
@@ -75,7 +74,7 @@ SEVERAL_PROCESSES = (
 ON_TWO_GPUS = ("--bf16", "--fp16 --ddp-backend legacy_ddp")
 # flags of recipes/paper/fine_tuning.sh on two GPUs
 FINE_TUNING_ON_TWO_GPUS = "--bf16 --distributed-world-size 2 --find-unused-parameters"
-# the stages 7 and later of recipes/demo: number of GPUs and precision
+# recipes/demo: number of GPUs and precision
 RECIPES = ((1, "fp16"), (2, "auto"))
 if REAL_GPU and torch.cuda.device_count() == 1:
     RECIPES = ((1, "fp16"), (1, "auto"))

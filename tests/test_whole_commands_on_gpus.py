@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
-from tests.commands import PLUGIN, call, outputs, scores, training, valid_losses
+from tests.commands import ENVIRONMENT, PLUGIN, ROOT, call, outputs, scores, training, valid_losses
 from tests.commands_on_gpus import (
     PROGRAMS,
     REAL_GPU,
+    RECIPES,
     RESUMED,
     TRAININGS,
     are_free,
@@ -23,6 +24,7 @@ from tests.commands_on_gpus import (
     training_on_gpus,
     types_of_numbers,
 )
+from tests.recipes.small_demo import SMALL, one, small_corpus
 
 EPOCHS = 2  # of training_on_gpus
 UPDATES = 4  # of an epoch of the corpus
@@ -218,3 +220,22 @@ def test_programs_compute_on_a_gpu_what_they_compute_on_the_cpu(program, command
             assert mean(numbers(program, printed)) == pytest.approx(mean(expected), rel=0.02)
             same = sum(outputs(printed)[number] == text for number, text in translations.items())
             assert same >= 0.5 * len(translations)
+
+
+# -- recipes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus, precision", RECIPES)
+def test_a_recipe_uses_as_many_gpus_as_its_setting_says_in_a_job_of_slurm_too(gpus, precision, tmp_path, monkeypatch):
+    """With SLURM's variables of a job with one task of no given number, for which fairseq ends with a TypeError."""
+    job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "WORLD_SIZE": "1", "RANK": "0"}
+    for name, value in {**job, "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setitem(ENVIRONMENT, name, value)
+    words = [f"data={small_corpus(60)}", f"work={tmp_path}", f"gpus={gpus}", f"precision={precision}"]
+    words += ["export_quantization=float32", "--until", "export"]
+    printed = run_on_gpus(gpus, "python", "-m", "recipes", "demo", *SMALL, *words, cwd=ROOT, is_forked=True)
+    assert f"on {gpus} GPU{'s' * (gpus > 1)} in {precision.replace('auto', 'bf16')}" in printed
+    log = one(tmp_path, "train-*/log").read_text()
+    assert f"training on {gpus} devices (GPUs/TPUs)" in log and are_free(logged(log, "train_gb_free"))
+    assert "GPU: used, linear layers in float32" in one(tmp_path, "translate-*/log").read_text()

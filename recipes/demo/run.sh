@@ -1,2 +1,2 @@
 #!/usr/bin/env bash
-root=$(cd "$(dirname "$0")/../.." && pwd) && PATH="$root/.venv/bin:$PATH" PYTHONPATH="$root" exec python -m recipes demo "$@"
+root=$(cd "$(dirname "$0")/../.." && pwd) && PATH="$root/.venv/bin:$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python -m recipes demo "$@"
