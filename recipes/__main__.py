@@ -24,7 +24,6 @@ Settings, with their values in this recipe:
 """
 
 import argparse
-import difflib
 import json
 import shlex
 import signal
@@ -55,10 +54,7 @@ def recipe_folder(name: str) -> Path:
         if (folder / "settings.yaml").is_file():
             return folder
     known = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/settings.yaml"))
-    nearest = (difflib.get_close_matches(name, known, n=1) or ["demo"])[0]
-    raise InputError(
-        f"{name}: is not a folder with settings.yaml; the recipes are {', '.join(known)} (did you mean {nearest}?)"
-    )
+    raise InputError(f"{name}: is not a folder with settings.yaml; the recipes are {', '.join(known)}")
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str], list[str]]:
@@ -130,7 +126,7 @@ class Command:
             if not 1 <= args.run <= len(runs):
                 raise InputError(f"--run {args.run}: must be 1 to {len(runs)}")
             self.check()
-            self.do(runs[args.run - 1])
+            self.print_end(self.do(runs[args.run - 1]))
         else:
             self.check()
             self.do_all(runs)
@@ -210,12 +206,16 @@ class Command:
                         raise
                     self.note(run, str(error))
                 self.work.waits = False
+        problems = [f"{len(self.failed)} of {len(runs)} runs failed"] if self.failed else []
         if trains and self.args.until in ("score", "export") and len(runs) > 1:
-            self.report()
+            try:
+                self.report()
+            except StepError as error:
+                problems.append(str(error))
         elif last is not None:
             self.print_end(last)
-        if self.failed:
-            raise StepError(f"{len(self.failed)} of {len(runs)} runs failed: " + "; ".join(self.failed.values()))
+        if problems:
+            raise StepError("; ".join([*problems, *self.failed.values()]))
 
     def note(self, run: Run, failure: str) -> None:
         """Note that *run* has ended, and why if it failed."""
@@ -244,8 +244,9 @@ class Command:
 
     def print_end(self, pipeline: Pipeline) -> None:
         """Print translations and scores, or what else was made last, and where it is."""
-        steps = pipeline.steps(self.args.until)
-        tests = [*pipeline.settings.test_files] if self.args.until in ("score", "export") else []
+        steps = [pipeline.train] if pipeline.of_sweep else pipeline.steps(self.args.until)
+        is_scored = self.args.until in ("score", "export") and not pipeline.of_sweep
+        tests = [*pipeline.settings.test_files] if is_scored else []
         for name in tests:
             self.print_score(pipeline, name)
         for step in [*steps, pipeline.average] if tests else steps:

@@ -304,7 +304,7 @@ class Pipeline:
         if not path.is_absolute() or not path.exists() and name in self.entries:
             return None
         found, entry = self.work.file(path), self.entries.get(name)
-        if entry is not None and path.exists() and (problem := fetch.check(path, entry)):
+        if entry is not None and path.exists() and (problem := _checked(path, entry)):
             raise InputError(f"{path} {problem}; manifest=none accepts other files")
         return found
 
@@ -395,6 +395,9 @@ class Pipeline:
         if until == "average" or not tests:
             return [self.average]
         return [self.translate(name) if until == "translate" else self.score(name) for name in tests]
+
+
+_checked = functools.cache(fetch.check)  # each file once
 
 
 def _file(place: str) -> str:
