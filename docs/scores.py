@@ -38,15 +38,19 @@ def picture() -> bytes:
     """Return the picture as SVG, without a background."""
     from matplotlib import rc_context
 
-    from recipes.compare.forest import Difference, forest
-    from recipes.compare.plots import rendered
+    from recipes.report.plots import as_svg, forest
+    from recipes.report.results import BLEU
 
     of_text = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style = {**dict.fromkeys(of_text, GREY), "figure.facecolor": "none", "axes.facecolor": "none"}
+    text = PAGE.read_text(encoding="utf-8")
+    test_sets = []
+    for title, rows in panels(text).items():
+        against = {name: {"difference": value, "low": low, "high": high} for name, value, low, high in rows}
+        scores: dict[str, dict[int, float]] = {name: {} for name in (baseline(text), *against)}
+        test_sets.append({"name": title, BLEU: {"scores": scores, "against_baseline": against}})
     with rc_context(style):
-        text = PAGE.read_text(encoding="utf-8")
-        by_title = {title: [Difference(*row) for row in rows] for title, rows in panels(text).items()}
-        return rendered(forest(by_title, baseline(text)), "svg")
+        return as_svg(forest({"baseline": baseline(text), "runs": scores, "test_sets": test_sets}))
 
 
 if __name__ == "__main__":
