@@ -343,11 +343,11 @@ class Pipeline:
 
     @functools.cached_property
     def train(self) -> Train:
-        return Train.of(self)
+        return Train.of(self.label, self.settings, self.precision, self.seed, self.data_bin)
 
     @functools.cached_property
     def average(self) -> Average:
-        return Average.of(self)
+        return Average.of(self.label, self.settings, self.train)
 
     def translate(self, name: str) -> Step:
         read = self._read("beam", "length_penalty", "max_len_b", "generate_flags", bpe=self.bpe)

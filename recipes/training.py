@@ -7,17 +7,15 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from fairseq_rope.files import NUMBERS, write_whole
 from recipes import machine
 from recipes.script import run_script, say
+from recipes.settings import Settings
 from recipes.work import Step, StepError, Work
-
-if TYPE_CHECKING:
-    from recipes.steps import Pipeline
 
 # Settings that change what a model learns, besides its data, seed and precision.
 LEARNT = (
@@ -86,15 +84,14 @@ class Train(Step):
     """
 
     @classmethod
-    def of(cls, pipeline: "Pipeline") -> "Train":
-        s = pipeline.settings
-        read = {"langs": pipeline.langs, **{name: getattr(s, name) for name in LEARNT}}
+    def of(cls, label: str, s: Settings, precision: str, seed: int, data: Step) -> "Train":
+        read = {"langs": [s.source_lang, s.target_lang], **{name: getattr(s, name) for name in LEARNT}}
         if s.user_dir:
             read["user_dir"] = machine.code_of(Path(s.user_dir))
-        read |= {"precision": pipeline.precision, "seed": pipeline.seed}
+        read |= {"precision": precision, "seed": seed}
         others = ("gpus", "tokens_per_device", "save_every_updates", "average_checkpoints")
         options = {name: getattr(s, name) for name in (*LIMITS, *others)} | {"user_dir": pipeline.user_dir}
-        return cls("train", pipeline.label, read, {"data": pipeline.data_bin}, options)
+        return cls("train", label, read, {"data": data}, options)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -211,10 +208,9 @@ class Average(Step):
     speaks = False
 
     @classmethod
-    def of(cls, pipeline: "Pipeline") -> "Average":
-        s, train = pipeline.settings, pipeline.train
+    def of(cls, label: str, s: Settings, train: Train) -> "Average":
         read = {name: getattr(s, name) for name in (*LIMITS, "save_every_updates", "average_checkpoints")}
-        return cls("average", pipeline.label, read, {"training": train}, {"user_dir": pipeline.user_dir})
+        return cls("average", label, read, {"training": train}, {"user_dir": pipeline.user_dir})
 
     def needs(self) -> list[Step]:
         return self.inputs["training"].needs()  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ import yaml
 from fairseq_rope.errors import InputError
 from recipes import compared, jobs, machine, models, script
 from recipes.__main__ import Command, main, parse
+from tests.commands import LIMIT
 from tests.recipes import fake_programs
 
 FEW = ["precision=fp32", "gpus=0", "max_epochs=2", "average_checkpoints=2"]
@@ -269,7 +270,7 @@ def test_a_folder_says_what_its_step_read_and_ran(place):
     assert "--lr 0.004" in (folder / "script.sh").read_text() and '"epoch": 2' in (folder / "log").read_text()
     assert Path(os.readlink(place / "work" / "data-bin")) == Path(record["inputs"]["data"])
     environment = {**os.environ, "FAIRSEQ_ROPE": str(script.ROOT), "PATH": f"{script.PROGRAMS}:{os.environ['PATH']}"}
-    subprocess.run(["bash", folder / "script.sh"], env=environment, check=True)
+    subprocess.run(["bash", folder / "script.sh"], env=environment, check=True, timeout=LIMIT)
 
 
 def test_a_killed_recipe_leaves_its_training_which_holds_the_lock(place, monkeypatch):
