@@ -354,7 +354,7 @@ class Pipeline:
         inputs = {
             "model": self.average, "data": self.data_bin, "test": self.test_bin(name), "text": self.text(name)
         }  # fmt: skip
-        options = {"user_dir": self.user_dir, "gpus": self.settings.gpus}
+        options = {"user_dir": self.settings.user_dir, "gpus": self.settings.gpus}
         return Translate("translate", f"{self.label}-{name}", read, inputs, options)
 
     def score(self, name: str) -> Step:
@@ -365,13 +365,8 @@ class Pipeline:
     @functools.cached_property
     def export(self) -> Step:
         names = ("export_quantization", "export_shortlist", "beam", "length_penalty", "max_len_b")
-        inputs, options = {"model": self.average, "data": self.data_bin}, {"user_dir": self.user_dir}
+        inputs, options = {"model": self.average, "data": self.data_bin}, {"user_dir": self.settings.user_dir}
         return Export("export", self.label, self._read(*names), inputs, options)
-
-    @property
-    def user_dir(self) -> str:
-        """The folder with encodings of the user, as an absolute path, since scripts run in the folder of their step."""
-        return self.settings.user_dir and str(Path(self.settings.user_dir).absolute())
 
     @property
     def label(self) -> str:

@@ -28,7 +28,7 @@ LIMITS = ("max_epochs", "max_updates", "patience")
 def plugin(step: Step) -> str:
     """Return ``--user-dir`` of fairseq's programs: the plugin, or the user's folder, which imports it."""
     own = step.options.get("user_dir")
-    return f"--user-dir {shlex.quote(own)}" if own else '--user-dir "$FAIRSEQ_ROPE/fairseq_rope"'
+    return f"--user-dir {shlex.quote(str(Path(own).absolute()))}" if own else '--user-dir "$FAIRSEQ_ROPE/fairseq_rope"'
 
 
 def batches(tokens_per_update: int, tokens_per_device: int, devices: int) -> tuple[int, int]:
@@ -89,8 +89,8 @@ class Train(Step):
         if s.user_dir:
             read["user_dir"] = machine.code_of(Path(s.user_dir))
         read |= {"precision": precision, "seed": seed}
-        others = ("gpus", "tokens_per_device", "save_every_updates", "average_checkpoints")
-        options = {name: getattr(s, name) for name in (*LIMITS, *others)} | {"user_dir": pipeline.user_dir}
+        others = ("user_dir", "gpus", "tokens_per_device", "save_every_updates", "average_checkpoints")
+        options = {name: getattr(s, name) for name in (*LIMITS, *others)}
         return cls("train", label, read, {"data": data}, options)
 
     @property
@@ -210,7 +210,7 @@ class Average(Step):
     @classmethod
     def of(cls, label: str, s: Settings, train: Train) -> "Average":
         read = {name: getattr(s, name) for name in (*LIMITS, "save_every_updates", "average_checkpoints")}
-        return cls("average", label, read, {"training": train}, {"user_dir": pipeline.user_dir})
+        return cls("average", label, read, {"training": train}, {"user_dir": s.user_dir})
 
     def needs(self) -> list[Step]:
         return self.inputs["training"].needs()  # type: ignore[union-attr]
