@@ -88,6 +88,7 @@ class Settings:
     length_penalty: float = _setting(0.6, "length penalty: a score is divided by its length to this power")
     max_len_b: int = _setting(50, "largest output length, in tokens more than the source", 0)
     generate_flags: str = _setting("", "more flags for fairseq-generate")
+    score_flags: str = _setting("", "more flags for fairseq-rope score, such as --scorer")
     tokenize: str = _setting("", "sacreBLEU's tokeniser; empty: that of the target language")
     export_quantization: str = _setting("int8", "number format of the exported model", choices=tuple(QUANTIZATIONS))
     export_shortlist: bool = _setting(False, "whether the exported model has a shortlist, which needs eflomal")
@@ -152,7 +153,8 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
         is_text = FIELDS[name].type is str or get_origin(FIELDS[name].type) is dict
         value = text if is_text and not text.startswith("[") else yaml.load(text, _Loader)
         if entry:
-            values.setdefault(name, {})[entry] = value
+            before = values.get(name, {})
+            values[name] = {**(before if isinstance(before, dict) else {"test": before}), entry: value}
         else:
             values[name] = value
     return values

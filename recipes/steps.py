@@ -199,13 +199,12 @@ class Score(Step):
 
     def commands(self) -> list[str]:
         source, target = self.settings["langs"]
-        references = [self.at("text", f"text.{n + 1}.{target}" if n else f"text.{target}") for n in range(
-            self.settings["references"]
-        )]  # fmt: skip
+        names = [f"text.{n + 1}.{target}" if n else f"text.{target}" for n in range(self.settings["references"])]
+        references = [self.at("text", name) for name in names]
         return [
             f"python -m fairseq_rope score --sys {self.at('translations', f'hypotheses.{target}')} "
             f"--ref {quoted(*references)} --src {self.at('text', f'text.{source}')} --target-lang {language(target)} "
-            f"--tokenize {self.settings['tokenize']} --json > score.json"
+            f"--tokenize {self.settings['tokenize']} --json {quoted(*shlex.split(self.settings['score_flags']))} > score.json"
         ]
 
 
@@ -216,11 +215,13 @@ class Export(Step):
 
     def commands(self) -> list[str]:
         s = self.settings
-        shortlist = " --shortlist" if s["export_shortlist"] else ""
+        more = " --shortlist" if s["export_shortlist"] else ""
+        if overrides := re.search(r"--model-overrides[ =]+(\S.*)", s["generate_flags"]):  # the model that was scored
+            more += f" --model-overrides {quoted(shlex.split(overrides[1])[0])}"
         return [
             f"python -m fairseq_rope export {plugin(self)} --path {self.at('model', 'averaged.pt')} --data "
             f"{self.at('data')} --output ctranslate2 --quantization {s['export_quantization']} --beam {s['beam']} "
-            f"--lenpen {s['length_penalty']} --max-len-b {s['max_len_b']}{shortlist}"
+            f"--lenpen {s['length_penalty']} --max-len-b {s['max_len_b']}{more}"
         ]
 
 
@@ -359,12 +360,12 @@ class Pipeline:
 
     def score(self, name: str) -> Step:
         text = self.text(name)
-        read = {"langs": self.langs, "tokenize": self.tokenize, "references": text.settings["references"]}
+        read = self._read("score_flags", tokenize=self.tokenize, references=text.settings["references"])
         return Score("score", f"{self.label}-{name}", read, {"translations": self.translate(name), "text": text})
 
     @functools.cached_property
     def export(self) -> Step:
-        names = ("export_quantization", "export_shortlist", "beam", "length_penalty", "max_len_b")
+        names = ("export_quantization", "export_shortlist", "beam", "length_penalty", "max_len_b", "generate_flags")
         inputs, options = {"model": self.average, "data": self.data_bin}, {"user_dir": self.settings.user_dir}
         return Export("export", self.label, self._read(*names), inputs, options)
 

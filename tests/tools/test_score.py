@@ -23,7 +23,7 @@ from fairseq_rope.metrics import bootstrap_seed
 from fairseq_rope.text.moses import moses_tokeniser
 from fairseq_rope.text.plain import looks_tokenised
 from fairseq_rope.tools.score import main
-from tests.commands import LIMIT, ROOT
+from tests.commands import LIMIT
 
 # Plain text and its hand-made tokens. The translation of the last line is empty.
 REFERENCE = {
@@ -412,35 +412,6 @@ def test_the_output_of_comet_score_is_read(files, tmp_path, capsys, monkeypatch)
     actual = metrics(report(capsys, *flags, "--src", src)["systems"][0])["COMET"]["sentence_scores"]
     assert actual == [pytest.approx((len(line) + 1) / 100, abs=1e-4) for line in TRANSLATION]
     assert f"--scorer {command}: needs the source text: give --src" in refuse(capsys, *flags)
-
-
-def test_metricx_is_called_with_its_own_format(files, tmp_path, capsys, monkeypatch):
-    """A made-up module takes the place of google-research/metricx: the same flags, and the same JSON lines."""
-    (tmp_path / "metricx24").mkdir()
-    predict = """
-import json, sys
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-with open(flags["--output_file"], "w") as out:
-    for row in map(json.loads, open(flags["--input_file"])):
-        row["prediction"] = len(row["hypothesis"]) - len(row["reference"]) + 1000 * int(flags["--batch_size"])
-        row["prediction"] += 25 * ("--qe" in sys.argv)
-        print(json.dumps(row), file=out)
-"""
-    write(tmp_path / "metricx24" / "predict.py", [predict])
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = f"{sys.executable} {ROOT}/recipes/scorers/metricx.py --source {{source}} --hypothesis {{hypothesis}}"
-    flags = ["--sys", files[1], "--ref", files[0], "--src", files[0], "--lower-is-better", "QE"]
-    flags += [
-        "--scorer",
-        f"QE={command} --batch_size 1",
-        "--scorer",
-        f"X={command} --batch_size 2 --reference {{reference}}",
-    ]
-    actual = metrics(report(capsys, *flags)["systems"][0])
-    assert actual["QE"]["sentence_scores"] == [len(line) + 25 + 1000 for line in TRANSLATION]
-    pairs = zip(TRANSLATION, REFERENCE, strict=True)
-    assert actual["X"]["sentence_scores"] == [len(line) - len(other) + 2000 for line, other in pairs]
-    assert "MetricX compares with one reference; drop {reference}" in refuse(capsys, *flags, "--ref", files[0])
 
 
 @pytest.mark.parametrize(
