@@ -201,10 +201,11 @@ class Score(Step):
         source, target = self.settings["langs"]
         names = [f"text.{n + 1}.{target}" if n else f"text.{target}" for n in range(self.settings["references"])]
         references = [self.at("text", name) for name in names]
+        more = quoted(*shlex.split(self.settings["score_flags"]))
         return [
             f"python -m fairseq_rope score --sys {self.at('translations', f'hypotheses.{target}')} "
             f"--ref {quoted(*references)} --src {self.at('text', f'text.{source}')} --target-lang {language(target)} "
-            f"--tokenize {self.settings['tokenize']} --json {quoted(*shlex.split(self.settings['score_flags']))} > score.json"
+            f"--tokenize {self.settings['tokenize']} --json {more} > score.json"
         ]
 
 
