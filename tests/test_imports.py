@@ -57,7 +57,7 @@ def room_of(module):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_room_is_in_the_table(package):
-    settings = {path.parent.name for path in (ROOT / package).glob("*/settings.yaml")}
+    settings = {path.parent.name for path in (ROOT / package).glob("*/*.yaml")}
     assert {room_of(module) for module in PATHS[package]} | settings == rows(package).keys()
 
 
