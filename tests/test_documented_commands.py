@@ -1,7 +1,7 @@
 """Every command in the documentation runs as it is printed, with small sizes appended, or a table says why not.
 
 The commands of a page run in their order, in a folder that has the files they name. Those of recipes are dry runs,
-which check flags and settings, and print the commands of all stages; other tests run the stages.
+which check the settings and print all steps; other tests run the steps.
 """
 
 import contextlib
@@ -14,27 +14,26 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from fairseq import utils
 
 from fairseq_rope.__main__ import main as fairseq_rope
-from recipes.pipeline import __main__ as pipeline
+from recipes.__main__ import main as recipes
 from tests.commands import BIN, LIMIT, ROOT, call, train
 from tests.commands_on_gpus import SEVERAL_PROCESSES
-from tests.recipes.small_demo import check_flags_here, small_corpus
+from tests.recipes.small_demo import small_corpus
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("recipes/*/README.md"))]
 COMMAND = re.compile(
-    r"([A-Z_]+=\S+ )*(fairseq-|env |torchrun |srun |python3? |bash |make |pip |source |export |set |lt/bin/)"
+    r"([A-Z_]+=\S+ )*(fairseq-|env |torchrun |s(run|batch) |python3? |bash |make |pip |source |lt/bin/|for |segments)"
 )
 PYTHON = re.compile("from |import ")
 # The beginnings of the blocks that are neither commands nor Python: outputs, formulas, drawings, flags, YAML
 TEXTS = (
-    *("source  Displays", "output of query m", "x (T, B, C)", "one sentence, beam 3", "model folder: "),
-    *("--encoder-normalize-before ", "rope: --arch", "model: {_name: ", "cache  "),
+    *("source  Displays", "output of query m", "x (T, B, C)", "one sentence, beam 3", "cache  "),
+    *("--encoder-normalize-before ", "rope: {}", "rope-2e-3: {", "model: {_name: "),
 )
 # The beginnings of commands that another test runs, and that test
 ELSEWHERE = {
@@ -42,17 +41,14 @@ ELSEWHERE = {
     "fairseq-train … --cpu --ddp-backend": "tests/test_distributed.py",
     "fairseq-train … --user-dir my_positions": "tests/test_encodings.py",
     "fairseq-hydra-train --config-dir configs": "tests/test_end_to_end.py#test_hydra_trains_the_same_model",
-    "python -m recipes.compare demo --set user_dir=my_positions": "tests/recipes/test_user_dir.py",
-    "python -m recipes.compare.plots": "tests/recipes/test_compare_page.py",
-    "python -m recipes.compare.draw_encodings": "tests/recipes/test_draw_encodings.py",
-    "python -m recipes.compare.page": "tests/recipes/test_compare_page.py",
-    "python -m recipes.documents_en_de.long_test_set": "tests/recipes/test_long_test_set.py",
-    "fairseq-rope score --sys hypotheses.de --ref test.de --target-lang de --src test.en --lower-is-better MetricX": (
-        "tests/tools/test_score.py#test_metricx_is_called_with_its_own_format"
-    ),
+    "python -m recipes demo user_dir=$PWD/my_positions": "tests/recipes/test_user_dir.py",
+    "sbatch --array": "tests/recipes/test_slurm.py",
+    **{
+        each: "tests/recipes/test_documents_script.py" for each in ("python -m recipes.doc", "segments", "for ", "done")
+    },
+    "python -m recipes.text.fetch": "tests/recipes/test_fetch.py",
+    "python -m recipes.synthetic": "tests/recipes/test_synthetic.py",
     "fairseq-rope translate --launcher slurm": "tests/serving/test_corpus_on_slurm.py",
-    "bash recipes/demo/run.sh --work-dir more": "tests/recipes/test_translated_texts.py",
-    "bash recipes/demo/run.sh --work-dir student": "tests/recipes/test_translated_texts.py",
     **{f"ENCODING={encoding} SEED=1 ": "tests/recipes/test_paper.py" for encoding in ("none", "learned", "rope")},
     "make install": "tests/test_install.py",
     "make bench": "tests/test_benchmarks.py",
@@ -65,8 +61,7 @@ NOT_RUN = {
     "python3 -m venv lt": "downloads packages",
     "ARGOS_PACKAGES_DIR=": "needs LibreTranslate; tests/serving/test_argos_programs.py runs it if it is installed",
     "bash tests/other_fairseqs.sh": "downloads packages",
-    "bash recipes/NAME/run.sh [": "a list of flags",
-    "[--": "more of the list",
+    "parallel ": "needs GNU parallel, which runs the same command as sbatch",
 }
 # What a reader writes in place of words of a command
 PLACEHOLDERS = {
@@ -74,10 +69,11 @@ PLACEHOLDERS = {
     "^fairseq-generate …": "fairseq-generate data-bin/wmt17_en_de --user-dir fairseq_rope --path averaged.pt",
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
-    r"\bRECIPE\b(?!=)": "demo",
-    "^(fairseq-rope export --path) recipes/demo/work/transformer_rope.seed1/": r"\1 ",
-    "recipes/demo/work/transformer": "recipes/multi30k_en_de/work/transformer",  # demo is a link to the repository's
-    "recipes/demo/work/data-bin": "data-bin",
+    r"\bRECIPE\b": "demo",
+    r"recipes/\w+/work/(model/)?": "",
+    r"=(/data|\$PWD/(more|student|joined))/\w+": "=$PWD/test",
+    r"\bdata=DIR\b": "",  # the manifest has other checksums
+    r"\bgpus=1\b": "gpus=0",
 }
 # Programs that the commands call and that need not be installed: Python with the paths of the flags in "files"
 STUBS = {
@@ -92,9 +88,6 @@ SIZES = {
     "transformer_lm": SIDE.format("decoder") + "--decoder-input-dim 64 --decoder-output-dim 64 --tokens-per-sample 32 ",
     "": SIDE.format("encoder") + SIDE.format("decoder") + "--share-all-embeddings ",
 }
-
-
-OF_THE_OLD_MODEL = ("layers=2", "width=64", "ffn_width=64", "heads=2")  # settings of recipes for the same sizes
 
 
 def commands(page):
@@ -143,9 +136,9 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("documented")
     train(data_bin, folder / "checkpoints", "--max-epoch", 5)
     last = folder / "checkpoints" / "checkpoint_last.pt"
-    for path in ("averaged.pt", "checkpoint_best.pt", "old/checkpoint_best.pt", "transformer_rope.seed1/averaged.pt"):
+    for path in ("averaged.pt", "model/averaged.pt", "checkpoint_best.pt", "old/checkpoint_best.pt"):
         link(folder / path, last)
-    for data in ("data-bin", "old/data-bin", "work-1/data-bin"):
+    for data in ("data-bin", "old/data-bin"):
         for path in data_bin.iterdir():
             link(folder / data / path.name, path)
         (folder / data / "bpecodes").write_text(codes_of((data_bin / "dict.en.txt").read_text().split()[::2]))
@@ -153,26 +146,20 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
         link(folder / "data-bin" / name, data)
     (folder / "data-bin" / "segments.json").write_text('{"tokens": 30, "separator": "over"}')
     for path in (ROOT / "fairseq_rope", *ROOT.glob("recipes/*")):
-        if path.name != "multi30k_en_de":  # it has a work folder here
-            link(folder / path.relative_to(ROOT), path)
-    for system in ("sinusoidal", "rope", "alibi", "t5", "none"):
-        for path in ("checkpoints/checkpoint_5_4500.pt", "averaged.pt"):
-            link(folder / "work-1" / f"{system}.seed1.21adb4cd" / path, last)
+        link(folder / path.relative_to(ROOT), path)
     write_texts(folder, data_bin.parent / "text")
     prefixes = [word for name in ("train", "valid", "test") for word in (f"--{name}pref", folder / "my-texts" / name)]
     mine = folder / "my-work" / "data-bin"
     call("fairseq-preprocess", "-s", "en", "-t", "fr", *prefixes, "--joined-dictionary", "--destdir", mine)
     shutil.copy(folder / "data-bin" / "bpecodes", mine)
-    train(mine, mine.parent / "transformer_rope.seed1", "--max-update", 1)
-    link(mine.parent / "transformer_rope.seed1" / "averaged.pt", "checkpoint_last.pt")
+    train(mine, mine.parent / "model", "--max-update", 1)
+    link(mine.parent / "model" / "averaged.pt", "checkpoint_last.pt")
     (folder / "bin").mkdir()
     for name, code in STUBS.items():
         head = f"#!{sys.executable}\nimport sys\nfiles = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
         (folder / "bin" / name).write_text(f"{head}{code}\n")
         (folder / "bin" / name).chmod(0o755)
-    exported = folder / "recipes" / "multi30k_en_de" / "work" / "transformer_rope.seed1" / "ctranslate2"
-    exported.parent.mkdir(parents=True)
-    of_model = ["--path", str(last), "--data", str(folder / "data-bin"), "--output", str(exported)]
+    of_model = ["--path", str(last), "--data", str(folder / "data-bin"), "--output", str(folder / "exported")]
     fairseq_rope(["export", *of_model])
     return folder
 
@@ -185,9 +172,12 @@ def codes_of(words):
 
 def write_texts(folder, text):
     """Write the texts that commands read."""
-    for name in ("train", "test"):
+    for name in ("train", "valid", "test", "test.sentences"):
         for lang in ("en", "de"):
-            link(folder / f"{name}.{lang}", text / f"{name}.{lang}")
+            for place in ("", "data"):
+                link(folder / place / f"{name}.{lang}", text / f"{name.split('.')[0]}.{lang}")
+    for name in ("some.yaml", "two.yaml"):
+        (folder / name).write_text("rope: {}\nsinusoidal: {arch: transformer}\n")
     link(folder / "hypotheses.de", text / "test.de")
     (folder / "raw.en").write_text("a dog sees the house\nthe cat\n")
     (folder / "book.en").write_text("a dog sees the house\nthe cat\n\nthe old book\n")
@@ -198,8 +188,7 @@ def write_texts(folder, text):
     for name in ("train", "valid", "test"):
         for lang, other in (("en", "en"), ("fr", "de")):
             link(folder / "my-texts" / f"{name}.{lang}", text / f"{name}.{other}")
-    for name in ("DIR", "lo-help", "LO_HELP", "long_lo_help"):
-        shutil.copytree(small_corpus(), folder / name)
+    shutil.copytree(small_corpus(), folder / "DIR")
     for lang in ("en", "de"):  # the names of Multi30k, too
         for name in ("val", "test_2016_flickr"):
             (folder / "DIR" / f"{name}.{lang}.gz").write_bytes(gzip.compress(b"a\n"))
@@ -208,37 +197,23 @@ def write_texts(folder, text):
 # -- running -----------------------------------------------------------------------------------------
 
 
-class Shell:
-    """Runs commands in the current folder."""
+def run(line):
+    """Run a command, or Python, in the current folder, with small sizes appended to what is printed."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        if PYTHON.match(line):
+            exec(line, {})
+        elif program := re.match("[a-z-]+", line):
+            words = words_of(line)
+            redirect(words, stack)
+            RUN[program[0]](words)
 
-    def __init__(self):
-        self.arguments, self.variables = [], {}  # $@, and the others by their names
 
-    def run(self, line):
-        """Run a command, or Python, with small sizes appended to what is printed. Returns its output."""
-        with contextlib.ExitStack() as stack:
-            printed = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            if PYTHON.match(line):
-                exec(line, {})
-            elif words := self.words_of(line):
-                redirect(words, stack)
-                RUN[re.match("[a-z-]+", line)[0]](words)
-        return printed.getvalue()
-
-    def words_of(self, line):
-        """The words of a command, as a shell gives them to the program; none if it sets variables."""
-        for printed, written in PLACEHOLDERS.items():
-            line = re.sub(printed, written, line)
-        words = []
-        for word in shlex.split(line, comments=True):
-            words += self.arguments if word == "$@" else [self.variables.get(word, word)]
-        if words[:2] == ["set", "--"]:
-            self.arguments = words[2:]
-            return []
-        if words and (assigned := re.match(r"(\w+)=(.*)", words[0])):
-            self.variables[f"${assigned[1]}"] = assigned[2]
-            return []
-        return words
+def words_of(line):
+    """The words of a command, as a shell gives them to the program."""
+    for printed, written in PLACEHOLDERS.items():
+        line = re.sub(printed, written, line)
+    return [word.replace("$PWD", os.getcwd()) for word in shlex.split(line, comments=True)]
 
 
 def redirect(words, stack):
@@ -274,18 +249,12 @@ def interact(words):
 
 
 def run_module(words):
-    """Run a module as python -m does: a benchmark's flags are looked up in its help; the recipes make a dry run."""
-    name, words = words[2], words[3:]
-    if name.startswith("benchmarks."):
-        known = output_of_help(importlib.import_module(name).main, name)
-        assert [word for word in words if word.lstrip("[").startswith("--") and word.strip("[]") not in known] == []
-    elif words == ["--help"]:
-        assert output_of_help(importlib.import_module(name).cli_main, name)
+    """Run a module as python -m does: the flags of a benchmark are looked up in its help; a recipe makes a dry run."""
+    if words[2] == "recipes":
+        run_recipe(words[3:])
     else:
-        module = importlib.import_module({"recipes.compare": "recipes.compare.__main__"}.get(name, name))
-        dry_run(
-            pipeline.main if name == "recipes.pipeline" else getattr(module, "cli_main", None) or module.main, words
-        )
+        known = output_of_help(importlib.import_module(words[2]).main, words[2])
+        assert [word for word in words if word.lstrip("[").startswith("--") and word.strip("[]") not in known] == []
 
 
 def output_of_help(main, name):
@@ -296,18 +265,16 @@ def output_of_help(main, name):
     return printed.getvalue()
 
 
-def dry_run(main, words):
-    place = words.index("--") if "--" in words else len(words)
-    more = ["--dry-run"] if "--work-dir" in words else ["--dry-run", "--work-dir", "work"]
-    if any("start_checkpoint" in word for word in words):
-        more += [word for size in OF_THE_OLD_MODEL for word in ("--set", size)]
-    main([*words[:place], *more, *words[place:]])
+def run_recipe(words):
+    """Run a recipe with --list, if it has that flag, or --dry-run in place of the flags that say what to run."""
+    if "--list" not in words:
+        words = [*shlex.split(re.sub(" --(jobs|run) [^ ]+| --report", "", shlex.join(words))), "--dry-run"]
+    recipes([words[0], "work=work", *words[1:]])  # a later work=DIR wins
 
 
 def run_script(words):
     """Run the run.sh of a recipe."""
-    words = [Path(words[1]).parent.name, *words[2:]]
-    (pipeline.main if "--list" in words else partial(dry_run, pipeline.main))(words)
+    run_recipe([Path(words[1]).parent.name, *words[2:]])
 
 
 def make(words):
@@ -350,12 +317,10 @@ def test_the_commands_of_a_page_run(page, files, tmp_path, monkeypatch):
     # as if fairseq had imported the folder fairseq_rope; here it is a link to the folder that the tests import
     imported = utils.import_user_module.memo | {str(folder / "fairseq_rope")}
     monkeypatch.setattr(utils.import_user_module, "memo", imported)
-    check_flags_here(monkeypatch)
-    shell = Shell()
     for command in commands(page):
         if entry_of(command) is None:
             try:
-                shell.run(command)
+                run(command)
             except BaseException as error:
                 raise AssertionError(f"{page.name}: {command}") from error
 
@@ -365,7 +330,7 @@ def test_each_command_runs_or_has_a_reason_not_to():
     for page in PAGES:
         for command in commands(page):
             entries.add(entry_of(command))
-            is_run = PYTHON.match(command) or command.partition(" ")[0] in (*RUN, "set") or re.match(r"#|\w+=", command)
+            is_run = PYTHON.match(command) or command.partition(" ")[0] in RUN or re.match(r"#|\w+=", command)
             assert is_run or entry_of(command), f"{page.name}: {command}"
     assert {*ELSEWHERE, *NOT_RUN} - entries == set(), "no page has these commands"
     for place in ELSEWHERE.values():
