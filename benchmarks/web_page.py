@@ -2,7 +2,7 @@
 
     python -m benchmarks.web_page --work recipes/demo/work --programs lt
 
-``--work`` is the work folder of a recipe that was exported (``--stage 11``), and ``--programs`` an environment with
+``--work`` is the work folder of a recipe that was exported (``--until export``), and ``--programs`` an environment with
 LibreTranslate and spacy (docs/serving.md, "A web page"). The lines are those of the validation set. LibreTranslate runs
 with its default settings, and with those that the docs recommend for a server.
 """
@@ -108,10 +108,10 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=100, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
     programs, work = args.programs.resolve() / "bin", args.work.resolve()
-    served = next(work.glob("*/ctranslate2"), None)
-    if served is None:
-        parser.error(f"--work {args.work}: has no exported model; run its recipe with --stage 11")
-    lines = (work / "raw" / "valid.en").read_text(encoding="utf-8").splitlines()[: args.lines]
+    served = work / "exported"
+    if not served.is_dir():
+        parser.error(f"--work {args.work}: has no exported model; run its recipe with --until export")
+    lines = next(work.glob("text-valid-*/text.en")).read_text(encoding="utf-8").splitlines()[: args.lines]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         variables = install_package(served, work / "data-bin", folder, programs)

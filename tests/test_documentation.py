@@ -244,14 +244,6 @@ def test_a_page_has_one_name_in_navigation_index_and_title():
     assert pages == {"index.md", *(page for pages in navigation.values() for page in pages)}
 
 
-@pytest.mark.parametrize(
-    "page", sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "index.md"}), ids=lambda p: p.stem
-)
-def test_a_page_opens_with_what_the_reader_can_do_after_it(page):
-    first = page.read_text().split("\n\n")[1]
-    assert first.startswith("Here you can look up " if page.stem.startswith("api") else "After this page")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_have_no_banned_phrase_and_no_number_of_an_issue(page):
     banned = r"save that|of which|\bis told\b|as it was|\bwants\b|no place for|leave it so|of one's own|(?<![`/])#\d+\b"

@@ -236,7 +236,7 @@ def test_make_installs_again_when_pins_settings_or_the_folder_change(installed, 
 @needs_make
 def test_only_distclean_removes_the_installation_and_trained_models(checkout):
     caches = [".ruff_cache/x", "build/lib/x", "recipes/demo/__pycache__/x.pyc"]
-    preserved = [".venv/lib/__pycache__/x.pyc", "recipes/demo/work/transformer_rope.seed1/averaged.pt"]
+    preserved = [".venv/lib/__pycache__/x.pyc", "recipes/demo/work/average-rope-seed1/averaged.pt"]
     data = "recipes/demo/data/train.en"
     for name in (*caches, *preserved, data):
         (checkout / name).parent.mkdir(parents=True)

@@ -112,7 +112,7 @@ def test_a_process_ends_after_the_one_that_started_it_was_killed(tmp_path):
         pytest.fail("the process has not ended")
 
 
-# -- jobs of SLURM; tests/recipes/test_systems.py and the slow tests have more ------------------------
+# -- jobs of SLURM; tests/serving/test_corpus_on_slurm.py has more ------------------------
 
 
 @pytest.fixture
