@@ -67,9 +67,7 @@ def run_script(folder: Path, commands: Sequence[str], on_line: Callable[[str], N
                 shown.follow(reader)
                 time.sleep(0.1)
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            end(process)
             raise
         shown.follow(reader)
         shown.end()
@@ -78,6 +76,19 @@ def run_script(folder: Path, commands: Sequence[str], on_line: Callable[[str], N
         full = "; the disk is full" if os.strerror(errno.ENOSPC) in shown.last else ""
         raise InputError(f"status {process.returncode}: {shown.last or 'no output'}{full} (see {log})")
     return ended[2].ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 10) -> None:
+    """End a script and all that it has started. What ignores SIGTERM is killed after some seconds."""
+    latest = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left; macOS: none that runs
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < latest:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class _Shown:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
-SECONDS = 60  # to start or stop a daemon
+SECONDS = 120  # for a daemon to start, and for the state of a job to change
 
 CONFIGURATION = """\
 ClusterName=tests
@@ -37,8 +36,8 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-# Only one of the jobs that request the same one of these can run on a node at a time.
-GresTypes=first,second
+# Only one of the jobs that request it can run on a node at a time.
+GresTypes=first
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 # Nodes can have more CPUs here than this machine, and a node that is silent for some seconds is down.
 SlurmdParameters=config_overrides
@@ -84,9 +83,8 @@ class RealSlurm:
         lines = [CONFIGURATION.format(host=host, port=port, folder=self.folder)]
         for name, own_port in zip(self.nodes, ports, strict=True):
             address = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={own_port}"
-            lines.append(f"NodeName={name} {address} CPUs={cpus} Gres=first:1,second:1 RealMemory=4000 State=UNKNOWN\n")
+            lines.append(f"NodeName={name} {address} CPUs={cpus} Gres=first:1 RealMemory=4000 State=UNKNOWN\n")
         lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES LLN=YES MaxTime=INFINITE State=UP\n")
-        lines.append(f"PartitionName=hidden Nodes={self.nodes[0]} Hidden=YES State=UP\n")
         self.configuration = self.folder / "slurm.conf"
         self.configuration.write_text("".join(lines))
         self.environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
@@ -94,9 +92,10 @@ class RealSlurm:
     def __enter__(self):
         try:
             self._start_munged()
-            self.start_controller()
+            self._start("slurmctld")
+            self.wait_until(lambda: self.ask("scontrol", "ping").returncode == 0, "slurmctld does not answer")
             for name in self.nodes:
-                self.start_node(name)
+                self._start("slurmd", "-N", name)
             self.wait_for_nodes()
         except BaseException:
             self.__exit__()
@@ -104,11 +103,8 @@ class RealSlurm:
         return self
 
     def __exit__(self, *_):
-        for partition in ("all", "hidden"):
-            self.ask("scancel", f"--partition={partition}")
-        # A slurmd can wait for a long time for the last processes of jobs.
-        self._end("slurmctld", *(f"slurmd.{name}" for name in self.nodes), seconds=3, must=False)
-        kill([pid for pid, _, _ in self._processes()])
+        while processes := [pid for pid, _, _ in self._processes()]:
+            kill(processes)
 
     def _start_munged(self):
         key = self.folder / "munge.key"
@@ -118,27 +114,24 @@ class RealSlurm:
         names |= {"log-file": "munged.log", "seed-file": "munge.seed"}
         self._start("munged", "--force", *(f"--{flag}={self.folder / name}" for flag, name in names.items()))
 
-    def start_controller(self):
-        self._start("slurmctld")
-        self.wait_until(lambda: self.ask("scontrol", "ping").returncode == 0, "slurmctld does not answer")
-
-    def stop_controller(self):
-        self._end("slurmctld")
-
     def start_node(self, name):
         self._start("slurmd", "-N", name)
+        self.wait_for_nodes()
 
-    def stop_node(self, name):
-        """End the daemon of a node. Processes of jobs that it has started go on."""
-        self._end(f"slurmd.{name}")
+    def kill_node(self, name):
+        """Kill the daemon of a node and all processes of its jobs, as if it had no power any more."""
+        jobs = self.do("squeue", "--noheader", f"--nodelist={name}", "--format=%A").split()
+        kill([int((self.folder / f"slurmd.{name}.pid").read_text())])
+        kill([pid for job in jobs for pid in self.processes(job)])
 
-    def kill_job(self, job_id):
-        """Kill all processes of a job, and those that watch them, as if its node had no power any more."""
-        processes = [*self._processes()]
-        watching = [pid for pid, command, _ in processes if command.startswith(f"slurmstepd: [{job_id}.")]
-        working = [pid for pid, _, variables in processes if f"SLURM_JOBID={job_id}".encode() in variables]
-        assert watching and working
-        kill([*watching, *working])
+    def processes(self, job_id):
+        """The process ids of a job, and of SLURM's own processes that watch it."""
+        number = self.shown(job_id, "JobId")
+        return [
+            pid
+            for pid, command, variables in self._processes()
+            if command.startswith(f"slurmstepd: [{number}.") or f"SLURM_JOBID={number}".encode() in variables
+        ]
 
     def _processes(self):
         """The process ids, commands and environments of daemons, jobs and commands with this SLURM."""
@@ -150,7 +143,7 @@ class RealSlurm:
 
     def wait_for_nodes(self):
         def idle():
-            states = self.ask("sinfo", "--noheader", "--Node", "--partition=all", "--format=%t").stdout.split()
+            states = self.ask("sinfo", "--noheader", "--Node", "--format=%t").stdout.split()
             return states == ["idle"] * len(self.nodes)
 
         self.wait_until(idle, "the nodes are not idle")
@@ -167,24 +160,20 @@ class RealSlurm:
 
     def state(self, job_id):
         """The state of a job, by SLURM's name."""
-        return self._shown(job_id, "JobState")
+        return self.shown(job_id, "JobState")
 
-    def node(self, job_id):
-        """The node of a job that has begun."""
-        return self._shown(job_id, "NodeList")
-
-    def _shown(self, job_id, key):
+    def shown(self, job_id, key):
         words = self.do("scontrol", "--oneliner", "show", "job", job_id).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
 
-    def wait_until(self, condition, otherwise, seconds=SECONDS):
+    def wait_until(self, condition, otherwise):
         """Wait for *condition*, or fail with *otherwise*, a text or its function, and the end of slurmctld's log."""
-        latest = time.monotonic() + seconds
+        latest = time.monotonic() + SECONDS
         while not condition():
             if time.monotonic() > latest:
                 log = self.folder / "slurmctld.log"
                 last = log.read_text()[-3000:] if log.exists() else ""
-                raise AssertionError(f"{otherwise() if callable(otherwise) else otherwise} after {seconds} s\n{last}")
+                raise AssertionError(f"{otherwise() if callable(otherwise) else otherwise} after {SECONDS} s\n{last}")
             time.sleep(0.2)
 
     def _start(self, *command):
@@ -193,18 +182,6 @@ class RealSlurm:
             text=True, start_new_session=True, timeout=SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}"
-
-    def _end(self, *daemons, seconds=SECONDS, must=True):
-        """End the processes that the files of the daemons name. A file can be missing."""
-        files = [file for daemon in daemons if (file := self.folder / f"{daemon}.pid").exists()]
-        processes = [Path("/proc", file.read_text().strip()) for file in files]
-        kill([int(process.name) for process in processes], signal.SIGTERM)
-        latest = time.monotonic() + seconds
-        while any(process.exists() for process in processes) and time.monotonic() < latest:
-            time.sleep(0.1)
-        assert not must or not any(process.exists() for process in processes), f"{', '.join(daemons)}: not ended"
-        for file in files:
-            file.unlink(missing_ok=True)
 
 
 # Calls the function main of a module. SLURM is asked more often than by a user's command.
@@ -222,34 +199,21 @@ class Launched:
     *words* begins with "-m" and a module. *seconds* replaces constants of fairseq_rope.launch.slurm in the command.
     """
 
-    def __init__(self, slurm, folder, words, seconds=None, **environment):
+    def __init__(self, slurm, folder, words, seconds=None):
         if seconds is not None:
             words = ["-c", OFTEN.format(seconds=seconds), *words[1:]]
         self.slurm, self.folder = slurm, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.screen = folder / f"screen.{time.time_ns()}"
-        everything = {**ENVIRONMENT, **environment, "SLURM_CONF": str(slurm.configuration)}
+        environment = {**ENVIRONMENT, "SLURM_CONF": str(slurm.configuration)}
         with self.screen.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, *map(str, words)], cwd=ROOT, env=everything, stdout=file, stderr=subprocess.STDOUT,
+                [sys.executable, *map(str, words)], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
     def lines(self):
         return self.screen.read_text().splitlines()
-
-    def job(self, name):
-        """The number of the run's job, when it has been submitted."""
-        return self.log(name).name.partition("_")[0]
-
-    def log(self, name):
-        """The log of that job."""
-
-        def submitted():
-            return re.search(rf"^== {name}: begun.* log: (.*)$", self.screen.read_text(), re.M)
-
-        self.slurm.wait_until(submitted, f"{name} is not submitted")
-        return Path(submitted()[1])
 
     def shows(self, text):
         return text in self.screen.read_text()
@@ -258,8 +222,8 @@ class Launched:
         assert self.process.wait(LIMIT) == status, self.screen.read_text()
 
 
-def kill(pids, number=signal.SIGKILL):
-    """Send a signal to the processes that have not ended."""
+def kill(pids):
+    """Kill the processes that have not ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
