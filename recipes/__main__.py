@@ -30,7 +30,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.lines import lines_of
@@ -38,9 +37,10 @@ from fairseq_rope.metrics import load_tokeniser
 from fairseq_rope.tools import escape_unencodable_output
 from recipes import jobs, machine, models
 from recipes.compared import Report
+from recipes.corpus import Corpus
 from recipes.plan import Plan, Run, ensure_sweep, read_systems, seeds_of
 from recipes.script import ROOT
-from recipes.settings import described, read_words, read_yaml
+from recipes.settings import FIELDS, described, read_words, read_yaml
 from recipes.steps import STEPS, Pipeline
 from recipes.text.fetch import read_manifest
 from recipes.work import Busy, Step, StepError, Work
@@ -50,7 +50,7 @@ OF_COMMAND = ("systems", "seeds", "data", "work", "manifest")
 
 def recipe_folder(name: str) -> Path:
     """Return the folder of a recipe: one of ours by its name, or a path. Raises an InputError if there is none."""
-    for folder in (ROOT / "recipes" / name, Path(name)):
+    for folder in (Path(name), ROOT / "recipes" / name):
         if (folder / "settings.yaml").is_file():
             return folder
     known = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/settings.yaml"))
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str], list
     parser = argparse.ArgumentParser(prog="recipes", add_help=False, allow_abbrev=False)
     parser.add_argument("recipe", nargs="?")
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--until", choices=STEPS, default="score")
+    parser.add_argument("--until", choices=[*STEPS], default="score")
     parser.add_argument("--help", "-h", action="store_true")
     one_of = parser.add_mutually_exclusive_group()
     one_of.add_argument("--jobs", type=int, default=1)
@@ -70,8 +70,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str], list
     for flag in ("--list", "--report", "--dry-run"):
         one_of.add_argument(flag, action="store_true")
     args = parser.parse_intermixed_args(argv)
-    own = dict(word.split("=", 1) for word in args.words if word.partition("=")[0] in OF_COMMAND and "=" in word)
-    return args, own, [word for word in args.words if word.partition("=")[0] not in OF_COMMAND]
+    own, words = dict[str, str](), list[str]()
+    for word in args.words:
+        key, equals, value = word.partition("=")
+        if equals and key in OF_COMMAND:
+            own[key] = value
+        else:
+            words.append(word)
+    return args, own, words
 
 
 def plan_of(recipe: str, own: Mapping[str, str], words: Sequence[str]) -> Plan:
@@ -82,11 +88,10 @@ def plan_of(recipe: str, own: Mapping[str, str], words: Sequence[str]) -> Plan:
     path = Path(own["systems"]) if own.get("systems") else None
     if path is not None and not path.suffix:
         path = ROOT / "recipes" / "systems" / f"{path}.yaml"
-    arch = str(given.get("arch", settings.get("arch", "transformer_rope")))
-    manifest: Path | None = Path(own.get("manifest", folder / "manifest.tsv"))
-    if own.get("manifest") == "none" or "manifest" not in own and not (folder / "manifest.tsv").exists():
-        manifest = None
-    manifest = manifest and manifest.absolute()
+    arch = str(given.get("arch", settings.get("arch", FIELDS["arch"].default)))
+    default = folder / "manifest.tsv"
+    name = own.get("manifest") or (str(default) if default.exists() else "none")
+    manifest = None if name == "none" else Path(name).absolute()
     work = Work(Path(own.get("work", folder / "work")).absolute())
     if any(character in str(work.path) for character in ":,"):
         raise InputError(f"work={work.path}: fairseq divides paths at colons and commas")
@@ -95,11 +100,9 @@ def plan_of(recipe: str, own: Mapping[str, str], words: Sequence[str]) -> Plan:
         raise InputError(f"data={own['data']}: is not a folder")
     if data is None and (folder / "corpus").is_dir():
         data = (folder / "corpus").absolute()
-    entries = read_manifest(manifest) if manifest else {}
-    systems = read_systems(path, arch)
-    return Plan(
-        folder.resolve().name, settings, given, systems, seeds_of(own.get("seeds", "1")), work, data, manifest, entries
-    )
+    corpus = Corpus(work, data, manifest, read_manifest(manifest) if manifest else {})
+    systems, seeds = read_systems(path, arch), seeds_of(own.get("seeds", "1"))
+    return Plan(folder.resolve().name, settings, given, systems, seeds, corpus)
 
 
 class Command:
@@ -107,7 +110,7 @@ class Command:
 
     def __init__(self, args: argparse.Namespace, own: Mapping[str, str], words: Sequence[str]) -> None:
         self.args, self.plan = args, plan_of(args.recipe, own, words)
-        self.work = self.plan.work
+        self.work = self.plan.corpus.work
         self.words = [args.recipe, *(f"{name}={value}" for name, value in own.items()), *words]
         self.failed: dict[str, str] = {}
 
@@ -126,26 +129,27 @@ class Command:
             if not 1 <= args.run <= len(runs):
                 raise InputError(f"--run {args.run}: must be 1 to {len(runs)}")
             self.check()
-            self.print_end(self.do(runs[args.run - 1]))
+            self.print_end(runs[args.run - 1], self.do(runs[args.run - 1]))
         else:
             self.check()
             self.do_all(runs)
 
     def check(self) -> None:
         """Raise an InputError for a file, a tokeniser or a machine that would stop the runs after a while."""
-        plan, s = self.plan, self.plan.settings(*self._first)
+        run = self.plan.runs[0]
+        s = self.plan.settings(run)
         machine.check_room(self.work.path, s.disk_gb, s.memory_gb)
         machine.devices(s.gpus, s.precision)
-        pipeline = plan.pipeline_of(plan.runs[0].system, plan.runs[0].seed, s, "", "fp32")
-        for name in ["train", *["valid"] * bool(s.valid_files), *s.test_files]:
+        pipeline = Pipeline(run.seed, s, s.precision, self.plan.corpus)
+        for name in pipeline.sets:
             pipeline.text(name)
-        if pipeline.bpe and s.test_files:
+        if pipeline.bpe and pipeline.tests:
             load_tokeniser(pipeline.tokenize)
 
     @property
-    def _first(self) -> tuple[Any, ...]:
-        run = self.plan.runs[0]
-        return (run.system, run.value) if run.setting else (run.system,)
+    def trains(self) -> bool:
+        """Whether the runs train."""
+        return [*STEPS].index(self.args.until) >= [*STEPS].index("train")
 
     def state(self, run: Run) -> str:
         """Whether *run* has finished, is running, or waits."""
@@ -159,14 +163,12 @@ class Command:
         return models.state(self.work, name) if (self.work.path / name).exists() else "not begun"
 
     def steps(self, run: Run, pipeline: Pipeline) -> list[Step]:
-        """The last steps of *run*. A run of a sweep is only trained."""
-        if run.setting and STEPS.index(self.args.until) > STEPS.index("train"):
-            return [pipeline.train]
-        return pipeline.steps(self.args.until)
+        """Return the last steps of *run*. A run of a sweep is only trained."""
+        return [pipeline.train] if run.setting and self.trains else STEPS[self.args.until](pipeline)
 
     def do(self, run: Run) -> Pipeline:
         """Do one run, with all that it needs."""
-        if not run.setting and STEPS.index(self.args.until) >= STEPS.index("train"):
+        if not run.setting and self.trains:
             ensure_sweep(self.plan, run.system, self.do)
         pipeline = self.plan.pipeline(run)
         try:
@@ -179,12 +181,10 @@ class Command:
 
     def do_all(self, runs: Sequence[Run]) -> None:
         """Do all runs, one after another or several at a time, and the report if there are several systems or seeds."""
-        trains = STEPS.index(self.args.until) >= STEPS.index("train")
         last = None
-        if self.args.jobs > 1 and len(runs) > 1 and trains:
-            gpus = self.plan.settings(*self._first).gpus
+        if self.args.jobs > 1 and len(runs) > 1 and self.trains:
             self.work.ensure(self.plan.pipeline(runs[0]).data_bin)  # the jobs share it
-            gpus = machine.devices(gpus, "auto")
+            gpus = machine.devices(self.plan.settings(runs[0]).gpus, "auto")
             words = [*self.words, "--until", self.args.until]
             for number, failure in jobs.outcomes(self.plan, range(1, len(runs) + 1), words, self.args.jobs, gpus):
                 self.note(runs[number - 1], failure)
@@ -196,7 +196,7 @@ class Command:
                 if len(runs) > 1:
                     print(f"== run {runs.index(run) + 1} of {len(runs)}: {run.title}", flush=True)
                 try:
-                    last = self.do(run)
+                    last = run, self.do(run)
                 except Busy:  # do the others first
                     self.work.waits = all(self.state(other) == "running" for other in waiting)
                     waiting.append(run)
@@ -207,21 +207,21 @@ class Command:
                     self.note(run, str(error))
                 self.work.waits = False
         problems = [f"{len(self.failed)} of {len(runs)} runs failed"] if self.failed else []
-        if trains and self.args.until in ("score", "export") and len(runs) > 1:
+        if self.args.until in ("score", "export") and len(runs) > 1:
             try:
                 self.report()
             except StepError as error:
                 problems.append(str(error))
         elif last is not None:
-            self.print_end(last)
+            self.print_end(*last)
         if problems:
-            raise StepError("; ".join([*problems, *self.failed.values()]))
+            raise StepError("; ".join([*problems, *(f"{run}: {why}" for run, why in self.failed.items())]))
 
     def note(self, run: Run, failure: str) -> None:
         """Note that *run* has ended, and why if it failed."""
         print(f"{run.title}: {failure or 'finished'}", file=sys.stderr if failure else sys.stdout, flush=True)
         if failure:
-            self.failed[run.title] = f"{run.title}: {failure}"
+            self.failed[run.title] = failure
 
     def report(self) -> None:
         """Make the report of the finished runs, and print its headline."""
@@ -236,17 +236,16 @@ class Command:
         """Let plain names in the work folder lead to what this run has made."""
         targets: list[tuple[str, Step, str]] = [("data-bin", pipeline.data_bin, ""), ("model", pipeline.average, "")]
         targets.append(("exported", pipeline.export, "ctranslate2"))
-        for name in [*pipeline.settings.test_files][:1]:
+        for name in pipeline.tests[:1]:
             targets += [("translations", pipeline.translate(name), ""), ("score", pipeline.score(name), "")]
         for name, step, inside in targets:
             if step.is_finished(self.work):
                 self.work.link(name, step, inside)
 
-    def print_end(self, pipeline: Pipeline) -> None:
+    def print_end(self, run: Run, pipeline: Pipeline) -> None:
         """Print translations and scores, or what else was made last, and where it is."""
-        steps = [pipeline.train] if pipeline.of_sweep else pipeline.steps(self.args.until)
-        is_scored = self.args.until in ("score", "export") and not pipeline.of_sweep
-        tests = [*pipeline.settings.test_files] if is_scored else []
+        steps = self.steps(run, pipeline)
+        tests = pipeline.tests if self.args.until in ("score", "export") and not run.setting else []
         for name in tests:
             self.print_score(pipeline, name)
         for step in [*steps, pipeline.average] if tests else steps:
@@ -294,8 +293,7 @@ def _in_order(steps: Sequence[Step]) -> list[Step]:
     """Return *steps* and all that they need, each after what it needs."""
     ordered: dict[str, Step] = {}
     for step in steps:
-        needed = [given for given in step.inputs.values() if isinstance(given, Step)]
-        ordered |= {one.name: one for one in _in_order(needed)}
+        ordered |= {one.name: one for one in _in_order([*step.inputs.values()])}
         ordered[step.name] = step
     return [*ordered.values()]
 

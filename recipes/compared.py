@@ -7,7 +7,7 @@ from pathlib import Path
 from recipes.plan import Plan
 from recipes.report import page
 from recipes.report.contents import Contents, FinishedRun, Sweep, TestSet
-from recipes.steps import Pipeline
+from recipes.steps import STEPS, Pipeline
 from recipes.work import Step, StepError, Work
 
 
@@ -25,7 +25,7 @@ class Report(Step):
         for run in (run for run in plan.runs if not run.setting):
             try:
                 pipeline = plan.pipeline(run)
-                lacking = [step for step in pipeline.steps("score") if not step.is_finished(plan.work)]
+                lacking = [step for step in STEPS["score"](pipeline) if not step.is_finished(plan.corpus.work)]
                 problem = "is not finished" if lacking else ""
             except StepError as error:
                 problem = str(error)
@@ -40,7 +40,6 @@ class Report(Step):
         first = finished[baseline][0]
         if not first.settings.test_files:
             raise StepError("test_files: is empty, and a report needs a test set")
-        refuse_other_precisions(compared)
         scores = [
             pipeline.score(test) for of in compared.values() for pipeline in of for test in pipeline.settings.test_files
         ]
@@ -59,25 +58,17 @@ class Report(Step):
         return page.verdict(folder)
 
 
-def refuse_other_precisions(compared: Mapping[str, list[Pipeline]]) -> None:
-    """Raise a StepError if the runs were not trained in one precision, and no system asks for another one."""
-    found = {pipeline.precision for of in compared.values() for pipeline in of if pipeline.settings.precision == "auto"}
-    if len(found) > 1:
-        raise StepError(f"the runs were trained in {' and '.join(sorted(found))}: set precision=… to one of these")
-
-
 def contents_of(
     plan: Plan, compared: Mapping[str, list[Pipeline]], missing: Mapping[str, str], command: str
 ) -> Contents:
     """Return what the report is made from."""
-    folder = plan.work.folder
+    folder = plan.corpus.work.folder
     first = next(iter(compared.values()))[0]
     tests = []
-    source, target = first.langs
+    source = first.langs[0]
     for name in first.settings.test_files:
         text = first.text(name)
-        numbers = range(text.settings["references"])
-        references = [folder(text) / (f"text.{n + 1}.{target}" if n else f"text.{target}") for n in numbers]
+        references = [folder(text) / name for name in text.references()]
         tests.append(TestSet(name, folder(text) / f"text.{source}", tuple(references)))
     sweeps = {}
     for name in compared:
@@ -89,7 +80,9 @@ def contents_of(
         recipe=plan.name,
         command=command,
         settings=asdict(first.settings),
-        runs={name: [finished_run(plan.work, pipeline, name) for pipeline in of] for name, of in compared.items()},
+        runs={
+            name: [finished_run(plan.corpus.work, pipeline, name) for pipeline in of] for name, of in compared.items()
+        },
         definitions={name: dict(plan.systems[name]) for name in compared},
         test_sets=tests,
         train_sources=folder(first.in_subwords("train")) / f"text.{source}",

@@ -30,7 +30,7 @@ def outcomes(
     names = visible.split(",")[: gpus if gpus > 0 else None] if gpus else [""]
     for number in range(jobs):
         devices.put(names[number % len(names)])
-    logs = plan.work.path / ".runs"
+    logs = plan.corpus.work.path / ".runs"
     logs.mkdir(parents=True, exist_ok=True)
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -79,9 +79,9 @@ def _running(plan: Plan) -> Iterator[str]:
             train = plan.pipeline(run).train
         except StepError:  # its sweep is not finished
             continue
-        if plan.work.is_locked(train.name) and (plan.work.folder(train) / "log").exists():
+        if plan.corpus.work.is_locked(train.name) and (plan.corpus.work.folder(train) / "log").exists():
             limit = train.limits["max_epochs"], train.limits["max_updates"]
-            yield f"{run.title}: {in_words(plan.work.folder(train), *limit)}"
+            yield f"{run.title}: {in_words(plan.corpus.work.folder(train), *limit)}"
 
 
 def in_words(folder: Path, max_epochs: int, max_updates: int) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 from fairseq_rope.files import write_whole
 from recipes.training import lowest_loss, progress_of
@@ -52,20 +51,15 @@ def state(work: Work, name: str) -> str:
 def scores_of(work: Work) -> dict[str, dict[str, float]]:
     """Return the newest sacreBLEU of each model on each test set, by the folder of the training."""
     inputs = {kind: work.records(kind) for kind in ("average", "translate", "score")}
+    texts = work.records("text")
     scores: dict[str, dict[str, float]] = {}
     for name in sorted(inputs["score"], key=lambda name: (work.path / name / "settings.yaml").stat().st_mtime):
         translation = inputs["translate"].get(inputs["score"][name]["inputs"]["translations"])
         average = translation and inputs["average"].get(translation["inputs"]["model"])
         if average:
-            test = _test_of(work, inputs["score"][name])
+            test = texts[inputs["score"][name]["inputs"]["text"]]["label"]
             scores.setdefault(average["inputs"]["training"], {})[test] = bleu(work.path / name / "score.json")
     return scores
-
-
-def _test_of(work: Work, score: dict[str, Any]) -> str:
-    """The name of the test set, from the folder of its text."""
-    text: str = score["inputs"]["text"]
-    return text.removeprefix("text-").rpartition("-")[0]
 
 
 def bleu(path: Path) -> float:

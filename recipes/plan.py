@@ -5,20 +5,19 @@ of one value is a sweep: the first seed is trained with each value, the lowest v
 seeds take it.
 """
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fairseq_rope.errors import InputError
 from recipes import machine
+from recipes.corpus import Corpus
 from recipes.settings import Settings, merged, read_yaml
 from recipes.steps import Pipeline
-from recipes.text.fetch import Entry
 from recipes.training import lowest_loss
-from recipes.work import StepError, Work
+from recipes.work import StepError
 
 LARGEST_SEED = 2**31 - 1  # of fairseq's --seed
 
@@ -46,16 +45,11 @@ class Plan:
     words: Mapping[str, Any]  # those of the command line
     systems: Mapping[str, Mapping[str, Any]]
     seeds: range
-    work: Work
-    data: Path | None = None
-    manifest: Path | None = None
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    corpus: Corpus
 
     def __post_init__(self) -> None:
-        for name in self.systems:
-            self.sweep(name)
         for run in self.runs:
-            self.settings(run.system, *([run.value] if run.setting else self._first_value(run.system)))
+            self.settings(run)
 
     @property
     def runs(self) -> list[Run]:
@@ -76,55 +70,40 @@ class Plan:
             raise InputError(f"{system}: {', '.join(lists)}: one setting can have several values")
         return lists
 
-    def _first_value(self, system: str) -> list[Any]:
-        return [values[0] for values in self.sweep(system).values()]
-
-    def settings(self, system: str, *value: Any) -> Settings:
-        """The settings of *system*, with *value* for the setting of its sweep."""
-        chosen = dict(zip(self.sweep(system), value))
-        layers = (self.recipe, {**self.words, **self.systems[system]}, chosen)
-        single = [{name: v for name, v in layer.items() if not isinstance(v, list)} for layer in layers]
-        return merged(*single)
+    def settings(self, run: Run, chosen: Any = None) -> Settings:
+        """Return the settings of *run*, with the *chosen* value of a sweep; by default, with its first one."""
+        layers = self.recipe, {**self.words, **self.systems[run.system]}
+        single = [{name: value for name, value in layer.items() if not isinstance(value, list)} for layer in layers]
+        values = {name: values[0] if chosen is None else chosen for name, values in self.sweep(run.system).items()}
+        return merged(*single, values | ({run.setting: run.value} if run.setting else {}))
 
     def pipeline(self, run: Run) -> Pipeline:
-        """The steps of *run*. Raises a StepError if it needs a sweep that is not finished."""
-        value = run.value
+        """Return the steps of *run*. Raises a StepError if it needs a sweep that is not finished."""
+        chosen = None
         if not run.setting and self.sweep(run.system):
-            value = self.chosen(run.system)
-            if value is None:
+            chosen = self.chosen(run.system)
+            if chosen is None:
                 raise StepError(f"{run.title}: the sweep of {', '.join(self.sweep(run.system))} is not finished")
-        settings = self.settings(run.system, *([value] if self.sweep(run.system) else []))
-        of_sweep = f"{run.setting}={run.value}" if run.setting else ""
-        make = functools.partial(self.pipeline_of, run.system, run.seed, settings, of_sweep)
-        return make(self._precision(settings, make))
+        settings = self.settings(run, chosen)
+        return self._resolved(Pipeline(run.seed, settings, settings.precision, self.corpus))
 
-    def pipeline_of(self, system: str, seed: int, settings: Settings, of_sweep: str, precision: str) -> Pipeline:
-        """The steps of a training with these settings."""
-        shared = (self.work, self.data, self.manifest, self.entries)
-        return Pipeline(system, seed, settings, precision, *shared, of_sweep)
+    def _resolved(self, pipeline: Pipeline) -> Pipeline:
+        """Return *pipeline* with the precision that ``auto`` means on this machine.
 
-    def _precision(self, settings: Settings, make: Any) -> str:
-        """The precision of a training, with ``auto`` resolved.
-
-        Raises an InputError if ``auto`` is another one here than in a training of this command that has begun.
+        Raises an InputError if a training of this command has begun in another one.
         """
-        if settings.precision != "auto":
-            return settings.precision
-        gpus = machine.devices(settings.gpus, "auto")
-        here = machine.best_precision(gpus)
-        begun = {record["settings"]["precision"] for record in self._trainings.values()}
-        others = begun - {here}
-        if others and here not in begun and any(make(other).train.name in self._trainings for other in others):
-            (other, *_) = sorted(others)
-            raise InputError(
-                f"precision=auto: is {here} on this machine, and a training of this command has begun in {other}: set "
-                f"precision={other} to continue, or precision={here} to train all again"
-            )
-        return here
-
-    @property
-    def _trainings(self) -> dict[str, Any]:
-        return self.work.records("train")
+        if pipeline.precision != "auto":
+            return pipeline
+        here = machine.best_precision(machine.devices(pipeline.settings.gpus, "auto"))
+        trainings = self.corpus.work.records("train")
+        begun = {record["settings"]["precision"] for record in trainings.values()}
+        for other in sorted(begun) if here not in begun else ():
+            if replace(pipeline, precision=other).train.name in trainings:
+                raise InputError(
+                    f"precision=auto: is {here} on this machine, and a training of this command has begun in {other}: "
+                    f"set precision={other} to continue, or precision={here} to train all again"
+                )
+        return replace(pipeline, precision=here)
 
     def losses(self, system: str) -> dict[Any, float | None] | None:
         """The lowest validation loss of each value of the sweep of *system*; None if a training has not ended."""
@@ -132,10 +111,10 @@ class Plan:
         for run in self.runs:
             if run.system == system and run.setting:
                 train = self.pipeline(run).train
-                folder = self.work.folder(train)
-                if not train.is_finished(self.work) and not (folder / "failed").exists():
+                folder = self.corpus.work.folder(train)
+                if not train.is_finished(self.corpus.work) and not (folder / "failed").exists():
                     return None
-                losses[run.value] = lowest_loss(folder) if train.is_finished(self.work) else None
+                losses[run.value] = lowest_loss(folder) if train.is_finished(self.corpus.work) else None
         return losses
 
     def chosen(self, system: str) -> Any:

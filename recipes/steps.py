@@ -7,7 +7,7 @@ import filecmp
 import functools
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from fairseq_rope.text.languages import UNSPACED, default_tokenize, language
 from fairseq_rope.text.plain import check_plain
 from fairseq_rope.text.subwords import SUBWORDS
 from recipes import machine
+from recipes.corpus import Corpus
 from recipes.settings import Settings, corpora
-from recipes.text import fetch
-from recipes.text.extract import ARCHIVE
-from recipes.text.fetch import Entry
 from recipes.training import Average, Train, plugin
-from recipes.work import File, Step, StepError, Work
+from recipes.work import Step, StepError
 
 
 def quoted(*words: object) -> str:
@@ -47,8 +45,13 @@ class Text(Step):
     """
 
     @property
-    def read_from(self) -> dict[str, str]:
-        return {}
+    def named_by(self) -> dict[str, str]:
+        return {}  # where the files come from does not matter
+
+    def references(self) -> list[str]:
+        """Return the names of the files of the references."""
+        target = self.settings["langs"][1]
+        return [f"text.{n + 1}.{target}" if n else f"text.{target}" for n in range(self.settings["references"])]
 
     def commands(self) -> list[str]:
         (source, target), lines = self.settings["langs"], []
@@ -89,14 +92,14 @@ class Tokenise(Step):
 
 
 class Clean(Step):
-    """Removes training pairs that cannot be translations of each other, and holds out a validation set."""
+    """Removes training pairs that cannot be translations of each other; ``heldout.en`` has the pairs held out."""
 
     def commands(self) -> list[str]:
         s, (source, target) = self.settings, self.settings["langs"]
-        held_out = f" --holdout-every {s['holdout_every']} --heldout valid" if s["holdout_every"] else ""
+        held_out = f" --holdout-every {s['holdout_every']} --heldout heldout" if s["holdout_every"] else ""
         return [
             f"python -m recipes.text.clean --source-lang {source} --target-lang {target} --input "
-            f"{self.at('train', 'text')} --output train --max-words {s['max_words']} "
+            f"{self.at('train', 'text')} --output text --max-words {s['max_words']} "
             f"--max-ratio {s['max_length_ratio']}{held_out}"
         ]
 
@@ -106,7 +109,7 @@ class LearnBpe(Step):
 
     def commands(self) -> list[str]:
         learn = "sentencepiece-train" if self.settings["bpe"] == "sentencepiece" else "learn"
-        texts = [self.at("train", f"train.{lang}") for lang in self.settings["langs"]]
+        texts = [self.at("train", f"text.{lang}") for lang in self.settings["langs"]]
         size, model = self.settings["vocab_size"], subwords(self.settings["bpe"])
         return [f"python -m recipes.text.bpe {learn} --vocab-size {size} --output {model} {quoted(*texts)}"]
 
@@ -199,8 +202,9 @@ class Score(Step):
 
     def commands(self) -> list[str]:
         source, target = self.settings["langs"]
-        names = [f"text.{n + 1}.{target}" if n else f"text.{target}" for n in range(self.settings["references"])]
-        references = [self.at("text", name) for name in names]
+        text = self.inputs["text"]
+        assert isinstance(text, Text)
+        references = [self.at("text", name) for name in text.references()]
         more = quoted(*shlex.split(self.settings["score_flags"]))
         return [
             f"python -m fairseq_rope score --sys {self.at('translations', f'hypotheses.{target}')} "
@@ -235,19 +239,10 @@ def subwords(bpe: str) -> str:
 class Pipeline:
     """The steps of one system from one seed. Steps that read the same are the same step for all systems and seeds."""
 
-    system: str
     seed: int
     settings: Settings
     precision: str  # of the training; never "auto"
-    work: Work
-    data: Path | None  # the user's folder with files of the corpus
-    manifest: Path | None
-    entries: Mapping[str, Entry]  # of the manifest
-    of_sweep: str = ""  # "KEY=VALUE" of a training that chooses a value
-
-    @property
-    def title(self) -> str:
-        return ", ".join(filter(None, (self.system, f"seed {self.seed}", self.of_sweep)))
+    corpus: Corpus
 
     @property
     def langs(self) -> list[str]:
@@ -271,49 +266,22 @@ class Pipeline:
         """The settings *names*, with the languages, the program for subwords, and *more*."""
         return {"langs": self.langs, **{name: getattr(self.settings, name) for name in names}, **more}
 
-    def text(self, name: str) -> Step:
-        """The raw text of the set *name*, whose files are the user's or those of the manifest."""
+    def text(self, name: str) -> Text:
+        """Return the step that extracts the set *name*."""
         setting = f"{name}_files" if name in ("train", "valid") else f"test_files.{name}"
         value = str(self.settings.test_files.get(name) or getattr(self.settings, f"{name}_files", ""))
-        digests, to_fetch = dict[str, str](), dict[str, str]()
-
-        def place(template: str) -> str:
-            """Where *template* lies: in a folder of the user, or, without one, in that of the step that fetches."""
-            folder = ""
-            for file in dict.fromkeys(_file(side) for side in self._sides(template)):
-                of_user, entry = self._of_user(file), self.entries.get(file)
-                if of_user is not None:
-                    folder, digests[of_user.path.name] = f"{of_user.path.parent}/", of_user.digest[:16]
-                elif entry is not None:
-                    to_fetch[file] = entry.checksum or entry.url
-                    is_sha = to_fetch[file].startswith("sha256:")
-                    digests[file] = to_fetch[file][7:23] if is_sha else to_fetch[file]
-                else:
-                    where = f"the manifest {self.manifest}" if self.manifest else "data=DIR, which is not given"
-                    raise InputError(f"{setting}: {file} is neither an absolute path nor in {where}")
-            return folder + _named(template) if folder else template
-
-        templates = corpora(value, setting)
-        places = [[place(template) for template in corpus] for corpus in templates]
-        named = [[_named(template) for template in corpus] for corpus in templates]
-        read = {"langs": self.langs, "corpora": named, "references": len(named[0]), "files": digests}
-        fetch_files = Fetch("fetch", name, {"files": to_fetch}, {}, {"manifest": str(self.manifest)})
-        return Text("text", name, read, {"files": fetch_files} if to_fetch else {}, {"corpora": places})
-
-    def _of_user(self, name: str) -> File | None:
-        """The file *name* of the corpus, if it is an absolute path or in the user's folder; checked by the manifest."""
-        path = Path(name) if self.data is None else self.data / name
-        if not path.is_absolute() or not path.exists() and name in self.entries:
-            return None
-        found, entry = self.work.file(path), self.entries.get(name)
-        if entry is not None and path.exists() and (problem := _checked(path, entry)):
-            raise InputError(f"{path} {problem}; manifest=none accepts other files")
-        return found
-
-    def _sides(self, template: str) -> list[str]:
-        """*template* for the source and for the target."""
-        source, target = (template.replace("{lang}", lang) for lang in self.langs)
-        return [source.replace("{side}", "src"), target.replace("{side}", "ref")]
+        located = [
+            [self.corpus.locate(one, self.langs, setting, n > 0) for n, one in enumerate(corpus)]
+            for corpus in corpora(value, setting)
+        ]
+        all_located = [one for corpus in located for one in corpus]
+        files = {file: digest for one in all_located for file, digest in one.digests.items()}
+        names = [[one.name for one in corpus] for corpus in located]
+        read = {"langs": self.langs, "corpora": names, "references": len(names[0]), "files": files}
+        paths = {"corpora": [[one.path for one in corpus] for corpus in located]}
+        to_fetch = {file: known for one in all_located for file, known in one.to_fetch.items()}
+        fetched = Fetch("fetch", name, {"files": to_fetch}, {}, {"manifest": str(self.corpus.manifest)})
+        return Text("text", name, read, {"files": fetched} if to_fetch else {}, paths)
 
     def tokenised(self, name: str) -> Step:
         read = self._read("normalise_punctuation", bpe=self.bpe)
@@ -329,8 +297,9 @@ class Pipeline:
         return LearnBpe("learn-bpe", "", self._read("vocab_size", bpe=self.bpe), {"train": self.clean})
 
     def in_subwords(self, name: str) -> Step:
-        of_clean = name == "train" or name == "valid" and self.settings.holdout_every
-        text, file = (self.clean, name) if of_clean else (self.tokenised(name), "text")
+        is_held_out = name == "valid" and self.settings.holdout_every
+        text = self.clean if name == "train" or is_held_out else self.tokenised(name)
+        file = "heldout" if is_held_out else "text"
         inputs = {"subwords": self.learnt_bpe, "text": text}
         return ApplyBpe("apply-bpe", name, self._read(bpe=self.bpe, file=file), inputs)
 
@@ -361,7 +330,7 @@ class Pipeline:
 
     def score(self, name: str) -> Step:
         text = self.text(name)
-        read = self._read("score_flags", tokenize=self.tokenize, references=text.settings["references"])
+        read = self._read("score_flags", tokenize=self.tokenize)
         return Score("score", f"{self.label}-{name}", read, {"translations": self.translate(name), "text": text})
 
     @functools.cached_property
@@ -375,38 +344,31 @@ class Pipeline:
         """What distinguishes the folders of this model for people. Systems with the same settings share them."""
         return f"{self.settings.arch.removeprefix('transformer_')}-seed{self.seed}"
 
-    def steps(self, until: str) -> list[Step]:
-        """The last steps that a run makes; what these need comes before them. *until* is one of ``STEPS``."""
-        tests = [*self.settings.test_files]
-        if until in ("fetch", "text", "tokenise"):
-            sets = ["train", *["valid"] * bool(self.settings.valid_files), *tests]
-            made = [self.text(name) if until != "tokenise" else self.tokenised(name) for name in sets]
-            if until == "fetch":
-                made = [step for text in made for step in text.needs()]
-            return list({step.name: step for step in made}.values())
-        if until == "export":
-            return [*(self.score(name) for name in tests), self.export]
-        one = {"clean": self.clean, "learn-bpe": self.learnt_bpe, "binarise": self.data_bin, "train": self.train}
-        if until in one:
-            return [one[until]] + [self.test_bin(name) for name in tests] * (until == "binarise")
-        if until == "average" or not tests:
-            return [self.average]
-        return [self.translate(name) if until == "translate" else self.score(name) for name in tests]
+    @property
+    def tests(self) -> list[str]:
+        return [*self.settings.test_files]
+
+    @property
+    def sets(self) -> list[str]:
+        """The sets that have files."""
+        return ["train", *["valid"] * bool(self.settings.valid_files), *self.tests]
 
 
-_checked = functools.cache(fetch.check)  # each file once
+def _scored(pipeline: Pipeline) -> list[Step]:
+    return [*map(pipeline.score, pipeline.tests)] or [pipeline.average]
 
 
-def _file(place: str) -> str:
-    """The file of *place*, FILE or ARCHIVE:MEMBER."""
-    archive = ARCHIVE.fullmatch(place)
-    return archive[1] if archive else place
-
-
-def _named(place: str) -> str:
-    """*place* without folders."""
-    file = _file(place)
-    return Path(file).name + place[len(file) :]
-
-
-STEPS = tuple("fetch text tokenise clean learn-bpe binarise train average translate score export".split())
+# Where a run can stop: the steps that it makes, with all that these need.
+STEPS: dict[str, Callable[[Pipeline], list[Step]]] = {
+    "fetch": lambda one: [step for name in one.sets for step in one.text(name).needs()],
+    "text": lambda one: [*map(one.text, one.sets)],
+    "tokenise": lambda one: [*map(one.tokenised, one.sets)],
+    "clean": lambda one: [one.clean],
+    "learn-bpe": lambda one: [one.learnt_bpe],
+    "binarise": lambda one: [one.data_bin, *map(one.test_bin, one.tests)],
+    "train": lambda one: [one.train],
+    "average": lambda one: [one.average],
+    "translate": lambda one: [*map(one.translate, one.tests)] or [one.average],
+    "score": _scored,
+    "export": lambda one: [*_scored(one), one.export],
+}

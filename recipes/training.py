@@ -212,12 +212,17 @@ class Average(Step):
         read = {name: getattr(s, name) for name in (*LIMITS, "save_every_updates", "average_checkpoints")}
         return cls("average", label, read, {"training": train}, {"user_dir": s.user_dir})
 
-    def needs(self) -> list[Step]:
-        return self.inputs["training"].needs()  # type: ignore[union-attr]
-
-    def make(self, work: Work) -> None:
+    @property
+    def training(self) -> Train:
         train = self.inputs["training"]
         assert isinstance(train, Train)
+        return train
+
+    def needs(self) -> list[Step]:
+        return self.training.needs()
+
+    def make(self, work: Work) -> None:
+        train = self.training
         with work.lock(train.name):  # a longer training would delete the checkpoints meanwhile
             if not train.is_finished(work):
                 work.say_what_differs(train)
@@ -237,14 +242,12 @@ class Average(Step):
         every, count = self.settings["save_every_updates"], self.settings["average_checkpoints"]
         numbers = self.numbers(training)
         expected = [numbers[-1] - (every or 1) * n for n in reversed(range(count))] if numbers else []
-        train = self.inputs["training"]
-        assert isinstance(train, Train)
-        end = train.ended(training) or {}
+        end = self.training.ended(training) or {}
         reached = end.get("updates" if every else "epochs", 0)
         if numbers != expected or not numbers or reached >= numbers[-1] + (every or 1):
             has = f"has the checkpoints {', '.join(map(str, numbers)) or 'none'} of {'updates' if every else 'epochs'}"
             must = f"average_checkpoints={count} needs the last {count}"
-            raise StepError(f"{train.name}: {has}, and {must}: average fewer, or train longer")
+            raise StepError(f"{self.training.name}: {has}, and {must}: average fewer, or train longer")
 
     def numbers(self, training: Path) -> list[int]:
         """Return the epochs or updates of the last checkpoints."""

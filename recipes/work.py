@@ -1,9 +1,10 @@
 """The work folder: one folder for each step, named by what the step reads.
 
-A step declares its inputs (other steps, files by their checksums) and the settings that it reads. The name of its
-folder has a hash of these. So another setting makes another folder beside the old one, a finished step is skipped, and
-nothing is moved aside or overwritten. A folder has ``settings.yaml`` (what the step read), ``script.sh`` (its
-commands) and ``log`` (what they printed).
+A step declares its inputs, which are other steps, and the settings that it reads, among them the checksums of the
+user's files. The name of its folder has a hash of these. So another setting makes another folder beside the old one, a
+finished step is skipped, and nothing is moved aside or overwritten.
+
+A folder has ``settings.yaml`` (what the step read), ``script.sh`` (its commands) and ``log`` (what they printed).
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 import yaml
 
@@ -34,21 +35,6 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of the user. It is known by its checksum, not by its place."""
-
-    path: Path
-    digest: str
-
-    @property
-    def identity(self) -> str:
-        return f"{self.path.name} {self.digest[:16]}"
-
-
-Input = Union["Step", File]
-
-
-@dataclass(frozen=True)
 class Step:
     """A piece of work with its own folder. A subclass has the commands.
 
@@ -58,7 +44,7 @@ class Step:
     kind: str
     label: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, Input] = field(default_factory=dict)
+    inputs: Mapping[str, "Step"] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # how it runs, not what it makes: no part of the name
 
     continues: ClassVar[bool] = False  # whether the commands go on with what an interrupted run has left
@@ -67,22 +53,17 @@ class Step:
     @cached_property
     def name(self) -> str:
         """The name of the folder of this step."""
-        read = json.dumps([self.kind, dict(self.settings), self.read_from], sort_keys=True)
+        read = json.dumps([self.kind, dict(self.settings), self.named_by], sort_keys=True)
         return "-".join(filter(None, (self.kind, self.label, hashlib.sha256(read.encode()).hexdigest()[:8])))
 
     @property
-    def identity(self) -> str:
-        return self.name
-
-    @property
-    def read_from(self) -> dict[str, str]:
-        """What identifies each input, by its role."""
-        return {role: given.identity for role, given in self.inputs.items()}
+    def named_by(self) -> dict[str, str]:
+        """The folders of the inputs, by role, which are part of the name."""
+        return {role: step.name for role, step in self.inputs.items()}
 
     def at(self, role: str, file: str = "") -> str:
         """Return the path of *file* of an input, for commands that run in the folder of this step."""
-        given = self.inputs[role]
-        return str(given.path) if isinstance(given, File) else f"../{given.name}/{file}".rstrip("/")
+        return f"../{self.inputs[role].name}/{file}".rstrip("/")
 
     def commands(self) -> list[str]:
         """Return the lines of the script that makes the outputs. It runs in the folder of this step."""
@@ -93,7 +74,7 @@ class Step:
 
     def needs(self) -> list["Step"]:
         """Return the steps that must be finished before this one."""
-        return [given for given in self.inputs.values() if isinstance(given, Step)]
+        return [*self.inputs.values()]
 
     def is_finished(self, work: "Work") -> bool:
         return work.folder(self).is_dir()
@@ -123,7 +104,8 @@ class Step:
 
     def record(self) -> str:
         """Return the text of settings.yaml."""
-        read = {"step": self.kind, "settings": dict(self.settings), "inputs": self.read_from}
+        inputs = {role: step.name for role, step in self.inputs.items()}
+        read = {"step": self.kind, "label": self.label, "settings": dict(self.settings), "inputs": inputs}
         return yaml.safe_dump(read, sort_keys=False, allow_unicode=True)
 
 
@@ -176,42 +158,35 @@ class Work:
 
     def records(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return what settings.yaml of each step of this *kind* says, by the name of its folder."""
-        found = {}
-        for path in sorted(self.path.glob(f"{kind}-*/settings.yaml")):
-            record = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if record["step"] == kind:
-                found[path.parent.name] = record
-        return found
+        paths = sorted(self.path.glob(f"{kind}-*/settings.yaml"))
+        return {path.parent.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
 
     def say_what_differs(self, step: Step) -> None:
         """Say how *step* differs from the most similar one with its label, unless it goes on in its own folder."""
-        same = step.name.rpartition("-")[0]
-        records = {name: one for name, one in self.records(step.kind).items() if name.rpartition("-")[0] == same}
+        records = {name: one for name, one in self.records(step.kind).items() if one["label"] == step.label}
         if not records or step.name in records:
             return
-        here = flat({"settings": dict(step.settings), "inputs": step.read_from})
-        others = [differences(here, flat(record)) for record in records.values()]
-        nearest = min(others, key=len)
-        of_settings = {key: values for key, values in nearest.items() if key.startswith("settings.")}
-        if of_settings and len(of_settings) < 8:
-            words = [f"{key.removeprefix('settings.')} {new}, not {old}" for key, (new, old) in of_settings.items()]
+        here = flat(dict(step.settings))
+        nearest = min((differences(here, flat(one["settings"])) for one in records.values()), key=len)
+        words = [f"{key} {new}, not {old}" for key, (new, old) in nearest.items()]
+        if words:
             say(f"{', '.join(words)}: new folder")
 
-    def file(self, path: Path) -> File:
-        """Return a file of the user with its checksum, which is computed again if its size or time has changed."""
+    def digest(self, path: Path) -> str:
+        """Return the checksum of a file of the user, which is computed again if its size or time has changed."""
         cache_path = self.path / ".digests.json"
         cache = json.loads(cache_path.read_text()) if cache_path.exists() else {}
         key = str(path)
         if not path.is_file():
             if key in cache:  # its text may be in this work folder, which came from another machine
-                return File(path, cache[key][0])
+                return str(cache[key][0])
             raise InputError(f"{path}: does not exist, or is not a file")
         state = [path.stat().st_size, path.stat().st_mtime_ns]
         if cache.get(key, [])[1:] != state:
             cache[key] = [checksum(path), *state]
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(cache_path, json.dumps(cache, indent=1))
-        return File(path, cache[key][0])
+        return str(cache[key][0])
 
     def link(self, name: str, step: Step, inside: str = "") -> None:
         """Let the plain *name* lead to the folder of *step*, or to a file in it."""
@@ -234,5 +209,5 @@ def flat(nested: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values that differ, here and there, by name."""
-    names = [name for name in (*here, *(name for name in there if name not in here)) if name != "step"]
+    names = [*here, *(name for name in there if name not in here)]
     return {name: (here.get(name), there.get(name)) for name in names if here.get(name) != there.get(name)}

@@ -6,6 +6,13 @@ epoch in the file LEDGER.
 
 import textwrap
 
+# Settings of a quick run.
+FEW = ["precision=fp32", "gpus=0", "max_epochs=2", "average_checkpoints=2"]
+# A Python whose recipes call the fake programs, for commands in processes of their own.
+RECIPES = """#!/bin/bash
+exec {python} -c "from recipes import script, __main__; script.PROGRAMS='{programs}'; __main__.main()" "${{@:3}}"
+"""
+
 PYTHON = r"""
 #!/usr/bin/env bash
 set -euo pipefail
@@ -88,3 +95,10 @@ def install(folder):
         (folder / name).write_text(textwrap.dedent(text).lstrip())
         (folder / name).chmod(0o755)
     return folder
+
+
+def change_data(place, content, name="data"):
+    (place / name).mkdir(exist_ok=True)
+    for part in ("train", "valid", "test", "news"):
+        for lang in ("en", "de"):
+            (place / name / f"{part}.{lang}.gz").write_text(f"{content} {part} {lang}")

@@ -9,7 +9,7 @@ import pytest
 from recipes import compared, script
 from recipes.__main__ import main
 from tests.recipes import fake_programs
-from tests.recipes.test_work import FEW, RECIPES, change_data
+from tests.recipes.fake_programs import FEW, RECIPES, change_data
 
 pytestmark = pytest.mark.slow
 RUNS = "1234"

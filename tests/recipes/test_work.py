@@ -20,8 +20,7 @@ from recipes import compared, jobs, machine, models, script
 from recipes.__main__ import Command, main, parse
 from tests.commands import LIMIT
 from tests.recipes import fake_programs
-
-FEW = ["precision=fp32", "gpus=0", "max_epochs=2", "average_checkpoints=2"]
+from tests.recipes.fake_programs import FEW, RECIPES, change_data
 
 
 @pytest.fixture
@@ -34,13 +33,6 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "ledger").touch()
     change_data(tmp_path, "data A")
     return tmp_path
-
-
-def change_data(place, content, name="data"):
-    (place / name).mkdir(exist_ok=True)
-    for part in ("train", "valid", "test", "news"):
-        for lang in ("en", "de"):
-            (place / name / f"{part}.{lang}.gz").write_text(f"{content} {part} {lang}")
 
 
 def words(place, *more, work="work"):
@@ -212,7 +204,7 @@ def test_the_lowest_loss_of_a_sweep_chooses_for_the_other_seeds(place):
     main(words(place, *flags, "--run", "7", "--until", "average"))  # system b, seed 2: with all it needs
     plan = command(place, *flags).plan
     assert [run.title for run in plan.runs][-1] == "b, seed 2" and plan.chosen("b") == 1e-3
-    records = [record["settings"] for record in plan.work.records("train").values()]
+    records = [record["settings"] for record in plan.corpus.work.records("train").values()]
     trained = sorted((one["seed"], one["learning_rate"]) for one in records)
     assert trained == [(1, 1e-3), (1, 2e-3), (1, 3e-3), (2, 1e-3)]
 
@@ -284,11 +276,6 @@ def test_a_killed_recipe_leaves_its_training_which_holds_the_lock(place, monkeyp
     assert models.state(command(place).work, folder.name) == "running"
     run(place)
     assert [line.split()[1] for line in epochs(place)] == ["1", "2"]
-
-
-RECIPES = """#!/bin/bash
-exec {python} -c "from recipes import script, __main__; script.PROGRAMS='{programs}'; __main__.main()" "${{@:3}}"
-"""
 
 
 def test_jobs_run_side_by_side(place, capsys, monkeypatch):
