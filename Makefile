@@ -15,7 +15,7 @@
 # make distclean also remove .venv, and the work folders of all recipes with their models
 #
 # Every target installs first if it is necessary. This takes minutes the first time. Two variables change what is installed:
-#   PYTHON=python3.12          the interpreter, 3.11 or newer (default: python3)
+#   PYTHON=python3.12          the interpreter, 3.11 to 3.13 (default: python3)
 #   TORCH=torch==2.13.0+cpu    the build of torch, as pip names it (pip's own settings say where it looks for it)
 # pytest takes options from the environment: make test PYTEST_ADDOPTS="-x"
 

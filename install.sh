@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3.12 TORCH=torch==2.13.0+cpu bash install.sh
 #
-# PYTHON is the interpreter, 3.11 or newer (default: python3). TORCH is pip's requirement for torch (default: torch==2.13.0).
+# PYTHON is the interpreter, 3.11 to 3.13 (default: python3). TORCH is pip's requirement for torch (default: torch==2.13.0).
 # It also runs with the bash 3.2 and the BSD tools of macOS.
 set -euo pipefail
 # Packages of other places would count as installed, and would be missing in another shell.
@@ -22,10 +22,11 @@ python=${python:-python3} torch=${asked_torch:-torch==2.13.0}
 
 # All checks come before the first file is written.
 version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) ||
-    refuse "no Python runs under the name $python: name one of 3.11 or newer with PYTHON=..."
+    refuse "no Python runs under the name $python: name one of 3.11 to 3.13 with PYTHON=..."
 case $version in
-    3.1[1-9].* | 3.[2-9][0-9].*) ;;
-    *) refuse "$python is Python $version and 3.11 or newer is needed (name one with PYTHON=...), though a fairseq that already runs on an older Python needs no installation, only --user-dir fairseq_rope" ;;
+    3.1[1-3].*) ;;
+    3.1[4-9].* | 3.[2-9][0-9].*) refuse "$python is Python $version, on which fairseq cannot be imported (docs/versions.md): name one of 3.11 to 3.13 with PYTHON=..." ;;
+    *) refuse "$python is Python $version and 3.11 to 3.13 is needed (name one with PYTHON=...), though a fairseq that already runs on an older Python needs no installation, only --user-dir fairseq_rope" ;;
 esac
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     refuse "$python (Python $version) lacks the modules venv and ensurepip: install them (on Debian and Ubuntu the package python3-venv) or name another Python with PYTHON=..."
@@ -37,7 +38,6 @@ free_kb=$(df -Pk . | awk 'NR == 2 { for (i = 3; i < NF; i++) if ($(i + 1) ~ /%$/
 [ $((needed_kb - there_kb)) -le "$free_kb" ] ||
     refuse "too little room on the disk of $PWD: $((free_kb / 1000)) MB are free and $(((needed_kb - there_kb) / 1000)) MB are needed (2000 MB with a CPU build of torch, named with TORCH=...)"
 
-case $version in 3.1[1-3].*) ;; *) printf 'Python %s was not tried; 3.11 to 3.13 were\n' "$version" ;; esac
 # Only a complete installation has the stamp .installed. .begun marks a .venv that this script made; it names the folder
 # if the installation was complete before, so that a failed update goes on in place.
 base=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)') # $python can be the one in .venv

@@ -88,7 +88,8 @@ NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
     [
         *(({"version": old}, {}, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
         ({"venv_status": 1}, {}, ["venv", "ensurepip"]),
-        *(({"version": version}, NO_ROOM, ["900000000000 MB"]) for version in ("3.11.9", "3.13.0", "3.20.1")),
+        *(({"version": new}, {}, [new, "3.11 to 3.13"]) for new in ("3.14.0", "3.20.1")),
+        *(({"version": version}, NO_ROOM, ["900000000000 MB"]) for version in ("3.11.9", "3.13.0")),
     ],
 )
 def test_missing_requirements_are_named(checkout, tools, fake_python, python, settings, values):
