@@ -70,8 +70,8 @@ def command(name: str, size: dict[str, int], data: Path, updates: int, tokens: i
         "--disable-validation --no-save --log-format json --log-interval 1"
     )
     device = ["--distributed-world-size", "1", *([] if DEVICE == "cuda" else ["--cpu"])]  # by default, all GPUs
-    plugin = ["--user-dir", str(PLUGIN)] if FLAGS[name].startswith(OURS) else []
-    return [program("fairseq-train"), str(data), *plugin, *flags.split(), *device]
+    user_dir = PLUGIN if FLAGS[name].startswith(OURS) else Path(__file__).parent / "fairseq_alone"
+    return [program("fairseq-train"), str(data), "--user-dir", str(user_dir), *flags.split(), *device]
 
 
 def words_per_second(words: list[str], updates: int) -> float:

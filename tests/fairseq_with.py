@@ -2,7 +2,8 @@
 
 FAIRSEQ_WITH selects what is tested:
 
-- ``nothing``: fairseq alone. torch is told that ``Namespace`` is safe, so that checkpoints load.
+- ``nothing``: fairseq alone, with its compiled modules (``benchmarks/fairseq_alone``). torch is told that ``Namespace``
+  is safe, so that checkpoints load.
 - ``plugin``: fairseq's models, with the plugin loaded from its copy in the current folder.
 - ``transformer_rope``: the plugin's models in place of fairseq's transformer, transformer_lm and roberta.
 - ``transformer``: the reference for ``transformer_rope``. In both, the reproducibility tests train a transformer
@@ -34,7 +35,8 @@ MODE = os.environ["FAIRSEQ_WITH"]
 if MODE in ("plugin", "transformer_rope"):
     import_user_module(Namespace(user_dir="fairseq_rope"))
     assert "transformer_rope_tiny" in ARCH_MODEL_REGISTRY
-elif hasattr(torch.serialization, "add_safe_globals"):
+else:
+    import_user_module(Namespace(user_dir=os.environ["FAIRSEQ_ALONE"]))
     torch.serialization.add_safe_globals([Namespace])
 
 

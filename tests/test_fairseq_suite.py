@@ -112,7 +112,8 @@ def outcomes(suite: Path, mode: str, cases: Iterable[str]) -> dict[str, str]:
         *("--continue-on-collection-errors", *sorted(cases)),
     ]
     path = os.pathsep.join([str(suite), str(ROOT / "tests"), QUICK_START])
-    environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "PYTHONPATH": path}
+    alone = str(ROOT / "benchmarks" / "fairseq_alone")
+    environment = {**ENVIRONMENT, "FAIRSEQ_WITH": mode, "FAIRSEQ_ALONE": alone, "PYTHONPATH": path}
     an_hour = 12 * LIMIT
     done = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, timeout=an_hour)
     assert re.search(r"\d (passed|failed|skipped).* in \d", done.stdout), done.stdout + done.stderr
