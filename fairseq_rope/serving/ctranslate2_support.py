@@ -103,7 +103,6 @@ def unsupported(model: Any, quantization: str = "float32") -> str | None:
         "cross-self-attention": cfg.cross_self_attention,
         "base-layers": cfg.base_layers,
         "attention-length-scaling": getattr(cfg, "attention_length_scaling", 0.0),
-        "cross-attention-positions": getattr(cfg, "cross_attention_positions", "none") != "none",
         f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
         "quant-noise-pq": any(side.quant_noise is not None for side in sides.values()),  # a layer after the embeddings
         **{f"{name}-xformers-att-config": getattr(getattr(cfg, name), "xformers_att_config", None) for name in sides},

@@ -48,11 +48,11 @@ def row_order(head_dim: int, dim: int, layout: str) -> list[int]:
 def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
     """Return the checkpoint *state* in *layout*; *state* itself does not change.
 
-    The rows of ``q_proj`` and ``k_proj`` of self-attention, and of cross-attention if it rotates, and of the norms
-    after them are permuted: weights and biases, in encoder and decoder, in the average of ``--store-ema`` and in the
-    optimiser's moments. ``rope_layout`` in the options is changed. ``last_optimizer_state`` is dropped, with a warning
-    on standard error, if the positions of these rows in it are unknown. If *layout*, "interleaved" or "half", is that
-    of *state*, *state* itself is returned.
+    The rows of ``q_proj`` and ``k_proj`` of self-attention, and of the norms after them, are permuted: weights and
+    biases, in encoder and decoder, in the average of ``--store-ema`` and in the optimiser's moments. ``rope_layout``
+    in the options is changed. ``last_optimizer_state`` is dropped, with a warning on standard error, if the positions
+    of these rows in it are unknown. If *layout*, "interleaved" or "half", is that of *state*, *state* itself is
+    returned.
 
     Raises:
         LayoutError: the model is not rotary, or has product-quantised projections; or there is no such *layout*
@@ -105,9 +105,8 @@ class _Model(NamedTuple):
     options: "ModelOptions"
 
     def rotation(self, name: str) -> Any:
-        """Return an option of the rotation, which both sides and cross-attention have in common."""
-        positions = (side.position for side in self.options.sides if _rotates(side))
-        values = next(positions, self.options.cross_position or {})
+        """Return an option of the rotation, which both sides have in common."""
+        values = next(side.position for side in self.options.sides if _rotates(side))
         if name not in values:  # a user's subclass of RotaryEmbedding
             encodings = " and ".join(dict.fromkeys(side.encoding for side in self.options.sides))
             raise LayoutError(f"its position encoding is {encodings}, which has no {flag_of(name)}")
@@ -128,7 +127,7 @@ def _model(state: dict[str, Any]) -> _Model:
     if not is_ours(args):
         raise LayoutError(f"its model is {model_name(args)}, which is not rotary")
     model = _Model(args, read(args))
-    if not any(_rotates(side) for side in model.options.sides) and model.options.cross_position is None:
+    if not any(_rotates(side) for side in model.options.sides):
         encodings = " and ".join(dict.fromkeys(side.encoding for side in model.options.sides))
         raise LayoutError(f"its position encoding is {encodings}, which does not rotate")
     layout = model.rotation("rope_layout")
@@ -151,14 +150,11 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
     """
     from ..positions.rotary import rotary_dim
 
-    options, is_cross = model.options, ".encoder_attn." in name
-    if is_cross and options.cross_position is None:
-        return rows
-    module, _, parameter = name.rpartition(".encoder_attn." if is_cross else ".self_attn.")
+    module, _, parameter = name.rpartition(".self_attn.")
     part = parameter.split(".")[0]
     if part not in ("q_proj", "k_proj", "q_norm", "k_norm", "feature_map", "position"):
         return rows
-    side = options.encoder if "encoder" in module.split(".") else options.decoder
+    side = model.options.encoder if "encoder" in module.split(".") else model.options.decoder
     if part == "position":
         if _rotates(side):
             only = "which can only be converted if it has no parameters and buffers"
@@ -166,7 +162,7 @@ def _convert(name: str, rows: "Tensor", model: _Model, layout: str) -> "Tensor":
         return rows
     if parameter.split(".")[1:] not in (["weight"], ["bias"], ["omega"]):
         raise LayoutError(f"its {name} is not a weight or bias, but part of a quantised projection")
-    if not is_cross and (not _rotates(side) or side.uses_favor != (part == "feature_map")):
+    if not _rotates(side) or side.uses_favor != (part == "feature_map"):
         return rows
     # Heads share the other parameters. A model whose heads were pruned has fewer than its options say.
     head_dim = side.head_dim if part in ("q_proj", "k_proj") else rows.size(0)

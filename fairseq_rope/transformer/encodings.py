@@ -14,9 +14,8 @@ from ..checkpoints import current_reading, is_resumed
 from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions import PositionEncoding
 from ..positions.absolute import NoPositions
-from ..positions.rotary import RotaryEmbedding
 from .layer_numbers import is_pruned
-from .options import ModelOptions, SideOptions
+from .options import SideOptions
 from .refusals import refuse_position
 
 logger = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ class SidePositions:
         self.encoding = options.encoding_class
         self._layers_built = 0
         self._none = NoPositions()
-        self._cross: RotaryEmbedding | None = None
         self._first: PositionEncoding | None = None  # that of the first layer with positions
         self._new: PositionEncoding | None = None  # the encoding whose parameters have no initial values yet
 
@@ -92,13 +90,6 @@ class SidePositions:
     def is_shared(self, key: str) -> bool:
         """Return whether all layers of the side share the parameter of positions that *key* names."""
         return self.encoding.shared or key.rpartition(".")[2] in self.encoding.shared_parameters
-
-    def of_cross_attention(self, options: ModelOptions) -> RotaryEmbedding | None:
-        """Return the rotation of cross-attention, the same object for all layers; None if it has no positions."""
-        if self._cross is None and options.cross_position is not None:
-            side = self.options
-            self._cross = RotaryEmbedding.build(side.side, side.embed_dim, side.heads, **options.cross_position)
-        return self._cross
 
     def initialise(self) -> None:
         """Draw the initial values of the encoding of the layer that has just been built.

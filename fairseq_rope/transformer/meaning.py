@@ -67,8 +67,6 @@ def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None
         values[name] = one_value(
             {name_of_side: getattr(value, "text", value) for name_of_side, value in by_side.items()}
         )
-    values["cross_attention_positions"] = "none" if options.cross_position is None else "rope"
-    values.update(options.cross_position or {})
     for side in options.sides:
         used_layers = (layers or {}).get(side.side, side.kept_layers)
         numbers = [number for number in side.without_positions if number in used_layers]

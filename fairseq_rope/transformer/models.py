@@ -91,8 +91,7 @@ class TransformerRopeModel(RopeModel, TransformerModel):
     """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
 
     Without flags, queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
-    cross-attention (without ``--cross-attention-positions``) are not, and no absolute positions are added to the
-    embeddings.
+    cross-attention are not, and no absolute positions are added to the embeddings.
     """
 
     @classmethod

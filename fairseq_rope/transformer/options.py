@@ -14,7 +14,6 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
-from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
 from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, of_encodings
 from .layer_numbers import numbers_of, numbers_of_kept_layers
@@ -131,7 +130,6 @@ class ModelOptions:
     sides: tuple[SideOptions, ...]  # encoder and decoder, or the only one
     cross_kv_heads: int  # as many as heads of the decoder if no other number is given
     attention_length_scaling: float
-    cross_position: Mapping[str, Any] | None  # the options of RoPE in cross-attention; None without it
     values: Mapping[str, Any]  # the values of all flags of our models that are used, by name
 
     @property
@@ -148,17 +146,11 @@ class ModelOptions:
 
 
 def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:
-    """Return the options that the *encodings* of the two sides and cross-attention use, with the flags of each side."""
+    """Return the options that the *encodings* of the two sides use, with the flags of each side."""
     used = [(side, option) for side, name in encodings.items() for option in ENCODINGS[name].options_of(side)]
-    used += [("cross", option) for option in OF_CROSS_ATTENTION if rotates_cross_attention(args)]
     names = [name for side, option in used for name in (option, f"{side}_{option}")]
     flags = of_encodings()
     return {name: flags[name] for name in names if name in flags}
-
-
-def rotates_cross_attention(args: Any) -> bool:
-    """Return whether cross-attention in *args*, options of any model, has RoPE."""
-    return is_ours(args) and option_value(args, "cross_attention_positions") == "rope"
 
 
 def encodings_of(args: Any) -> dict[str, str]:
@@ -203,7 +195,6 @@ def read(args: Any) -> ModelOptions:
         sides=sides,
         cross_kv_heads=values.get("cross_kv_heads") or sides[-1].heads,
         attention_length_scaling=values["attention_length_scaling"],
-        cross_position={n: values[n] for n in OF_CROSS_ATTENTION} if rotates_cross_attention(args) else None,
         values=values,
     )
 

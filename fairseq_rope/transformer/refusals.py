@@ -96,8 +96,6 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
     heads = options.values.get("cross_kv_heads")
     if heads and getattr(args, "no_cross_attention", False):
         raise ValueError(f"--cross-kv-heads {heads}: has no use with --no-cross-attention; drop one of the two")
-    if options.cross_position is not None and getattr(args, "no_cross_attention", False):
-        raise ValueError("--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two")
     if any(side.scale_glu_width for side in options.sides) and all(side.ffn_type != "glu" for side in options.sides):
         raise ValueError("--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")
 

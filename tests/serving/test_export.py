@@ -439,7 +439,6 @@ REFUSED = {
         "decoder_rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 16, "long_factor": [2] * 16, **TRAINED}
     },
     "its encoder has --encoder-layers-without-positions with the encoding t5": {**WITHOUT, "position_encoding": "t5"},
-    "--cross-attention-positions": {"cross_attention_positions": "rope"},
     "--attention-length-scaling": {"attention_length_scaling": 20.0},
     "its decoder has --attention-type linear": {"decoder_attention_type": "linear"},
 }

@@ -367,8 +367,7 @@ def test_a_side_replaces_a_choice_and_adds_to_a_switch(given, name, expected):
 
 FLAGS = (
     "--norm-type rms --ffn-type glu --activation-fn swish --scale-glu-width --decoder-kv-heads 1 "
-    "--cross-kv-heads 1 --qk-norm --no-projection-bias --encoder-layers-without-positions 0 "
-    "--cross-attention-positions rope"
+    "--cross-kv-heads 1 --qk-norm --no-projection-bias --encoder-layers-without-positions 0"
 ).split()
 
 

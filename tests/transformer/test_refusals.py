@@ -103,12 +103,6 @@ REFUSED = [
           ("every 4th", "these are none of the 2 layers of the decoder, 0 … 1"),
           ("0,1", "these are all layers; use --decoder-position-encoding none"),
       )),
-    ({"cross_attention_positions": "xpos"}, "--cross-attention-positions xpos: must be one of none, rope"),
-    ({"cross_attention_positions": "rope", "no_cross_attention": True},
-     "--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two"),
-    (of("alibi", cross_attention_positions="rope", rope_fraction=0.3),
-     "--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6"),
-    (of("alibi", cross_attention_positions="rope", rope_scaling="{}"), f"--rope-scaling {{}}: {LEFT_OUT}"),
     # RoPE for longer inputs
     (scaling("longrope", short_factor=[1], long_factor=[2], original_max_position_embeddings=64),
      "--rope-scaling .*: short_factor has 1 numbers, and must have 16, one for each pair"),

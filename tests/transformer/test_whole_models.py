@@ -32,7 +32,6 @@ SIZES = {
 }
 LAYERS = {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"}
 POSITIONS = {
-    "rope in cross-attention": {**HALF, "cross_attention_positions": "rope"},
     "half, some layers": {**HALF, **LAYERS},
     "t5, some layers": {"position_encoding": "t5", **LAYERS},
     "transformer-xl, some layers": {"position_encoding": "transformer-xl", **LAYERS},
@@ -44,7 +43,7 @@ MODELS = {
     **POSITIONS,
     **{f"linear, {name}": each for name, each in LINEAR_ATTENTION_OPTIONS.items()},
 }
-FAST = ("half, some layers", "rope in cross-attention")
+FAST = ("half, some layers",)
 OF_LINEAR = [name for name in MODELS if name.startswith("linear, ")]
 
 
@@ -55,7 +54,7 @@ def of(*names, slow=(*ENCODING_OPTIONS, *POSITIONS)):
 
 def is_bound(name):
     """Whether the fast search binds the steps of the model *name*."""
-    return name not in ("shaw", "nezha", "deberta", "rope in cross-attention") and "linear" not in name
+    return name not in ("shaw", "nezha", "deberta") and "linear" not in name
 
 
 def teacher_forcing_of(model, source=(9, 4, 6), target=(5, 5, 5)):
