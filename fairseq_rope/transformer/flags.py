@@ -16,7 +16,6 @@ from fairseq.models.transformer import TransformerConfig
 from ..errors import flag_of
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option, natural_number
-from .layer_numbers import WITHOUT_POSITIONS
 from .sides import options_of_sides
 
 
@@ -94,7 +93,6 @@ def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
 OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
 # options of attention and of the block around it, with any encoding
 OF_BLOCK = {"attention_length_scaling": LENGTH_SCALING, **_with_sides(OF_BOTH_BLOCKS), **KV_HEADS, **OF_FEATURES}
-OF_BLOCK.update(WITHOUT_POSITIONS)
 
 
 def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:

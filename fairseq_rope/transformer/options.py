@@ -16,7 +16,6 @@ from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.interface import SIDES, Option
 from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, of_encodings
-from .layer_numbers import numbers_of, numbers_of_kept_layers
 from .sides import model_sides, options_of_sides
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
@@ -54,6 +53,16 @@ def flag_of_side(args: Any, name: str, side: str) -> str:
     return flag_of(f"{side}_{name}" if option_value(args, f"{side}_{name}") else name)
 
 
+def numbers_of_kept_layers(layers_to_keep: str) -> list[int]:
+    """Return the numbers, in the model that was trained, of the layers that fairseq's pruning keeps."""
+    return sorted(int(number) for number in layers_to_keep.split(","))
+
+
+def is_pruned(layers: int | None, layers_to_keep: str) -> bool:
+    """Return whether *layers*, the number of those in a checkpoint, are the layers to keep: no other layer is there."""
+    return layers == len(numbers_of_kept_layers(layers_to_keep))
+
+
 def inner_width(width: int) -> int:
     """Return two thirds of *width*, rounded up to a multiple of 8: gated layers have three matrices, not two."""
     return -(-2 * width // 24) * 8
@@ -82,17 +91,11 @@ class SideOptions:
     xformers_att_config: str | None
     layers: int
     layers_to_keep: str | None  # fairseq's flag
-    layers_without_positions: str  # as given by the flag
 
     @property
     def kept_layers(self) -> list[int]:
         """The numbers that the layers of the model have in the model that was trained."""
         return numbers_of_kept_layers(self.layers_to_keep) if self.layers_to_keep else list(range(self.layers))
-
-    @property
-    def without_positions(self) -> list[int]:
-        """The numbers of the layers without positions, in the model that was trained."""
-        return numbers_of(self.layers_without_positions, max([self.layers, *(n + 1 for n in self.kept_layers)]))
 
     @property
     def encoding_class(self) -> type[PositionEncoding]:
@@ -219,7 +222,6 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
         xformers_att_config=size("xformers_att_config"),
         layers=size("layers"),
         layers_to_keep=size("layers_to_keep"),
-        layers_without_positions=values[f"{side}_layers_without_positions"],
     )
 
 

@@ -144,7 +144,6 @@ SCALINGS = {
     "llama3": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, **TRAINED},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
 }
-WITHOUT = {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"}
 ENCODINGS = {
     **{name: {"position_encoding": name} for name in ("none", "sinusoidal", "shape", "learned")},
     **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "nezha", "kerple")},
@@ -161,13 +160,6 @@ ENCODINGS = {
     "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
     "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
     "yarn and normalised queries": {"rope_scaling": SCALINGS["yarn"], "qk_norm": True, "rope_fraction": 0.5},
-    "rope, one layer without": {**WITHOUT, "rope_fraction": 0.5, "qk_norm": True},
-    **{
-        f"rope, {name}, one layer without": {**WITHOUT, "rope_scaling": SCALINGS[name]}
-        for name in ("linear", "ntk", "yarn")
-    },
-    "shaw, one layer without": {**WITHOUT, "position_encoding": "shaw"},
-    "nezha, one layer without": {**WITHOUT, "position_encoding": "nezha", "max_relative_positions": 3},
     **{
         f"{name}, two heads of keys": {"position_encoding": name, **FOUR_HEADS, "decoder_kv_heads": 2}
         for name in ("alibi", "t5", "shaw", "nezha", "kerple", "none", "sinusoidal")
@@ -438,7 +430,6 @@ REFUSED = {
     "its decoder has --rope-scaling of the type longrope": {
         "decoder_rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 16, "long_factor": [2] * 16, **TRAINED}
     },
-    "its encoder has --encoder-layers-without-positions with the encoding t5": {**WITHOUT, "position_encoding": "t5"},
     "--attention-length-scaling": {"attention_length_scaling": 20.0},
     "its decoder has --attention-type linear": {"decoder_attention_type": "linear"},
 }
