@@ -29,7 +29,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS as KNOWN_ENCODINGS
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.serving import ctranslate2_model, export, export_checks, replaced_folder
+from fairseq_rope.serving import ctranslate2_model, export, export_checks
 from fairseq_rope.serving.ctranslate2_model import quantize, to_spec, words
 from fairseq_rope.serving.ctranslate2_support import ExportError, refuse_unsupported
 from fairseq_rope.serving.exported_folder import QUANTIZATIONS, TranslateError
@@ -645,7 +645,6 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", full)
-    monkeypatch.setattr(replaced_folder, "exchange", lambda one, other: False)
     monkeypatch.setattr(command, "convert", lambda args, folder: os.mkdir(folder))
     with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
         exported(trained, data_bin, folder, "--replace")
@@ -655,12 +654,9 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
 
 KILLED = """
 import os, signal, sys
-from fairseq_rope.serving import replaced_folder
 from fairseq_rope.serving.replaced_folder import InputError, replacing
 
-output, can_exchange = sys.argv[1:]
-if can_exchange == "no":
-    replaced_folder.exchange = lambda one, other: False
+output = sys.argv[1]
 
 def write(folder, text):
     os.mkdir(folder)
@@ -702,17 +698,15 @@ print(outcomes)
 """
 
 
-@pytest.mark.parametrize("can_exchange", ["yes", "no"])
-def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, can_exchange):
+def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path):
     """The export is killed before each of its operations on the file system."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "model"), can_exchange], cwd=ROOT, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
+        [sys.executable, "-c", KILLED, str(tmp_path / "model")],
+        **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": LIMIT},
+    )
     actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
-    # Without an atomic exchange, the model is missing for a moment; the next export restores the old one.
-    gap = set() if can_exchange == "yes" else {(False, "old")}
-    assert set(actual) == {("old", "old"), ("new", "new")} | gap
+    # Between the two renames, the model is missing; the next export restores the old one.
+    assert set(actual) == {("old", "old"), ("new", "new"), (False, "old")}
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path):
