@@ -25,10 +25,8 @@ from torch import Tensor
 
 from ..checkpoints import option_value, set_option
 from ..errors import InputError, flag_of
-from .ending import refuse_flags
-from .ignored import heed_flags, logs_without_a_package
+from .ignored import heed_flags
 from .linear import replace_linear_layers
-from .options import refuse_numbers
 
 _call_main = distributed_utils.call_main
 _init_trainer = Trainer.__init__
@@ -88,15 +86,10 @@ def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwarg
     words = sys.argv[1:] if input_args is None else list(input_args)
     words = [LOCAL_RANK.sub("--local_rank", word) if isinstance(word, str) else word for word in words]
     refuse_two_types(name for name in TYPES if name != "amp" and flag_of(name) in words)
-    is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
-    parser.error = functools.partial(refuse_flags, parser)
-    # Later, the parser also has the flags of tasks, models and others, which can have any names.
-    flags = [action.dest for action in parser._actions]
     parts = [group.title for group in parser._action_groups]
     parsed = _parse_args_and_arch(parser, words, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
-    refuse_numbers(namespace, flags)
-    if not (is_second or kwargs.get("suppress_defaults")):  # then the flags were heeded by an earlier call
+    if not kwargs.get("suppress_defaults"):  # then fairseq calls this function again, without it
         heed_flags(parts, namespace, words)
     if option_value(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
@@ -125,8 +118,6 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     refuse_precision(common, optimization)
     if option_value(common, "amp") and not torch.cuda.is_available():
         logger.warning("--amp: has no effect without a GPU, and this training computes in float32")
-    for name in logs_without_a_package(common):
-        set_option(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
     TorchForTrainers.on_gpu = bool(self.cuda)
     if not self.cuda and (option_value(common, "bf16") or option_value(common, "fp16")):

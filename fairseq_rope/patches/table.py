@@ -393,10 +393,9 @@ PATCHES: list[Patch] = [
         "fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with \"'NoneType' object has no "
         "attribute 'xla_device'\". Here only --tpu means a TPU. "
         "--local-rank, which torch.distributed.launch adds, is read as --local_rank. "
-        "Flags that exclude each other (--fp16, --bf16, --amp) "
-        "end in one sentence, and so do unknown flags and numbers with which fairseq crashes. fairseq-generate ignores "
+        "Flags that exclude each other (--fp16, --bf16, --amp) are refused. fairseq-generate ignores "
         "--num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it "
-        "does not do end in one sentence, as does asynchronous writing without iopath, with which fairseq-train ends "
+        "does not do are refused, as is asynchronous writing without iopath, with which fairseq-train ends "
         "with status 0 without training. Flags without an effect on the result give a warning.",
         "fairseq does not set tpu for --bf16, and heeds or refuses these flags",
     ),
@@ -417,8 +416,7 @@ PATCHES: list[Patch] = [
         "wrong results",
         "fairseq-hydra-train ignores common.memory_efficient_bf16 and common.memory_efficient_fp16 without common.bf16 "
         "and common.fp16, and trains in float32. The checks of call_main are made here too, since fairseq-hydra-train "
-        "loads the plugin after it has called call_main. If tensorboard or wandb is missing, fairseq warns at every "
-        "validation; here it warns once, with the flag. In 16 bits on a CPU, oneDNN generates code for each size of a "
+        "loads the plugin after it has called call_main. In 16 bits on a CPU, oneDNN generates code for each size of a "
         "matrix product; here layers of the class torch.nn.Linear compute products of few different sizes.",
         "fairseq-hydra-train sets bf16 for memory_efficient_bf16, and the row of call_main goes",
     ),
@@ -510,10 +508,9 @@ PATCHES: list[Patch] = [
         "sys.excepthook",
         ending.excepthook,
         "an unreadable error",
-        "fairseq's programs end with a traceback even if only a file is missing or a flag is wrong. Here they end "
-        "with one sentence if the message of the error, or the table in causes.py, explains the cause. Other errors "
-        "and other programs keep their tracebacks.",
-        "fairseq's programs end with one sentence",
+        "An input that this plugin refuses, such as a checkpoint of the opposite direction, would end fairseq's "
+        "programs with a traceback. Here they end with one line. Other errors and other programs keep theirs.",
+        "fairseq's programs end with one line for errors that are the user's",
     ),
 ]
 

@@ -18,11 +18,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import traceback
 from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
-import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
@@ -57,6 +57,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
+from fairseq_rope.errors import InputError
 from fairseq_rope.patches import optimizers, options, saving, table
 from fairseq_rope.plugin import REPLACEMENTS
 from fairseq_rope.search.ensemble import FastEnsemble
@@ -204,25 +205,13 @@ def fasta_files_have_the_same_index(request, folder):
         assert (alone.offsets.tolist(), alone.sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
 
 
-def other_programs_keep_their_tracebacks(request, folder):
-    def of_no_program():
-        raise OSError(errno.ENOENT, "No such file", "x.pt")
-
-    for name, run in {"fairseq-score": fairseq_cli.score.cli_main, "fairseq-generate": of_no_program}.items():
+def other_errors_and_other_programs_keep_their_tracebacks(request, folder):
+    errors = {"fairseq-generate": OSError(errno.ENOENT, "No such file", "x.pt"), "mine.py": InputError("of a program")}
+    for program, error in errors.items():
         printed = io.StringIO()
-        with (
-            mock.patch.object(fairseq_cli.score, "get_parser", side_effect=of_no_program),
-            mock.patch.object(sys, "argv", [name]),
-            contextlib.redirect_stderr(printed),
-        ):
-            try:
-                run()
-            except OSError:
-                sys.excepthook(*sys.exc_info())
-        if run is of_no_program:
-            assert "Traceback" in printed.getvalue() and printed.getvalue().endswith(": 'x.pt'\n")
-        else:
-            assert printed.getvalue() == "fairseq-score: error: x.pt: No such file\n"
+        with mock.patch.object(sys, "argv", [program]), contextlib.redirect_stderr(printed):
+            sys.excepthook(type(error), error, None)
+        assert printed.getvalue() == "".join(traceback.format_exception(error))
 
 
 def the_same_checkpoints_are_written(request, folder):
@@ -800,7 +789,7 @@ SAME = {
     "fairseq.nan_detector.NanDetector.add_hooks": modules_with_nan_are_named,
     "fairseq.models.ema.ema.EMA.restore": averages_of_weights_are_the_same,
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
-    "sys.excepthook": other_programs_keep_their_tracebacks,
+    "sys.excepthook": other_errors_and_other_programs_keep_their_tracebacks,
     "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,
     "fairseq.checkpoint_utils._torch_persistent_save": a_second_try_succeeds,
     "fairseq.checkpoint_utils.torch_persistent_save": a_saved_state_is_the_same,
