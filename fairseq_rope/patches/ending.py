@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 
 from ..errors import InputError
+from .registry import replaces
 
 _excepthook = sys.excepthook
 # How an error of this kind ends the traceback of another process, as torch.multiprocessing.spawn reports it
@@ -21,8 +22,17 @@ def refusal(error: BaseException) -> str | None:
     return of_process[1] if of_process else None
 
 
+@replaces(
+    "sys.excepthook",
+    prevents="an unreadable error",
+    until="fairseq's programs end with one line for errors that are the user's",
+)
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the one line, or the traceback of another error or of another program."""
+    """Print the one line, or the traceback of another error or of another program.
+
+    An input that this plugin refuses, such as a checkpoint of the opposite direction, would end fairseq's programs with
+    a traceback. Here they end with one line. Other errors and other programs keep theirs.
+    """
     program, line = os.path.basename(sys.argv[0]), refusal(error)
     if line is None or not program.startswith("fairseq-"):
         _excepthook(kind, error, trace)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
+from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,17 @@ def _take_one_shard(options: Namespace, reads_parts: bool) -> None:
     options.distributed_world_size, options.distributed_rank = shards, number
 
 
+@replaces(
+    "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
+    prevents="wrong results",
+    until="fairseq compares the words so far",
+)
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Set the scores of words to -inf that would repeat *n* words of their hypothesis. TorchScript compiles this.
+
+    fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words of the
+    sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words, except in a prefix
+    that the user gives.
 
     If no other word is possible, as in a prefix that the user gives, the words keep their scores.
 

@@ -5,6 +5,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from .registry import replaces
+
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -18,8 +20,13 @@ LARGEST_POWER = 64  # the largest exponent, and the most bits of the base
 LONGEST = 100_000  # the most entries in a list, tuple or string that is repeated or joined
 
 
+@replaces("fairseq.*.eval", prevents="code execution", until="fairseq reads literals")
 def literal(x: str, *_: Any) -> Any:
     """Return the value of *x*, a literal or + - * / // ** on literals.
+
+    fairseq evaluates options such as --adaptive-softmax-cutoff as Python, also those in a checkpoint, which can then
+    run code. Here options are literals and arithmetic on literals. (A script that imports * from a module of fairseq
+    gets this eval too.)
 
     fairseq's modules call this function as ``eval``. It looks up no names, calls no functions, and limits the
     size of powers and repetitions.

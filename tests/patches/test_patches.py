@@ -58,7 +58,7 @@ from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
 from fairseq_rope.errors import InputError
-from fairseq_rope.patches import optimizers, options, saving, table
+from fairseq_rope.patches import optimizers, options, saving
 from fairseq_rope.plugin import REPLACEMENTS
 from fairseq_rope.search.ensemble import FastEnsemble
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT, call, outputs, train
@@ -66,10 +66,22 @@ from tests.patches.contents import same_contents
 from tests.patches.fairseq_alone import fairseq_alone, fasta_dataset_alone, translation_task, without_replacements
 
 
-def test_docs_differences_is_generated_from_the_table_of_patches():
-    """docs/differences.md is written by ``python docs/differences.py``."""
-    page = without_replacements(ROOT / "docs" / "differences.py").page()
-    assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == page
+def test_each_patch_says_what_it_prevents_and_when_it_can_go():
+    kinds = {"code execution", "lost data", "wrong results", "an unreadable error", "lost time"}
+    for patch in REPLACEMENTS:
+        assert patch.prevents in kinds and len(patch.reason.split()) > 12 and patch.until, patch.target
+        assert "Args:" not in patch.reason
+
+
+def test_each_file_of_patches_is_in_the_list():
+    files = {str(path) for path in (PLUGIN / "patches").rglob("*.py") if "import replaces" in path.read_text()}
+    assert files == {module.__file__ for module in patches.MODULES}
+
+
+def test_the_page_of_differences_lists_each_patch():
+    page = without_replacements(ROOT / "docs" / "hooks.py")._patches()
+    assert re.findall("(?m)^## `(.*)`$", page) == [patch.target for patch in REPLACEMENTS]
+    assert all(patch.reason in page and patch.until in page for patch in REPLACEMENTS)
 
 
 # -- the same with and without each patch --------------------------------------------------------------
@@ -363,7 +375,6 @@ def outputs_without_unknown_words_are_the_same(request, folder):
     words = [data, "-s", "en", "-t", "de", "--path", path, "--user-dir", PLUGIN, *search]
     printed = [call("fairseq-interactive", *words, stdin=lines)]
     with pytest.MonkeyPatch.context() as alone:
-        alone.setattr(table, "PATCHES", [])
         for owner, name in ((utils, "post_process_prediction"), *((tasks.FairseqTask, name) for name in OF_THE_TASK)):
             alone.setattr(owner, name, getattr(owner, name).__wrapped__)
         words[-1:] = ["--replace-unk", os.devnull]
@@ -970,7 +981,7 @@ def test_python_2_can_read_the_file_that_refuses_it():
 @pytest.mark.slow
 def test_each_module_can_be_imported_first():
     """Python imports a module's packages before it, and so its code runs after theirs."""
-    patched = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.patches.table' in sys.modules)"
+    patched = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.patches.registry' in sys.modules)"
     cases = {}
     for module in MODULES:
         cases.setdefault(module.rpartition(".")[0], {})[module] = f"import {module}\n{patched}"
