@@ -43,6 +43,10 @@ from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
 logger = logging.getLogger(__name__)
 
+# Each function returns names of options that --model-overrides has for the translation model alone, and not for the
+# language model of --lm-path. A package of models adds its function.
+FOR_TRANSLATION_ALONE: list[Callable[[], set[str]]] = []
+
 _load_checkpoint = checkpoint_utils.load_checkpoint
 _load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
 _load_model_ensemble_and_task = checkpoint_utils.load_model_ensemble_and_task
@@ -384,14 +388,13 @@ def load_model_ensemble_and_task(
 
     Gives load_checkpoint_to_cpu the languages of the data. Names the file if weights do not fit. fairseq-validate
     ignores --bf16; here its models compute in bfloat16. fairseq-generate gives --model-overrides to the language model
-    of --lm-path, too; here options of transformer_rope, such as a scaling of RoPE, are for the translation model alone,
-    with a warning.
+    of --lm-path, too; here the options of FOR_TRANSLATION_ALONE, such as a scaling of RoPE, are for the translation
+    model alone, with a warning.
     """
     if not isinstance({} if arg_overrides is None else arg_overrides, Mapping):
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     if task is None and _is_language_model_of_generate():
-        # fairseq gives it the overrides of the translation model, such as a scaling of RoPE.
-        own = flags_of_model("transformer_rope") - flags_of_model("transformer")
+        own = set().union(*(names() for names in FOR_TRANSLATION_ALONE))
         if others := sorted(own.intersection(arg_overrides or {})):
             names = ", ".join(others)
             logger.warning(

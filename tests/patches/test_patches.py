@@ -78,6 +78,14 @@ def test_each_file_of_patches_is_in_the_list():
     assert files == {module.__file__ for module in patches.MODULES}
 
 
+def test_the_patches_know_nothing_of_the_plugins_models():
+    sources = [path.read_text() for path in (PLUGIN / "patches").rglob("*.py")]
+    assert not any(re.search("transformer_rope|rotary", source) for source in sources)
+    code = "import fairseq_rope.patches; from fairseq import models, utils; "
+    code += "print('transformer_rope' in models.MODEL_REGISTRY, hasattr(utils.clip_grad_norm_, '__patches__'))"
+    assert in_a_process(code).split() == ["False", "True"]
+
+
 def test_the_page_of_differences_lists_each_patch():
     page = without_replacements(ROOT / "docs" / "hooks.py")._patches()
     assert re.findall("(?m)^## `(.*)`$", page) == [patch.target for patch in REPLACEMENTS]
