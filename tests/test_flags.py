@@ -307,7 +307,7 @@ ELSEWHERE = {
     "--amp-init-scale --amp-scale-window": "tests/patches/test_optimizers.py",
     "--fp16-no-flatten-grads --fp16 --use-bmuf": PRECISION,
     "--user-dir": "tests/patches/test_patches.py",
-    "--criterion": "tests/patches/test_criteria.py",
+    "--criterion": "tests/patches/other_tasks/test_criteria.py",
     "--tokenizer --bpe": f"{COMPATIBILITY}::test_from_pretrained_translates_raw_text_as_fairseq_interactive",
     "--skip-invalid-size-inputs-valid-test --max-tokens --max-tokens-valid --ignore-unused-valid-subsets": (
         "tests/patches/test_batches.py::test_a_long_validation_sentence_is_named_before_training"

@@ -12,40 +12,33 @@ if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 6):
 
 from ..checkpoints import allow_checkpoint_classes  # noqa: E402
 from . import (  # noqa: E402
-    adaptive,
     batches,
-    criteria,
-    ema,
     ending,
-    fasta,
     ignored,
     indexed,
     loading,
     moses,
-    nan,
     numpy_names,
     optimizers,
     options,
     pieces,
     precision,
     resuming,
-    roberta,
     saving,
     searching,
-    task_options,
     unknown_words,
 )
 from .compiled import provide_missing  # noqa: E402
+from .other_tasks import adaptive, criteria, ema, fasta, huffman, nan, roberta, task_options  # noqa: E402
 from .registry import Patch, apply, owners, patches_of, replaces  # noqa: E402
 
 __all__ = ["MODULES", "PATCHES", "Patch", "apply", "owners", "patches_of", "replaces"]
 
-# In the order of docs/differences.md: files and code, training, search, other tasks, errors
+# In the order of the page of differences from fairseq
 MODULES = (
     *(loading, options, saving, batches, resuming, precision, optimizers, numpy_names),
-    *(searching, unknown_words, ignored, moses, pieces),
-    *(adaptive, criteria, ema, fasta, indexed, nan, roberta, task_options),
-    ending,
+    *(searching, unknown_words, ignored, indexed, moses, pieces, ending),
+    *(adaptive, criteria, ema, fasta, huffman, nan, roberta, task_options),
 )
 PATCHES = patches_of(*MODULES)
 

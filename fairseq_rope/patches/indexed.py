@@ -1,4 +1,4 @@
-"""Binary data: those of several processes of fairseq-preprocess, and those of ``--dataset-impl huffman``."""
+"""Binary data that several processes of fairseq-preprocess write."""
 
 from typing import Any
 
@@ -25,16 +25,3 @@ def merge_file_(self: Any, another_file: str) -> None:
     before = len(self._sizes)
     _merge_file_(self, another_file)
     self._sizes[before:] = map(int, self._sizes[before:])  # sums of NumPy's 32-bit integers overflow
-
-
-@replaces(
-    "fairseq.data.huffman.huffman_coder.HuffmanCoder._unpad",
-    prevents="an unreadable error",
-    until="fairseq calls bitarray.find in place of util.rindex",
-)
-def without_padding(self: Any, bits: Any) -> Any:
-    """Return *bits* before the last 1, with which the padding of a Huffman code begins.
-
-    Data of --dataset-impl huffman cannot be read: bitarray 3 has no util.rindex.
-    """
-    return bits[: bits.to01().rindex("1")]

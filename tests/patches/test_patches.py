@@ -720,7 +720,7 @@ def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
 
 
 def a_roberta_with_a_bpe_has_the_same_interface(request, folder):
-    """The class adds to fairseq's what is necessary without a BPE; tests/patches/test_roberta.py compares the two."""
+    """other_tasks/test_roberta.py compares what the class adds with fairseq's results."""
     places = ("", "_camembert", "_gottbert", "_xlmr")
     (replacement,) = {
         pkgutil.resolve_name(f"fairseq.models.roberta.model{name}.RobertaHubInterface") for name in places

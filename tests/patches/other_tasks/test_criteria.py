@@ -1,4 +1,4 @@
-"""fairseq_rope/patches/criteria.py: a task that is trained with another criterion than its usual one says so."""
+"""fairseq_rope/patches/other_tasks/criteria.py: another criterion than the usual one of a task gives a warning."""
 
 import shutil
 

@@ -6,7 +6,7 @@ import torch
 from fairseq import utils
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
 
-from .registry import replaces
+from ..registry import replaces
 
 MASK = "<mask>"
 

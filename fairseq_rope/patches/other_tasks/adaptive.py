@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from torch import Tensor
 
-from ..errors import InputError
-from .registry import replaces
+from ...errors import InputError
+from ..registry import replaces
 
 _forward = AdaptiveLoss.forward
 

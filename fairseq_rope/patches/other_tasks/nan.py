@@ -5,7 +5,7 @@ from typing import Any
 from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.nan_detector import NanDetector
 
-from .registry import replaces
+from ..registry import replaces
 
 _add_hooks = NanDetector.add_hooks
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from fairseq.data.fasta_dataset import fasta_file_path
 
-from .registry import replaces
+from ..registry import replaces
 
 
 @replaces(

@@ -4,7 +4,7 @@ from typing import Any
 
 from fairseq.models.ema.ema import EMA
 
-from .registry import replaces
+from ..registry import replaces
 
 _restore = EMA.restore
 

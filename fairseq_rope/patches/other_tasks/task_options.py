@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .registry import replaces
+from ..registry import replaces
 
 
 class _Options:

@@ -6,7 +6,7 @@ from typing import Any
 from fairseq import criterions, tasks
 from fairseq.distributed import utils as distributed_utils
 
-from .registry import replaces
+from ..registry import replaces
 
 logger = logging.getLogger(__name__)
 
