@@ -283,8 +283,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         path = args.input[0] if args.input else None
         args.output = None if args.output == "-" else args.output
-        if (sys.stdout is None and args.output is None) or (sys.stdin is None and path in (None, "-")):
-            raise TranslateError("standard input or output is closed")
         if args.output is not None:
             refuse_output(args.output)
             if os.path.exists(args.output) and _is_input(os.stat(args.output), path):

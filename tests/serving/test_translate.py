@@ -33,7 +33,7 @@ import torch
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_rope.errors import InputError, warn
+from fairseq_rope.errors import InputError
 from fairseq_rope.serving import ctranslate2_search
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
@@ -106,19 +106,6 @@ def translated(model, tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out.splitlines(), sentence
 
     return run
-
-
-@pytest.mark.parametrize("flags", [["--output"], ["--shard-lines", "1", "--output-dir"]])
-@pytest.mark.parametrize("closed", [[2], [0, 1, 2]])
-def test_it_translates_files_with_closed_standard_streams(model, translated, tmp_path, closed, flags):
-    text = tmp_path / "text"
-    text.write_text("the dog\nthe cat\n")
-    words = ["--input", text, *flags, tmp_path / "out"]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"))
-    running = command(model, *words, **streams, preexec_fn=lambda: [os.close(number) for number in closed])
-    assert running.wait(timeout=LIMIT) == 0
-    output = tmp_path / "out" if flags == ["--output"] else tmp_path / "out" / "text"
-    assert output.read_text().splitlines() == translated(text.read_text())[0]
 
 
 def test_unknown_words_are_replaced_as_by_fairseq_interactive(trained, data_bin, tmp_path):
@@ -1135,12 +1122,6 @@ def test_a_forked_process_is_refused_and_does_not_wait_forever(model):
 def test_sampling_needs_numbers(model, given):
     with pytest.raises(TranslateError, match="topk and seed must be numbers"):
         Translator(model, sampling=Sampling(**given))
-
-
-def test_a_warning_is_not_printed_among_the_translations_if_standard_error_is_closed(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr", None)
-    warn("translate", "a line is long")
-    assert capsys.readouterr().out == ""
 
 
 def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
