@@ -33,7 +33,6 @@ from .exported_folder import (
     exported_settings,
     refuse_changed_files,
 )
-from .together import Together
 
 LINES = 512  # lines that are sorted by length and translated together
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not a character, and not possible in UTF-8
@@ -96,7 +95,6 @@ class Translator:
         if exported_settings(folder) != self.settings:  # which have the checksums of all files
             self._search.close()
             raise TranslateError(f"--model {folder}: was replaced while it was loaded; start again")
-        self._together = Together(self._search.at_once)
         self._process = os.getpid()
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()
@@ -112,7 +110,6 @@ class Translator:
                 raise TranslateError(f"--model {self.folder}: cannot be closed by a thread that is translating")
             self._is_closed = True
             self._changed.wait_for(lambda: not self._users)
-        self._together.close()
         self._search.close()
 
     @contextlib.contextmanager
@@ -152,14 +149,13 @@ class Translator:
     ) -> str | list[str]:
         """Return the translation of one sentence, or a list of the translations of several.
 
-        Several threads can call it. Single sentences that arrive while others are translated are then translated
-        together, which is faster. The arguments and errors are those of :meth:`translate_lines`.
+        Several threads can call it. The arguments and errors are those of :meth:`translate_lines`.
         """
         refuse_options(beam=beam, lenpen=lenpen)
         with self._in_use():
             if not isinstance(text, str):
                 return list(self.translate_lines(text, beam, lenpen))
-            best = self._together(self._search, self._source(text, 1), beam=beam, lenpen=lenpen)
+            [best] = self._search([self._source(text, 1)], beam, lenpen)
         return self._text.plain(best[0][0])
 
     def translate_lines(
