@@ -17,7 +17,6 @@ REQUIREMENTS = {
     "sacrebleu": "sacrebleu>=2.3,<3",
     "sacremoses": "sacremoses==0.2.0",
     "sentencepiece": "sentencepiece>=0.1.99,<0.3",
-    "submitit": "submitit>=1.5,<2",
     "subword_nmt": "subword-nmt>=0.3.8,<0.4",
     "tqdm": "tqdm>=4.66.3,<5",
 }

@@ -61,7 +61,7 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
 
 
 def _refuse_only_its_own(error: Exception) -> None:
-    """Raise *error* again if it is not CTranslate2's. A time limit of SLURM raises an error of a derived class."""
+    """Raise *error* again if it is not CTranslate2's. A handler of a signal may raise an error of a derived class."""
     if type(error) not in (RuntimeError, ValueError, IndexError):
         raise error
 

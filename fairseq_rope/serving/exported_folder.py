@@ -80,7 +80,7 @@ NUMBERS = {
     "beam": _integer(1, 1000),
     **dict.fromkeys(("nbest", "n"), _integer(1, 1000)),
     "threads": _integer(1, 1024),
-    **dict.fromkeys(("jobs", "shard_lines"), _integer(1, 1_000_000)),
+    "jobs": _integer(1, 1024),
     "max_len_b": _integer(0, 10_000),
     "sampling_topk": _integer(1, 1_000_000),
     "seed": _integer(0, 2**32 - 2),

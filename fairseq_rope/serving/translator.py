@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from ..errors import InputError, warn
-from ..launch import available_cores
 from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
@@ -357,6 +356,12 @@ class Translator:
         refuse_options(beam=beam, lenpen=lenpen, nbest=nbest or None)
         with self._in_use():
             return self._search(sources, beam, lenpen, done, nbest)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    on_macos = not hasattr(os, "sched_getaffinity")
+    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
 
 
 def refuse_options(**options: Any) -> None:

@@ -454,7 +454,7 @@ def test_the_file_of_standard_input_is_not_replaced(model, tmp_path):
 
 
 def test_an_error_of_a_signal_is_not_one_of_the_model(model):
-    """submitit's handler raises such an error before the time limit of a job of SLURM."""
+    """A program can have a handler that raises an error before its time limit."""
 
     class TimeIsOver(RuntimeError):
         pass
