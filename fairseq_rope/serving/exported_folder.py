@@ -82,7 +82,7 @@ NUMBERS = {
     "threads": _integer(1, 1024),
     "jobs": _integer(1, 1024),
     "max_len_b": _integer(0, 10_000),
-    "sampling_topk": _integer(1, 1_000_000),
+    "sampling_topk": _integer(0, 1_000_000),
     "seed": _integer(0, 2**32 - 2),
     "lenpen": _number(100),
     "segment_tokens": _integer(1, LONGEST_LINE),

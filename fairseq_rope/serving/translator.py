@@ -20,7 +20,7 @@ from ..errors import InputError, warn
 from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
-from .ctranslate2_search import Hypotheses, Sampling, Search, refuse_topk
+from .ctranslate2_search import Hypotheses, Sampling, Search
 from .documents import segments_of
 from .exported_folder import (
     CHARACTERS,
@@ -51,12 +51,12 @@ class Translator:
         shortlist: whether the search uses the shortlist of the folder, if it has one
         replace_unk: whether an unknown word of a translation becomes the source word that it attends to most
         sampling: draw translations instead of searching the best ones, with one thread and without the shortlist. The
-            seed decides the translations if the calls have the same order and lines. Create such a translator while
-            no other one is being created.
+            seed decides the translations if the calls have the same order and lines.
 
     Raises:
         TranslateError: *folder* is not an exported folder, a file in it has changed or was added, it is replaced
-            meanwhile, CTranslate2 cannot use *device*, or *threads* or *sampling* is not allowed
+            meanwhile, CTranslate2 cannot use *device*, or *threads* or *sampling* is not
+            allowed
     """
 
     def __init__(
@@ -71,12 +71,8 @@ class Translator:
         folder = os.fspath(folder)
         refuse_options(threads=threads)
         if sampling is not None:
-            if None in (sampling.topk, sampling.seed):
-                raise TranslateError(f"{sampling}: topk and seed must be numbers")
-            refuse_options(sampling_topk=sampling.topk or None, seed=sampling.seed)
-            if threads not in (None, 1):
-                raise TranslateError(f"threads {threads}: must be 1 with sampling, because each thread draws by itself")
-            threads = 1
+            refuse_options(sampling_topk=sampling.topk, seed=sampling.seed)
+            threads = 1  # each thread of CTranslate2 draws by itself
         self.folder = folder
         self.settings = exported_settings(folder)
         shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
@@ -88,7 +84,6 @@ class Translator:
                 raise TranslateError(str(error)) from None
             import ctranslate2  # noqa: F401
         check.result()
-        refuse_topk(folder, sampling)
         cores = threads or available_cores()
         self._search = Search(folder, self.settings, cores, device, shortlist, replace_unk, sampling)
         if exported_settings(folder) != self.settings:  # which have the checksums of all files

@@ -134,13 +134,8 @@ def build_parser() -> argparse.ArgumentParser:
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
-        (
-            "--sampling",
-            SWITCH,
-            "draw words with their probabilities instead of searching the best ones; with one thread",
-        ),
-        ("--sampling-topk", INTEGER, "draw from the N most probable words; default: from all words"),
-        ("--seed", INTEGER, f"of the random numbers of --sampling; default: {Sampling.seed}"),
+        ("--sampling-topk", INTEGER, "draw each word from the N most probable ones (0: all), with one thread"),
+        ("--seed", INTEGER, f"of the random numbers of --sampling-topk; default: {Sampling.seed}"),
         ("--threads", INTEGER, threads),
         ("--device", devices, "default: %(default)s"),
         ("--replace-unk", SWITCH, "in place of an unknown word, copy the source word that it attends to most"),
@@ -176,30 +171,18 @@ def _search_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sampling(args: argparse.Namespace) -> Sampling | None:
-    """Return how words are drawn, or None without ``--sampling``."""
+    """Return how words are drawn, or None without ``--sampling-topk``."""
     seed = Sampling.seed if args.seed is None else args.seed
-    return Sampling(args.sampling_topk or 0, seed) if args.sampling else None
-
-
-def _refuse_sampling(args: argparse.Namespace) -> None:
-    """Raise a TranslateError if flags of sampling and of the beam search contradict each other."""
-    if not args.sampling:
-        for flag, value in (("--sampling-topk", args.sampling_topk), ("--seed", args.seed)):
-            if value is not None:
-                raise TranslateError(f"{flag} {value}: needs --sampling")
-        return
-    for name in ("beam", "lenpen", "nbest"):
-        if (value := getattr(args, name)) is not None:
-            one = "is not supported with --sampling, which draws one translation"
-            raise TranslateError(f"--{name} {value:g}: {one}")
-    if args.threads not in (None, 1):
-        several = "must be 1 with --sampling, because each thread draws by itself; use --output-dir with --jobs"
-        raise TranslateError(f"--threads {args.threads}: {several}")
+    return None if args.sampling_topk is None else Sampling(args.sampling_topk, seed)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise an InputError if flags contradict each other."""
-    _refuse_sampling(args)
+    if args.seed is not None and args.sampling_topk is None:
+        raise TranslateError(f"--seed {args.seed}: needs --sampling-topk")
+    for name in ("beam", "lenpen", "nbest"):
+        if args.sampling_topk is not None and (value := getattr(args, name)) is not None:
+            raise TranslateError(f"--{name} {value:g}: has no effect with --sampling-topk, which draws one translation")
     if args.shard is not None and (args.documents or not args.input or "-" in args.input):
         raise TranslateError(f"--shard {args.shard}: needs --input with a file, and does not support --documents")
     if args.output_dir is None:
@@ -247,7 +230,7 @@ def _translate_files(args: argparse.Namespace) -> None:
         shortlist=not args.no_shortlist,
         replace_unk=args.replace_unk,
         sampling=_sampling(args),
-        threads=1 if args.sampling else args.threads or max(1, available_cores() // jobs),
+        threads=args.threads or max(1, available_cores() // jobs),
         device=args.device,
     )
 
@@ -298,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             first = 1
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
                 # The random numbers that a line gets depend on the lines that are translated together.
-                chunks = as_they_come(read, name, None if args.sampling else WAIT)
+                chunks = as_they_come(read, name, WAIT if args.sampling_topk is None else None)
                 if args.shard is not None:
                     first, chunks = _chunks_of_shard(name, *_shard(args))
                 if args.documents:

@@ -37,7 +37,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.serving import ctranslate2_search
 from fairseq_rope.serving import translator as translator_module
 from fairseq_rope.serving.ctranslate2_model import to_spec
-from fairseq_rope.serving.ctranslate2_search import Sampling, with_copies
+from fairseq_rope.serving.ctranslate2_search import with_copies
 from fairseq_rope.serving.exported_folder import TranslateError, write_folder
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.subwords import SUBWORDS
@@ -1108,12 +1108,6 @@ def test_a_forked_process_is_refused_and_does_not_wait_forever(model):
         os.waitpid(child, 0)
         assert message == f"--model {model}: was loaded before os.fork(); load it in the new process"
         assert translator.translate("the dog")
-
-
-@pytest.mark.parametrize("given", [{"seed": None}, {"topk": None}])
-def test_sampling_needs_numbers(model, given):
-    with pytest.raises(TranslateError, match="topk and seed must be numbers"):
-        Translator(model, sampling=Sampling(**given))
 
 
 def test_a_translator_frees_its_model_when_it_is_closed_or_dropped(model):
