@@ -1,9 +1,9 @@
 """A corpus through ``fairseq-rope translate --output-dir``: two processes of one thread beside one of two threads.
 
-    python -m benchmarks.corpus --model FOLDER --input FILE [--lines N] [--shard-lines N] [--rounds N] [--json]
+    python -m benchmarks.corpus --model FOLDER --input FILE [--lines N] [--rounds N] [--json]
 
 FOLDER is an exported model, which must be trained: the outputs of random weights do not end. The corpus has N lines,
-those of FILE, repeated. The time is that of the whole command: each shard starts a process, which loads the model.
+those of FILE, repeated. The time is that of the whole command: each process loads the model.
 """
 
 import itertools
@@ -20,24 +20,21 @@ from fairseq_rope.lines import read_lines
 CANDIDATES = {"1 process, 2 threads": (1, 2), "2 processes, 1 thread": (2, 1)}
 
 
-def translate(model: Path, text: Path, outputs: "itertools.count[int]", lines: int, jobs: int, threads: int) -> None:
+def translate(model: Path, text: Path, outputs: "itertools.count[int]", jobs: int, threads: int) -> None:
     """Translate *text* into a new folder."""
     output = text.with_name(f"output{next(outputs)}")
-    words = ["--model", model, "--input", text, "--output-dir", output, "--shard-lines", lines]
-    flags = map(str, [*words, "--jobs", jobs, "--threads", threads])
-    subprocess.run([sys.executable, "-m", "fairseq_rope", "translate", *flags], check=True)
+    words = ["--model", model, "--input", text, "--output-dir", output, "--jobs", jobs, "--threads", threads]
+    subprocess.run([sys.executable, "-m", "fairseq_rope", "translate", *map(str, words)], check=True)
 
 
 def main() -> None:
     parser = build_parser("corpus", __doc__, rounds=3)
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="an exported model")
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="text, a sentence a line")
-    for flag, default in (("--lines", 20_000), ("--shard-lines", 5000)):
-        parser.add_argument(flag, type=int, default=default, metavar="N", help="default: %(default)s")
+    parser.add_argument("--lines", type=int, default=20_000, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
-    for flag, value in (("lines", args.lines), ("shard-lines", args.shard_lines)):
-        if value < 1:
-            parser.error(f"--{flag} {value}: must be 1 or more")
+    if args.lines < 1:
+        parser.error(f"--lines {args.lines}: must be 1 or more")
     try:
         lines = read_lines(str(args.input))
     except (OSError, ValueError) as error:
@@ -47,7 +44,7 @@ def main() -> None:
         text.write_text(
             "".join(f"{line}\n" for line in itertools.islice(itertools.cycle(lines), args.lines)), encoding="utf-8"
         )
-        run = partial(translate, args.model, text, itertools.count(), args.shard_lines)
+        run = partial(translate, args.model, text, itertools.count())
         seconds = in_turns({name: partial(run, *numbers) for name, numbers in CANDIDATES.items()}, args.rounds)
     first = next(iter(CANDIDATES))
     rows = [
@@ -58,7 +55,7 @@ def main() -> None:
         }
         for name in CANDIDATES
     ]
-    report(f"corpus of {args.lines} lines, shards of {args.shard_lines}", rows, args.json)
+    report(f"corpus of {args.lines} lines", rows, args.json)
 
 
 if __name__ == "__main__":

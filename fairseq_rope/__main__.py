@@ -46,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Exit with status 2 if it names none.
     """
-    if sys.stderr is None:  # it was closed; the next file that is opened would receive the messages of C++ libraries
-        sys.stderr = open(os.devnull, "w")
     escape_unencodable_output()
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in TOOLS:

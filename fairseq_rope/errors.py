@@ -17,7 +17,6 @@ REQUIREMENTS = {
     "sacrebleu": "sacrebleu>=2.3,<3",
     "sacremoses": "sacremoses==0.2.0",
     "sentencepiece": "sentencepiece>=0.1.99,<0.3",
-    "submitit": "submitit>=1.5,<2",
     "subword_nmt": "subword-nmt>=0.3.8,<0.4",
     "tqdm": "tqdm>=4.66.3,<5",
 }
@@ -53,8 +52,7 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
     try:
         yield
-        if sys.stdout is not None:  # it is None if it was closed
-            sys.stdout.flush()
+        sys.stdout.flush()
     except ImportError as missing:
         # torch is too old, a system library is missing, or a module exists and cannot be loaded
         if missing.name is None or not isinstance(missing, ModuleNotFoundError):
@@ -79,8 +77,7 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
 def _discard_output() -> None:
     """Discard what standard output holds if it cannot be written. Otherwise, Python tries again when it exits."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -131,6 +128,4 @@ def refuse_output(path: str, flag: str = "--output") -> None:
 
 def warn(tool: str, message: str) -> None:
     """Print a warning of ``fairseq-rope TOOL`` to standard error."""
-    if sys.stderr is None:  # closed; print would write to standard output
-        return
     print(f"fairseq-rope {tool}: warning: {message}", file=sys.stderr)

@@ -86,11 +86,8 @@ def read_lines(path: str, may_be_blank: bool = False) -> list[str]:
 
     Raises:
         InputError: a byte is not UTF-8, the file is empty or blank, or its compressed data are damaged
-        InputError: *path* is "-", and standard input is closed
         OSError: the file cannot be read
     """
-    if path == "-" and sys.stdin is None:
-        raise InputError("standard input is closed: give a file instead of -")
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
         data = file.read()
     if data.startswith(GZIP):

@@ -29,11 +29,11 @@ pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transfor
 
 # The slowest files start first, so that parallel test processes end at about the same time.
 LONGEST = (
-    *("test_fairseq_suite.py", "recipes/test_wmt14.py", "serving/test_corpus_on_slurm.py"),
+    *("test_fairseq_suite.py", "recipes/test_wmt14.py"),
     *("serving/test_argos_programs.py", "patches/test_precision.py", "test_whole_commands_on_gpus.py"),
     *("test_several_gpus.py", "patches/test_faults.py", "recipes/test_work.py"),
     *("test_compatibility.py", "test_documented_commands.py", "serving/test_export.py", "patches/test_patches.py"),
-    *("serving/test_corpus.py", "serving/test_translate.py", "recipes/test_user_dir.py", "test_end_to_end.py"),
+    *("serving/test_parts.py", "serving/test_translate.py", "recipes/test_user_dir.py", "test_end_to_end.py"),
     *("tools/test_convert_layout.py", "test_distributed.py", "test_flags.py", "test_gpu.py", "test_precision.py"),
     *("test_encodings.py", "positions/test_encodings.py", "transformer/test_whole_models.py"),
     *("transformer/test_language_model.py", "recipes/test_paper.py", "transformer/test_roberta.py"),

@@ -7,11 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
-
-from tests.commands import ENVIRONMENT, LIMIT, ROOT
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "sinfo")
 SECONDS = 120  # for a daemon to start, and for the state of a job to change
@@ -182,44 +179,6 @@ class RealSlurm:
             text=True, start_new_session=True, timeout=SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}"
-
-
-# Calls the function main of a module. SLURM is asked more often than by a user's command.
-OFTEN = """
-import importlib, sys
-from fairseq_rope.launch import slurm
-vars(slurm).update({seconds})
-importlib.import_module(sys.argv.pop(1)).main()
-"""
-
-
-class Launched:
-    """A command that submits jobs to *slurm*. Its output is in the file *screen*.
-
-    *words* begins with "-m" and a module. *seconds* replaces constants of fairseq_rope.launch.slurm in the command.
-    """
-
-    def __init__(self, slurm, folder, words, seconds=None):
-        if seconds is not None:
-            words = ["-c", OFTEN.format(seconds=seconds), *words[1:]]
-        self.slurm, self.folder = slurm, folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.screen = folder / f"screen.{time.time_ns()}"
-        environment = {**ENVIRONMENT, "SLURM_CONF": str(slurm.configuration)}
-        with self.screen.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, *map(str, words)], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-
-    def lines(self):
-        return self.screen.read_text().splitlines()
-
-    def shows(self, text):
-        return text in self.screen.read_text()
-
-    def wait_for_end(self, status=0):
-        assert self.process.wait(LIMIT) == status, self.screen.read_text()
 
 
 def kill(pids):

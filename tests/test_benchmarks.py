@@ -198,16 +198,16 @@ def test_a_corpus_is_translated_with_each_number_of_processes(monkeypatch, capsy
 
     def observed(*args):
         translate(*args)
-        _, text, _, lines, *numbers = args
+        _, text, _, *numbers = args
         outputs = {path.read_text().count("\n") for path in text.parent.glob("output*/text")}
-        calls.append((numbers, lines, outputs, text.read_text().splitlines()[2:5]))
+        calls.append((numbers, outputs, text.read_text().splitlines()[2:5]))
 
     monkeypatch.setattr(corpus, "translate", observed)
-    flags = f"corpus --model {model} --input {tmp_path / 'lines'} --lines 40 --shard-lines 20 --rounds 1 --json"
+    flags = f"corpus --model {model} --input {tmp_path / 'lines'} --lines 40 --rounds 1 --json"
     monkeypatch.setattr(sys, "argv", flags.split())
     corpus.main()
     again = ["w4 w5 w6", "w1 w2", "w3"]
-    assert calls == [([1, 2], 20, {40}, again), ([2, 1], 20, {40}, again)] * 2
+    assert calls == [([1, 2], {40}, again), ([2, 1], {40}, again)] * 2
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["processes"] for row in rows] == list(corpus.CANDIDATES) and rows[0]["times as fast"] == 1
 

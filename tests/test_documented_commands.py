@@ -48,7 +48,7 @@ ELSEWHERE = {
     },
     "python -m recipes.text.fetch": "tests/recipes/test_fetch.py",
     "python -m recipes.synthetic": "tests/recipes/test_synthetic.py",
-    "fairseq-rope translate --launcher slurm": "tests/serving/test_corpus_on_slurm.py",
+    "sbatch --array=1-8 --wrap 'fairseq-rope translate": "tests/serving/test_parts.py",
     **{f"ENCODING={encoding} SEED=1 ": "tests/recipes/test_paper.py" for encoding in ("none", "learned", "rope")},
     "make install": "tests/test_install.py",
     "make bench": "tests/test_benchmarks.py",

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..launch import available_cores
 from ..text.subwords import read_bpe, read_sentencepiece
+from .translator import available_cores
 
 METADATA, MODEL, BPE_CODES, SENTENCEPIECE = "metadata.json", "model", "bpe.model", "sentencepiece.model"
 # The search. Nothing else is set, so that CTranslate2 reads 1024 tokens of a sentence and writes at most 256.

@@ -22,7 +22,6 @@ DEFAULT_BATCH_TOKENS = 1024
 # amount. CTranslate2's are too high by it if the end of the sentence has a probability of 0.63 at the first step.
 CLOSE = 1.0
 SCORED_TOKENS = 1024  # in a batch of sentences or hypotheses that are scored
-UNSEEDED = 2**32 - 1  # the seed with which CTranslate2 takes random seeds of the operating system
 
 Tokens = list[str]
 Hypotheses = list[tuple[Tokens, float]]  # the best first, with scores
@@ -30,22 +29,15 @@ Hypotheses = list[tuple[Tokens, float]]  # the best first, with scores
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each word of a translation is drawn, with the model's probabilities, instead of a beam search.
+    """CTranslate2's random sampling, instead of a beam search.
 
     Attributes:
-        topk: draws from this number of most probable words; 0: from all words
+        topk: CTranslate2's sampling_topk: draws each word from this number of most probable words; 0: from all words
         seed: of the random numbers, from 0 to 2**32 - 2
     """
 
-    topk: int = 0
+    topk: int
     seed: int = 1
-
-
-def refuse_topk(folder: str, sampling: Sampling | None) -> None:
-    """Raise a TranslateError if *sampling* draws from more words than the target vocabulary in *folder* has."""
-    if sampling is not None and sampling.topk > (count := len(vocabulary(folder, "target")[1])):
-        most = f"must be at most {count}, the number of words in the model's target vocabulary"
-        raise TranslateError(f"--sampling-topk {sampling.topk}: {most}")
 
 
 def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: int) -> Iterator[list[int]]:
@@ -61,7 +53,7 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
 
 
 def _refuse_only_its_own(error: Exception) -> None:
-    """Raise *error* again if it is not CTranslate2's. A time limit of SLURM raises an error of a derived class."""
+    """Raise *error* again if it is not CTranslate2's. A handler of a signal may raise an error of a derived class."""
     if type(error) not in (RuntimeError, ValueError, IndexError):
         raise error
 
@@ -110,8 +102,7 @@ class Search:
         device: "cpu", "cuda" or "auto"
         shortlist: whether the search uses the shortlist of the folder, which must exist
         replace_unk: whether <unk> in a hypothesis becomes the word of the source that it attends to most
-        sampling: draws a hypothesis instead of searching the best; then *cores* must be 1, and all words are possible,
-            also with a shortlist
+        sampling: draws a hypothesis instead of searching the best, from all words, also with a shortlist
 
     Attributes:
         at_once: the number of batches that are translated at once
@@ -142,14 +133,11 @@ class Search:
             self.at_once = cores if device == "cpu" else 1
             workers = {"inter_threads": cores, "intra_threads": 1} if device == "cpu" else {}
             self.model = ctranslate2.Translator(folder, device=device, **workers)
-            # CTranslate2 looks for the special symbols in the vocabulary only when it translates. A thread of it takes
-            # the seed when it draws for the first time.
             if sampling is not None:
                 ctranslate2.set_random_seed(sampling.seed)
+            # CTranslate2 looks for the special symbols in the vocabulary only when it translates.
             one_word = {**self._method(beam=2, lenpen=1), "max_decoding_length": 1}
             self.model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], **one_word)
-            if sampling is not None:
-                ctranslate2.set_random_seed(UNSEEDED)
             if device == "cpu":  # on GPUs, CTranslate2 may pad the output
                 self._refuse_other_vocabulary(folder)
             self._known = frozenset(vocabulary(folder, "source")[1] if self.shortlist else ())
@@ -185,10 +173,8 @@ class Search:
 
         *done* is called with the number of sources of each batch that has been translated. With 0 as *nbest*, there is
         only the best hypothesis, with an approximate score. *beam* and *lenpen* are by default those of the settings.
-        With sampling, these three must keep their defaults.
+        With sampling, they have no effect.
         """
-        if self.sampling is not None and (nbest or (beam, lenpen) != (None, None)):
-            raise TranslateError("sampling: draws one translation, without beam size, length penalty or n-best list")
         beam = self.settings["beam"] if beam is None else beam
         lenpen = self.settings["lenpen"] if lenpen is None else lenpen
         positions: int | None = self.settings["positions"]["target"]
@@ -203,9 +189,6 @@ class Search:
         def finish(batch: Sequence[int], results: Sequence[Any]) -> None:
             for n, pending in zip(batch, results):
                 result = pending.result()
-                if self.sampling is not None:
-                    best[n] = self._drawn(sources[n], result, limits[n])
-                    continue
                 if any(len(hypothesis) > limits[n] for hypothesis in result.hypotheses):  # too long
                     result = start([n])[0].result()
                 best[n] = self._ranked(sources[n], words[n], result, lenpen, limits[n], nbest)
@@ -270,17 +253,6 @@ class Search:
             return {"beam_size": 1, "sampling_topk": self.sampling.topk}
         # With 0, CTranslate2 stops at the first finished hypothesis; fairseq stops after *beam* of them.
         return {"beam_size": beam, "length_penalty": lenpen or 1e-9, "num_hypotheses": beam}
-
-    def _drawn(self, line: Tokens, result: Any, limit: int) -> Hypotheses:
-        """Return the hypothesis that was drawn for *line*.
-
-        The limit of its batch can be higher. The first *limit* words of a longer hypothesis have the same
-        probabilities as words that are drawn with this limit.
-        """
-        words = result.hypotheses[0]
-        if self.replace_unk:
-            words = with_copies(words, line, result.attention[0], self.separator)
-        return [(words[:limit], result.scores[0] / math.log(2))]
 
     def _ranked(self, line: Tokens, source: Tokens, result: Any, lenpen: float, limit: int, nbest: int) -> Hypotheses:
         """Return the hypotheses that fairseq (sequence_generator.py) ranks first, with their scores.

@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from ..errors import InputError, warn
-from ..launch import available_cores
 from ..lines import decode
 from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
-from .ctranslate2_search import Hypotheses, Sampling, Search, refuse_topk
+from .ctranslate2_search import Hypotheses, Sampling, Search
 from .documents import segments_of
 from .exported_folder import (
     CHARACTERS,
@@ -33,7 +32,6 @@ from .exported_folder import (
     exported_settings,
     refuse_changed_files,
 )
-from .together import Together
 
 LINES = 512  # lines that are sorted by length and translated together
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not a character, and not possible in UTF-8
@@ -53,12 +51,12 @@ class Translator:
         shortlist: whether the search uses the shortlist of the folder, if it has one
         replace_unk: whether an unknown word of a translation becomes the source word that it attends to most
         sampling: draw translations instead of searching the best ones, with one thread and without the shortlist. The
-            seed decides the translations if the calls have the same order and lines. Create such a translator while
-            no other one is being created.
+            seed decides the translations if the calls have the same order and lines.
 
     Raises:
         TranslateError: *folder* is not an exported folder, a file in it has changed or was added, it is replaced
-            meanwhile, CTranslate2 cannot use *device*, or *threads* or *sampling* is not allowed
+            meanwhile, CTranslate2 cannot use *device*, or *threads* or *sampling* is not
+            allowed
     """
 
     def __init__(
@@ -73,12 +71,8 @@ class Translator:
         folder = os.fspath(folder)
         refuse_options(threads=threads)
         if sampling is not None:
-            if None in (sampling.topk, sampling.seed):
-                raise TranslateError(f"{sampling}: topk and seed must be numbers")
-            refuse_options(sampling_topk=sampling.topk or None, seed=sampling.seed)
-            if threads not in (None, 1):
-                raise TranslateError(f"threads {threads}: must be 1 with sampling, because each thread draws by itself")
-            threads = 1
+            refuse_options(sampling_topk=sampling.topk, seed=sampling.seed)
+            threads = 1  # each thread of CTranslate2 draws by itself
         self.folder = folder
         self.settings = exported_settings(folder)
         shortlist = shortlist and os.path.exists(os.path.join(folder, SHORTLIST))
@@ -90,13 +84,11 @@ class Translator:
                 raise TranslateError(str(error)) from None
             import ctranslate2  # noqa: F401
         check.result()
-        refuse_topk(folder, sampling)
         cores = threads or available_cores()
         self._search = Search(folder, self.settings, cores, device, shortlist, replace_unk, sampling)
         if exported_settings(folder) != self.settings:  # which have the checksums of all files
             self._search.close()
             raise TranslateError(f"--model {folder}: was replaced while it was loaded; start again")
-        self._together = Together(self._search.at_once)
         self._process = os.getpid()
         self._users: list[int] = []  # the thread of each call that uses the model
         self._is_closed, self._changed = False, threading.Condition()
@@ -112,7 +104,6 @@ class Translator:
                 raise TranslateError(f"--model {self.folder}: cannot be closed by a thread that is translating")
             self._is_closed = True
             self._changed.wait_for(lambda: not self._users)
-        self._together.close()
         self._search.close()
 
     @contextlib.contextmanager
@@ -152,14 +143,13 @@ class Translator:
     ) -> str | list[str]:
         """Return the translation of one sentence, or a list of the translations of several.
 
-        Several threads can call it. Single sentences that arrive while others are translated are then translated
-        together, which is faster. The arguments and errors are those of :meth:`translate_lines`.
+        Several threads can call it. The arguments and errors are those of :meth:`translate_lines`.
         """
         refuse_options(beam=beam, lenpen=lenpen)
         with self._in_use():
             if not isinstance(text, str):
                 return list(self.translate_lines(text, beam, lenpen))
-            best = self._together(self._search, self._source(text, 1), beam=beam, lenpen=lenpen)
+            [best] = self._search([self._source(text, 1)], beam, lenpen)
         return self._text.plain(best[0][0])
 
     def translate_lines(
@@ -361,6 +351,12 @@ class Translator:
         refuse_options(beam=beam, lenpen=lenpen, nbest=nbest or None)
         with self._in_use():
             return self._search(sources, beam, lenpen, done, nbest)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    on_macos = not hasattr(os, "sched_getaffinity")
+    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
 
 
 def refuse_options(**options: Any) -> None:

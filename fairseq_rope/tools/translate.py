@@ -4,29 +4,27 @@ import argparse
 import codecs
 import contextlib
 import gzip
+import itertools
 import os
 import queue
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from ..errors import ending_in_one_sentence, refuse_output
 from ..files import checksum, written_whole
-from ..launch import available_cores, flags
 from ..lines import GZIP, naming_damage
 from ..serving.ctranslate2_search import Sampling
 from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
-from ..serving.translator import LINES, Translator, decoded
+from ..serving.parts import Settings, divide, lines_of, translate_files
+from ..serving.translator import LINES, Translator, available_cores, decoded, in_chunks
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
 
-if TYPE_CHECKING:
-    from ..launch.jobs import Launcher
-
-JOBS, SHARD_LINES = 1, 20_000  # the defaults of these flags
 SEARCH = ("beam", "lenpen", "max_len_b")  # settings of the search that flags change
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
 
@@ -127,7 +125,8 @@ def build_parser() -> argparse.ArgumentParser:
         "blank lines separate documents: translate consecutive sentences of a document together, in segments as long "
         "as those of the training; the output has the same lines; no context crosses segments"
     )
-    threads = "CPU threads, of each process; default: all cores, divided by --jobs; with slurm, cpus_per_task or 1"
+    threads = "CPU threads, of each process; default: all cores, divided by --jobs"
+    shard = "divide the input into N shards and translate only number I, from 1; cat joins their outputs"
     rows = [
         ("--model", {**REQUIRED, "metavar": "DIR"}, "a folder that fairseq-rope export wrote"),
         ("--input", {**FILE, "nargs": "+", "action": "extend"}, "plain text or .gz; default: -, standard input"),
@@ -135,31 +134,23 @@ def build_parser() -> argparse.ArgumentParser:
         ("--beam", INTEGER, "beam size; default: the exported setting, usually 4"),
         ("--lenpen", NUMBER, "length penalty; default: the exported setting, usually 0.6"),
         ("--max-len-b", INTEGER, longer),
-        (
-            "--sampling",
-            SWITCH,
-            "draw words with their probabilities instead of searching the best ones; with one thread",
-        ),
-        ("--sampling-topk", INTEGER, "draw from the N most probable words; default: from all words"),
-        ("--seed", INTEGER, f"of the random numbers of --sampling; default: {Sampling.seed}"),
+        ("--sampling-topk", INTEGER, "draw each word from the N most probable ones (0: all), with one thread"),
+        ("--seed", INTEGER, f"of the random numbers of --sampling-topk; default: {Sampling.seed}"),
         ("--threads", INTEGER, threads),
         ("--device", devices, "default: %(default)s"),
         ("--replace-unk", SWITCH, "in place of an unknown word, copy the source word that it attends to most"),
         ("--no-shortlist", SWITCH, "score every target subword, even if the folder has a shortlist"),
+        ("--shard", {"metavar": "I/N"}, shard),
     ]
     add_flags(parser, rows)
-    seen = "with slurm, all nodes must see this folder, the inputs and the model"
     group = parser.add_argument_group(
-        "a whole corpus", "files of any size, in shards; the same command continues after the run was killed"
+        "whole files", "files of any size, in parts; the same command continues after the run was killed"
     )
     rows = [
-        ("--output-dir", {"metavar": "DIR"}, f"gets a file for each --input, with its name without .gz; {seen}"),
-        ("--jobs", INTEGER, f"how many processes translate at once; default: {JOBS}, with slurm all"),
-        ("--shard-lines", INTEGER, f"how many lines each process translates; default: {SHARD_LINES}"),
-        ("--strict", SWITCH, "stop at a line that cannot be translated; default: write an empty line and list it"),
+        ("--output-dir", {"metavar": "DIR"}, "gets a file for each --input, with its name without .gz"),
+        ("--jobs", INTEGER, "how many processes translate at once; default: 1, or the number of GPUs"),
     ]
     add_flags(group, rows)
-    flags.add_flags(group, "shard")
     rows = [("--nbest", INTEGER, best), ("--documents", SWITCH, documents)]
     add_flags(parser.add_mutually_exclusive_group(), rows)
     return parser
@@ -180,38 +171,23 @@ def _search_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sampling(args: argparse.Namespace) -> Sampling | None:
-    """Return how words are drawn, or None without ``--sampling``."""
+    """Return how words are drawn, or None without ``--sampling-topk``."""
     seed = Sampling.seed if args.seed is None else args.seed
-    return Sampling(args.sampling_topk or 0, seed) if args.sampling else None
-
-
-def _refuse_sampling(args: argparse.Namespace) -> None:
-    """Raise a TranslateError if flags of sampling and of the beam search contradict each other."""
-    if not args.sampling:
-        for flag, value in (("--sampling-topk", args.sampling_topk), ("--seed", args.seed)):
-            if value is not None:
-                raise TranslateError(f"{flag} {value}: needs --sampling")
-        return
-    for name in ("beam", "lenpen", "nbest"):
-        if (value := getattr(args, name)) is not None:
-            one = "is not supported with --sampling, which draws one translation"
-            raise TranslateError(f"--{name} {value:g}: {one}")
-    if args.threads not in (None, 1):
-        several = "must be 1 with --sampling, because each thread draws by itself; use --output-dir with --jobs"
-        raise TranslateError(f"--threads {args.threads}: {several}")
+    return None if args.sampling_topk is None else Sampling(args.sampling_topk, seed)
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise an InputError if flags contradict each other."""
-    flags.refuse_contradictions(args)
-    _refuse_sampling(args)
+    if args.seed is not None and args.sampling_topk is None:
+        raise TranslateError(f"--seed {args.seed}: needs --sampling-topk")
+    for name in ("beam", "lenpen", "nbest"):
+        if args.sampling_topk is not None and (value := getattr(args, name)) is not None:
+            raise TranslateError(f"--{name} {value:g}: has no effect with --sampling-topk, which draws one translation")
+    if args.shard is not None and (args.documents or not args.input or "-" in args.input):
+        raise TranslateError(f"--shard {args.shard}: needs --input with a file, and does not support --documents")
     if args.output_dir is None:
-        slurm = ("--launcher slurm", args.launcher == "slurm")
-        of_shards = ("--shard-lines", args.shard_lines), ("--strict", args.strict)
-        for flag, value in (("--jobs", args.jobs), *of_shards, slurm):
-            if value:
-                flag += "" if value is True else f" {value}"
-                raise TranslateError(f"{flag}: needs --output-dir, which divides the input among processes")
+        if args.jobs:
+            raise TranslateError(f"--jobs {args.jobs}: needs --output-dir, which divides the input among processes")
         if args.input and len(args.input) > 1:
             raise TranslateError(f"--input {' '.join(args.input)}: must be one file without --output-dir")
         return
@@ -223,45 +199,52 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             raise TranslateError(f"{flag}: is not supported with --output-dir, which writes a line for each line")
 
 
-def _launcher(args: argparse.Namespace) -> tuple["Launcher", int]:
-    """Return where processes translate, and the threads of each."""
-    from ..launch.jobs import Launcher, visible_gpus  # needs submitit
+def _shard(args: argparse.Namespace) -> tuple[int, int]:
+    """Return the number of the shard, from 1, and the number of shards."""
+    numbers = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", args.shard or "1/1")
+    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise TranslateError(f"--shard {args.shard}: must be I/N, with I from 1 to N")
+    return int(numbers[1]), int(numbers[2])
 
-    slurm = flags.slurm_parameters(args, gpus=1 if args.device == "cuda" else None)
-    if slurm is not None:
-        cores = slurm.get("cpus_per_task", 1)
-        return Launcher(args.jobs, slurm=slurm), args.threads or (cores if isinstance(cores, int) else 1)
-    jobs, gpus = args.jobs or JOBS, []
+
+def visible_gpus(number: int) -> list[str]:
+    """Return the names of the *number* GPUs that are visible, as in CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",")] if visible else [str(gpu) for gpu in range(number)]
+    return names[:number]
+
+
+def _translate_files(args: argparse.Namespace) -> None:
+    """Translate whole files with ``--output-dir``."""
+    gpus = []
     if args.device != "cpu":
         import ctranslate2
 
         gpus = visible_gpus(ctranslate2.get_cuda_device_count())
-    return Launcher(jobs, gpus), args.threads or max(1, available_cores() // jobs)
-
-
-def _translate_corpus(args: argparse.Namespace) -> None:
-    from ..serving.corpus import translate_corpus  # needs submitit
-    from ..serving.shards import How
-
-    settings = exported_settings(args.model) | _search_flags(args)
-    launcher, threads = _launcher(args)
-    how = How(
+    jobs = args.jobs or max(1, len(gpus))
+    search = exported_settings(args.model) | _search_flags(args)
+    settings = Settings(
         model=args.model,
-        search={name: settings[name] for name in SEARCH},
+        described=checksum(os.path.join(args.model, SETTINGS)),
+        search=tuple((name, search[name]) for name in SEARCH),
         shortlist=not args.no_shortlist,
         replace_unk=args.replace_unk,
-        threads=1 if args.sampling else threads,
-        device=args.device,
-        strict=args.strict,
         sampling=_sampling(args),
-        described=checksum(os.path.join(args.model, SETTINGS)),
+        threads=args.threads or max(1, available_cores() // jobs),
+        device=args.device,
     )
 
     def progress(total: int, finished: int) -> Any:
-        # The mean speed of this start, and each change, because processes count at irregular intervals.
-        return _progress(total=total, initial=finished, smoothing=0, miniters=1)
+        return _progress(total=total, initial=finished, smoothing=0, miniters=1)  # shows the mean speed
 
-    translate_corpus(args.input, args.output_dir, how, launcher, args.shard_lines or SHARD_LINES, progress)
+    translate_files(args.input, args.output_dir, settings, jobs, gpus, _shard(args), progress)
+
+
+def _chunks_of_shard(path: str, number: int, shards: int) -> tuple[int, Iterator[list[str]]]:
+    """Return the number of the first line in a shard of a file, from 1, and the lines of the shard in chunks."""
+    lines = divide(sum(1 for _ in lines_of(path)), shards)[number - 1]
+    numbered = enumerate(itertools.islice(lines_of(path), lines.start, lines.stop), lines.start + 1)
+    return lines.start + 1, in_chunks(decoded(line, path, number) for number, line in numbered)
 
 
 def _is_input(status: os.stat_result, path: str | None) -> bool:
@@ -279,12 +262,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ending_in_one_sentence("fairseq-rope translate"):
         _refuse_contradictions(args)
         if args.output_dir is not None:
-            _translate_corpus(args)
+            _translate_files(args)
             return
         path = args.input[0] if args.input else None
         args.output = None if args.output == "-" else args.output
-        if (sys.stdout is None and args.output is None) or (sys.stdin is None and path in (None, "-")):
-            raise TranslateError("standard input or output is closed")
         if args.output is not None:
             refuse_output(args.output)
             if os.path.exists(args.output) and _is_input(os.stat(args.output), path):
@@ -300,7 +281,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             first = 1
             with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
                 # The random numbers that a line gets depend on the lines that are translated together.
-                chunks = as_they_come(read, name, None if args.sampling else WAIT)
+                chunks = as_they_come(read, name, WAIT if args.sampling_topk is None else None)
+                if args.shard is not None:
+                    first, chunks = _chunks_of_shard(name, *_shard(args))
                 if args.documents:
                     for translated in translator.document_lines(chunks):
                         out.writelines(f"{line}\n" for line in translated)

@@ -30,7 +30,7 @@ from recipes.text.lines import NOT_PRINTING
 
 PARALLEL, BACK_TRANSLATED, DISTILLED = "parallel", "back-translated", "distilled"  # the origins
 # Each search, and its flags of fairseq-rope translate. Edunov et al. 2018 (arXiv:1808.09381) compare them.
-SEARCHES = {"beam": [], "sampling": ["--sampling"], "top10": ["--sampling", "--sampling-topk", "10"]}
+SEARCHES = {"beam": [], "sampling": ["--sampling-topk", "0"], "top10": ["--sampling-topk", "10"]}
 SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 
 

@@ -74,11 +74,11 @@ def test_flags_pass_through_and_a_finished_translation_is_not_repeated(corpus):
     first = back_translate(corpus, "--search", "top10", "--", "--jobs", "2")
     (command,) = corpus.commands
     assert command[:3] == ["translate", "--model", str(corpus.folder / "model")]
-    assert command[7:] == ["--sampling", "--sampling-topk", "10", "--jobs", "2"]
+    assert command[7:] == ["--sampling-topk", "10", "--jobs", "2"]
     again = back_translate(corpus, "--search", "top10", "--tag", "BT", "--", "--jobs", "2")
     assert len(corpus.commands) == 1 and again[6:] == [(s.replace("⇐", "BT"), *more) for s, *more in first[6:]]
     back_translate(corpus, "--search", "sampling")
-    assert corpus.commands[1][7:] == ["--sampling"]
+    assert corpus.commands[1][7:] == ["--sampling-topk", "0"]
     (corpus.folder / "model" / SETTINGS).write_text("another model")
     back_translate(corpus, "--search", "sampling")
     write_lines(corpus.folder / "mono.en", ["another text"])

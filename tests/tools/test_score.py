@@ -296,12 +296,6 @@ def test_an_unavailable_tokeniser_is_refused_by_name(files, tmp_path, capsys, mo
 # gzipped files, standard input
 
 
-def test_a_closed_standard_input_is_refused(files, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(SystemExit, match="standard input is closed: give a file instead of -"):
-        main(["--sys", "-", "--ref", files[0], "--target-lang", "de"])
-
-
 def test_gzipped_files_and_standard_input_give_the_scores_of_plain_files(tmp_path, capsys, monkeypatch):
     texts = {"ref": REFERENCE, "sys": TRANSLATION, "src": ["a b"] * 4}
     plain = {name: write(tmp_path / name, lines) for name, lines in texts.items()}
