@@ -20,8 +20,8 @@ from fairseq_rope.serving.exported_folder import SETTINGS
 from fairseq_rope.serving.translator import LINES, Translator
 from fairseq_rope.tools import translate
 from tests.commands import ENVIRONMENT, LIMIT, ROOT, default_signals
+from tests.serving.exports import sentences
 
-WORDS = "the a dog cat sees takes red blue big old house book under over".split()
 ODD = ["", "the dog\r", "a cat\u2028sees", "  ", "\x0bbig", "the\tbook", "house\x85red"]  # only \n ends a line
 BAD = {
     3: (b"\xff dog", "the byte 0xff is not UTF-8"),
@@ -29,11 +29,6 @@ BAD = {
     11: (b"x" * 300_000, "has more than 32768 characters: split the line"),
     25: (b"dog " * 5000, "has 5000 tokens, more than the limit of this model, 4096: split the line"),
 }
-
-
-def sentences(count, seed=1):
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 8))) for _ in range(count)]
 
 
 def write(path, lines, end="\n"):
@@ -166,11 +161,12 @@ def test_a_model_a_search_or_an_input_that_changes_does_not_mix_with_finished_pa
     assert other in run("--input", "in", "--output-dir", "out", "--beam", 2, "--lenpen", 3)
 
 
-def running(process):
-    """The processes that translate for *process*."""
-    words = ["ps", "--ppid", str(process.pid), "-ww", "-o", "pid=,command="]
+def processes(*which):
+    """The processes that *which* selects, which have not ended, and their commands."""
+    words = ["ps", *which, "-ww", "-o", "pid=,stat=,command="]
     listed = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line]
+    rows = (line.split(maxsplit=2) for line in listed.splitlines())
+    return {int(pid): "".join(command) for pid, stat, *command in rows if not stat.startswith("Z")}
 
 
 def until(condition):
@@ -179,10 +175,6 @@ def until(condition):
         assert time.monotonic() < limit
         time.sleep(0.02)
     return result
-
-
-def are_gone(pids):
-    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 @pytest.fixture(scope="module")
@@ -194,31 +186,30 @@ def files(model, tmp_path_factory):
     return inputs, outputs(folder / "out")
 
 
-def test_after_kills_at_random_moments_the_same_command_continues(model, tmp_path, files):
+@pytest.mark.parametrize("whose", ["command", "process"])
+@pytest.mark.parametrize("sent, status", [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_after_kills_at_random_moments_the_same_command_continues(model, tmp_path, files, whose, sent, status):
+    if (whose, sent) == ("process", signal.SIGINT):
+        pytest.skip("the terminal sends it to all processes, and only the command ends them")
     inputs, expected = files
-    for seconds in [random.uniform(0, 3) for _ in range(3)]:
-        process = start(model, tmp_path / "out", inputs, "--jobs", 2)
-        until(lambda process=process: running(process) or process.poll() is not None)
-        time.sleep(seconds)
-        workers = running(process)
-        process.kill()
-        process.communicate(timeout=LIMIT)
-        until(lambda workers=workers: are_gone(workers))
+    for _ in range(2):
+        running = start(model, tmp_path / "out", inputs, "--jobs", 2)
+        found = until(lambda pid=running.pid: processes("--ppid", str(pid)))
+        time.sleep(random.uniform(0, 3))
+        workers = [
+            str(pid)
+            for pid, command in (found | processes("--ppid", str(running.pid))).items()
+            if "spawn_main" in command
+        ]
+        if whose == "command":
+            running.send_signal(sent)
+        elif running.poll() is None and workers:
+            os.kill(int(workers[0]), sent)
+        code, err = end(running)
+        assert code in (0, status) and not err if whose == "command" else code == 0 or "command continues" in err
+        until(lambda workers=workers: not processes("-p", ",".join(workers) or "0"))
     assert end(start(model, tmp_path / "out", inputs, "--jobs", 2))[0] == 0 and outputs(tmp_path / "out") == expected
     assert {path.suffix for path in (tmp_path / "out" / "parts").iterdir()} == {"", ".digest"}, "parts are removed"
-
-
-@pytest.mark.parametrize("sent, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, 1)])
-def test_a_signal_or_a_killed_process_ends_the_command_and_the_next_start_continues(
-    model, tmp_path, files, sent, status
-):
-    process = start(model, tmp_path / "out", files[0], "--jobs", 2)
-    until(lambda: any((tmp_path / "out" / "parts").glob("*.json")))
-    workers = until(lambda: running(process))
-    os.kill(workers[0] if sent == signal.SIGKILL else process.pid, sent)
-    code, err = end(process)
-    assert code == status and ("the same command continues" in err if status == 1 else not err) and are_gone(workers)
-    assert end(start(model, tmp_path / "out", files[0]))[0] == 0 and outputs(tmp_path / "out") == files[1]
 
 
 def test_two_commands_do_not_translate_into_the_same_folder_and_a_finished_one_is_not_repeated(run, tmp_path, capsys):

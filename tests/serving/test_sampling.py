@@ -1,7 +1,6 @@
 """fairseq-rope translate --sampling-topk: CTranslate2's random sampling."""
 
 import collections
-import random
 import signal
 
 import pytest
@@ -12,8 +11,8 @@ from fairseq_rope.serving.exported_folder import TranslateError
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import translate
 from tests.commands import run_program
+from tests.serving.exports import sentences
 
-WORDS = "the a dog cat sees takes red blue big old house book under over".split()
 SOURCE, DRAWS = ["the", "dog", "sees", "a", "cat"], 4000
 
 
@@ -35,9 +34,8 @@ def test_first_words_have_the_probabilities_of_fairseqs_model(model, loaded, top
 
 def test_the_seed_decides_the_translations_for_any_number_of_processes(model, tmp_path, monkeypatch):
     monkeypatch.delattr(signal, "SIGPIPE")
-    draw = random.Random(1)
     path = tmp_path / "in"
-    path.write_text("".join(f"{' '.join(draw.choices(WORDS, k=draw.randint(1, 8)))}\n" for _ in range(90)))
+    path.write_text("".join(f"{line}\n" for line in sentences(90)))
     words, out = ["--model", str(model), "--input", str(path), "--sampling-topk", "0"], tmp_path / "out"
 
     def translation(*flags):
