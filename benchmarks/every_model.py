@@ -32,8 +32,6 @@ MODELS = {
 } | {
     "shape": {"position_encoding": "shape", "shape_max_shift": 0},  # a GPU draws other numbers than the CPU
     "layout half": {"rope_layout": "half", "rope_fraction": 0.5},
-    "rope in cross-attention": {"cross_attention_positions": "rope", **KV_HEADS},
-    "layers without positions": {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"},
     "dynamic scaling": {"rope_scaling": DYNAMIC},
     "length scaling": {"attention_length_scaling": 20.0},
     "qk-norm, kv heads": {"qk_norm": True, **KV_HEADS},

@@ -206,9 +206,6 @@ MODEL = """
 --encoder-kv-heads 1
 --decoder-kv-heads 1
 --cross-kv-heads 1
---encoder-layers-without-positions 1
---decoder-layers-without-positions 1
---cross-attention-positions rope
 --shape-max-shift 5 | --position-encoding shape
 --rope-base 50
 --rope-layout half

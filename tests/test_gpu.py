@@ -93,7 +93,7 @@ def test_a_search_waits_rarely_and_finds_the_hypotheses_of_the_cpu(name, fast):
 
 ROTARY = ("rope", "xpos", "layout half", "dynamic scaling", "length scaling", "qk-norm, kv heads", "llama")
 WITHOUT = ("shaw", "nezha", "linear, elu1", "linear, favor")
-CAUSAL = ("none", "sinusoidal", "shape", "learned", *ROTARY, "rope in cross-attention", "layers without positions")
+CAUSAL = ("none", "sinusoidal", "shape", "learned", *ROTARY)
 
 
 def check_strides(calls):

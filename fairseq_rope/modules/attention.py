@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from ..positions.cross_attention import query_positions
 from ..positions.interface import PositionEncoding, for_each_head
-from ..positions.rotary import RotaryEmbedding, rotate
 from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
 from .masks import aligned, assert_right_padded, is_right_padded, pad_scores
 
@@ -319,17 +317,11 @@ class SelfAttention(FusedAttention):
 
 
 class CrossAttention(FusedAttention):
-    """fairseq's encoder-decoder attention, with the same parameters, results and names in the incremental state.
-
-    Attributes:
-        rotary: rotates keys by their positions in the source, and queries by positions that continue those of the
-            source: if a source has S tokens without padding, its target begins at position S. None: no rotation
-    """
+    """fairseq's encoder-decoder attention, with the same parameters, results and names in the incremental state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.position = None
-        self.rotary: RotaryEmbedding | None = None
 
     def forward(
         self,
@@ -347,47 +339,21 @@ class CrossAttention(FusedAttention):
         """Return the attention from *query* (T, B, C) to the encoder's output, *key* and *value* (S, B, C there).
 
         Args:
-            key_padding_mask: (B, S), nonzero for padding; with ``rotary``, (B, S + n) can include the padding of all n
-                positions of the target so far, and the queries are the last T of these
+            key_padding_mask: (B, S), nonzero for padding
             incremental_state: fairseq's cache; with *static_kv*, keys and values are projected only once
             others, and the result: as in :class:`SelfAttention`
         """
-        q, padding = self._split_heads(self.q_proj(query)), key_padding_mask  # q: (B, H, T, D)
+        q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
         k, v = cache.get("prev_key"), cache.get("prev_value")  # (B, G, S, D)
         if static_kv and k is not None and v is not None:
             key_padding_mask = cache.get("prev_key_padding_mask", key_padding_mask)
         else:
             k, v = self._split_heads(self.k_proj(key)), self._split_heads(self.v_proj(value))
-            if self.rotary is not None:
-                k = self.rotary(k)
-                key_padding_mask = None if padding is None else padding[:, : k.size(2)]
             if incremental_state is not None:
                 cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
                 self._set_input_buffer(incremental_state, cache)
-        if self.rotary is not None:
-            if incremental_state is not None and (padding is None or padding.size(1) <= k.size(2)):
-                raise ValueError("a step of RoPE in cross-attention needs the target's padding: call extract_features")
-            cos, sin = self._query_tables(self.rotary, padding, q.size(2), k.size(2), q.device)
-            q = rotate(q, cos, sin, self.rotary.interleaved)
         if self.average_length:
             q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         return self._attend(q, k, v, mask, need_weights, need_head_weights, before_softmax)
-
-    @staticmethod
-    def _query_tables(
-        rotary: RotaryEmbedding, padding: Tensor | None, queries: int, keys: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the :func:`query_positions` of *padding*: each (B or 1, 1, T, d_r / 2).
-
-        *queries* is T, and *keys* S. Layers share the result.
-        """
-
-        def compute() -> tuple[Tensor, Tensor]:
-            position = query_positions(padding, queries, keys, device)  # (B or 1, T)
-            tokens = queries if padding is None else max(padding.size(1) - keys, queries)
-            cos, sin = rotary.tables(0, keys + tokens, device)
-            return cos[position].unsqueeze(1), sin[position].unsqueeze(1)
-
-        return current_pass().shared("query tables", (rotary, padding, queries, keys, device), compute)

@@ -1,8 +1,7 @@
 """What a position encoding can do. Each encoding is a class in a file of this folder, and a row of ``ENCODINGS``.
 
-An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions, or
-those of ``cross_attention.py``. An encoding of absolute positions adds vectors to the embeddings instead, and does not
-change attention.
+An encoding can change self-attention in three places, and declares what it needs. Cross-attention has no positions. An
+encoding of absolute positions adds vectors to the embeddings instead, and does not change attention.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. Keys and values have G heads: H, or fewer with
 ``--encoder-kv-heads`` and ``--decoder-kv-heads``. In self-attention the queries are the last T

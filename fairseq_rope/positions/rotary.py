@@ -106,7 +106,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: (..., T, D); dimensions after the first d_r pass through unchanged
-        cos, sin: (T, d_r / 2), float32; in cross-attention, (B or 1, 1, T, d_r / 2)
+        cos, sin: (T, d_r / 2), float32
         interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
     """
     dim = 2 * cos.size(-1)  # d_r

@@ -52,7 +52,6 @@ def _can_bind(layer: Any) -> bool:
         and is_exactly(layer.dropout_module, Dropout)
         and is_exactly(layer.activation_dropout_module, Dropout)
         and _can_step(self_attn.position)
-        and cross_attn.rotary is None
         and self_attn.average_length == cross_attn.average_length == 0.0
         and all(getattr(layer, name) is None for name in ("attn_ln", "c_attn", "ffn_layernorm", "w_resid"))
         and not any(m.training or getattr(m, "apply_during_inference", False) for m in layer.modules())

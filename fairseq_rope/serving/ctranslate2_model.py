@@ -55,8 +55,6 @@ def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
                 _set_norm(getattr(spec, name), getattr(side, name))
         for layer_spec, layer in zip(spec.layer, side.layers):
             _set_position(layer_spec.self_attention, position_of(layer), bidirectional=side is encoder)
-            if type(position_of(layer)) is not type(position_of_side(side)):
-                _set_no_position(layer_spec.self_attention, position_of_side(side))
             _scale_queries(layer)
             _set_layer(layer_spec, layer)
     fairseq_converter.set_linear(decoder_spec.projection, decoder.output_projection)
@@ -125,8 +123,6 @@ def _position_arguments(side: Any) -> dict[str, Any]:
         arguments.update(rotary_scaling_type=RotaryScalingType.Linear, rotary_scaling_factor=factor)
     elif scaling is not None:  # ntk
         arguments["rotary_base"] = scaling.larger_base(base, dim)
-    if any(type(position_of(layer)) is not type(position) for layer in side.layers):  # some layers do not rotate
-        arguments.setdefault("rotary_scaling_type", RotaryScalingType.Linear)
     return arguments
 
 
@@ -181,24 +177,6 @@ def _set_position(spec: Any, position: Any, bidirectional: bool) -> None:
         factors = factors.clamp(max=NO_ROTATION).float().numpy()
         # CTranslate2 uses one of the two, by the length of the input.
         spec.rotary_scaling_short_factor = spec.rotary_scaling_long_factor = factors
-
-
-def _set_no_position(spec: Any, encoding: Any) -> None:
-    """Set the parameters of a self-attention without positions; *encoding*, RoPE or Shaw's, is that of other layers."""
-    import numpy as np
-    from ctranslate2.specs.attention_spec import RotaryScalingType
-
-    from ..positions.shaw import Shaw
-
-    if isinstance(encoding, Shaw):
-        zeros = np.zeros_like(encoding.relative_position_keys.numpy())
-        spec.relative_position_keys = spec.relative_position_values = zeros
-    elif has_frequency_factors(encoding):
-        factors = np.full(encoding.dim // 2, NO_ROTATION, dtype=np.float32)
-        spec.rotary_scaling_short_factor = spec.rotary_scaling_long_factor = factors
-    else:
-        spec.rotary_scaling_type = np.int8(RotaryScalingType.Linear)
-        spec.rotary_scaling_factor = np.float32(NO_ROTATION)
 
 
 def _scale_queries(layer: Any) -> None:

@@ -16,11 +16,8 @@ def position_of(layer: Any) -> Any:
 
 
 def position_of_side(side: Any) -> Any:
-    """Return the position encoding of *side*, an encoder or decoder: that of the first layer with positions, if any."""
-    from ..positions import ENCODINGS
-
-    positions = [position_of(layer) for layer in side.layers]
-    return next((position for position in positions if type(position) is not ENCODINGS["none"]), positions[0])
+    """Return the position encoding of *side*, an encoder or decoder: that of its first layer."""
+    return position_of(side.layers[0])
 
 
 def is_bias_of_distance(position: Any) -> bool:
@@ -103,7 +100,6 @@ def unsupported(model: Any, quantization: str = "float32") -> str | None:
         "cross-self-attention": cfg.cross_self_attention,
         "base-layers": cfg.base_layers,
         "attention-length-scaling": getattr(cfg, "attention_length_scaling", 0.0),
-        "cross-attention-positions": getattr(cfg, "cross_attention_positions", "none") != "none",
         f"activation-fn {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
         "quant-noise-pq": any(side.quant_noise is not None for side in sides.values()),  # a layer after the embeddings
         **{f"{name}-xformers-att-config": getattr(getattr(cfg, name), "xformers_att_config", None) for name in sides},
@@ -125,7 +121,6 @@ def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) ->
     from torch import nn
 
     from ..modules.linear_attention import LinearSelfAttention
-    from ..positions import ENCODINGS
 
     attentions, position = attentions_of(layer), position_of(layer)
     linear = [*linear_of(layer.fc1), layer.fc2]
@@ -140,10 +135,7 @@ def unsupported_part(layer: Any, encoding: Any, side: str, quantization: str) ->
     if not is_supported(position):
         return f"its {side} has the position encoding {name_of(position)}"
     if type(position) is not type(encoding):
-        if type(position) is not ENCODINGS["none"]:
-            return f"layers of its {side} have different position encodings"
-        if is_bias_of_distance(encoding):  # CTranslate2 uses the bias of the first layer in all of them
-            return f"its {side} has --{side}-layers-without-positions with the encoding {name_of(encoding)}"
+        return f"layers of its {side} have different position encodings"
     scaling = scaling_of(position)
     if scaling is None:
         return None

@@ -35,7 +35,6 @@ from .exported_folder import (
     refuse_changed_files,
     separator_of,
 )
-from .replaced_folder import exchange
 from .target import ExportError, Pair, Scores, Target, Words
 from .translator import Translator
 
@@ -364,11 +363,9 @@ def install(package: str, top: str, folder: str) -> None:
         with zipfile.ZipFile(package) as archive:
             archive.extractall(beside)
         new, installed = os.path.join(beside, top), os.path.join(folder, top)
-        if not os.path.exists(installed):
-            os.rename(new, installed)
-        elif not exchange(new, installed):
-            shutil.rmtree(installed)
-            os.rename(new, installed)
+        if os.path.exists(installed):
+            os.rename(installed, os.path.join(beside, "old"))
+        os.rename(new, installed)
     with written_whole(os.path.join(folder, INDEX)) as (index,):
         index.write(b"[]\n")
 

@@ -1,7 +1,6 @@
 """Writing a folder that gets its name, or replaces an older folder, only when it is complete."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import time
@@ -14,21 +13,14 @@ from ..locks import locked
 PATIENCE = 0.2  # seconds: time for an export that is just removing its folder
 
 
-def exchange(first: str, second: str) -> bool:
-    """Exchange the names of two folders in one step; return False if the system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, with glibc >= 2.28
-    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename is not None and rename(here, os.fsencode(first), here, os.fsencode(second), flag) == 0
-
-
 @contextlib.contextmanager
 def replacing(output: str) -> Iterator[str]:
     """Yield the name of a new folder that replaces *output* when the block ends without an error.
 
-    The new folder is written inside a hidden one, and is exchanged with *output* in one step. On systems
-    that cannot do this, *output* is first moved into the hidden folder. If the process is killed before the new
-    folder gets its name, the next call moves *output* back. If another process writes *output*, it is not replaced. On
-    a disk without locks this is not known, and there is a warning.
+    The new folder is written inside a hidden one, into which *output* is moved before the new folder gets its name. If
+    the process is killed between these two renames, there is no *output*, and the next call moves the old one back. If
+    another process writes *output*, it is not replaced. On a disk without locks this is not known, and there is a
+    warning.
     """
     hidden = os.path.join(os.path.dirname(output), f".{os.path.basename(output)}.export")
     new, old = os.path.join(hidden, "new"), os.path.join(hidden, "old")
@@ -45,11 +37,9 @@ def replacing(output: str) -> Iterator[str]:
                 shutil.rmtree(leftover, ignore_errors=True)
             yield new
             with naming(f"--output {output}"):
-                if not os.path.exists(output):
-                    os.rename(new, output)
-                elif not exchange(new, output):
+                if os.path.exists(output):
                     os.rename(output, old)
-                    os.rename(new, output)
+                os.rename(new, output)
         finally:
             put_back()
             for leftover in (new, old, hidden):  # last the one with the lock

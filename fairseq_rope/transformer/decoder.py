@@ -31,7 +31,6 @@ class Decoder(TransformerDecoderBase):
         self.options = model_options(cfg)
         self.positions = SidePositions(self.options.decoder, cfg)
         self.is_linear = self.options.decoder.is_linear
-        self.rotates_cross_attention = self.options.cross_position is not None
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True
         super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)
@@ -88,26 +87,11 @@ class Decoder(TransformerDecoderBase):
         if alignment_layer is None and not self._weights_are_needed():
             alignment_layer = -1  # no layer has that number
         states = encoder_out["encoder_out"] if encoder_out is not None else []
-        encoder_out = self._with_target_padding(encoder_out, prev_output_tokens)
         with forward_pass(states[0].size(0) if states else None):
             return self.extract_features_scriptable(
                 *(prev_output_tokens, encoder_out, incremental_state),
                 *(full_context_alignment, alignment_layer, alignment_heads),
             )
-
-    def _with_target_padding(
-        self, encoder_out: dict[str, list[Tensor]] | None, prev_output_tokens: Tensor
-    ) -> dict[str, list[Tensor]] | None:
-        """Return *encoder_out*; if cross-attention rotates, its padding includes that of the target, (B, S + n).
-
-        The layers pass this to :class:`.CrossAttention`.
-        """
-        if not self.rotates_cross_attention or encoder_out is None or len(encoder_out["encoder_out"]) == 0:
-            return encoder_out
-        states, masks = encoder_out["encoder_out"][0], encoder_out["encoder_padding_mask"]
-        of_source = masks[0] if len(masks) > 0 else torch.zeros([states.size(1), states.size(0)], device=states.device)
-        of_target = prev_output_tokens.eq(self.padding_idx)
-        return {**encoder_out, "encoder_padding_mask": [torch.cat([of_source.to(torch.bool), of_target], dim=1)]}
 
     def _weights_are_needed(self) -> bool:
         if self.training:

@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from ..checkpoints import current_reading, is_resumed
 from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions import PositionEncoding
-from ..positions.absolute import NoPositions
-from ..positions.rotary import RotaryEmbedding
-from .layer_numbers import is_pruned
-from .options import ModelOptions, SideOptions
+from .options import SideOptions, is_pruned
 from .refusals import refuse_position
 
 logger = logging.getLogger(__name__)
@@ -43,17 +40,8 @@ class SidePositions:
     def __init__(self, options: SideOptions, cfg: TransformerConfig) -> None:
         self.options, self.cfg = options, cfg
         self.encoding = options.encoding_class
-        self._layers_built = 0
-        self._none = NoPositions()
-        self._cross: RotaryEmbedding | None = None
-        self._first: PositionEncoding | None = None  # that of the first layer with positions
+        self._first: PositionEncoding | None = None  # that of the first layer
         self._new: PositionEncoding | None = None  # the encoding whose parameters have no initial values yet
-
-    def _next_number(self) -> int:
-        """Return the number of the next layer to build. A subclass can build more than its configuration has."""
-        kept, built = [*self.options.kept_layers], self._layers_built
-        self._layers_built += 1
-        return kept[built] if built < len(kept) else max([-1, *kept]) + 1 + built - len(kept)
 
     def of_layer(self) -> PositionEncoding:
         """Return the encoding for the next layer; the same object each time if layers share it.
@@ -62,8 +50,6 @@ class SidePositions:
             ValueError: an option of the encoding has a value that is not allowed
         """
         side = self.options
-        if self._next_number() in side.without_positions:
-            return self._none
         if self._first is not None and self.encoding.shared:
             return self._first
         with own_random_numbers():
@@ -89,17 +75,6 @@ class SidePositions:
         name = "max_source_positions" if self.options.side == "encoder" else "max_target_positions"
         return {"positions": int(getattr(self.cfg, name))}
 
-    def is_shared(self, key: str) -> bool:
-        """Return whether all layers of the side share the parameter of positions that *key* names."""
-        return self.encoding.shared or key.rpartition(".")[2] in self.encoding.shared_parameters
-
-    def of_cross_attention(self, options: ModelOptions) -> RotaryEmbedding | None:
-        """Return the rotation of cross-attention, the same object for all layers; None if it has no positions."""
-        if self._cross is None and options.cross_position is not None:
-            side = self.options
-            self._cross = RotaryEmbedding.build(side.side, side.embed_dim, side.heads, **options.cross_position)
-        return self._cross
-
     def initialise(self) -> None:
         """Draw the initial values of the encoding of the layer that has just been built.
 
@@ -123,7 +98,7 @@ class SidePositions:
 def fit_positions(module: nn.Module, positions: SidePositions, state_dict: dict[str, Tensor], name: str) -> None:
     """Change the parameters of positions in *state_dict*, from a checkpoint, in place so that *module* can load them.
 
-    Parameters of another encoding are dropped. If a training starts from a checkpoint without parameters of its
+    Parameters of another encoding are dropped. If a training starts from a checkpoint that lacks parameters of its
     encoding, these keep their initial values. Both are logged as warnings. Layers that *module* does not
     have are kept: ``--encoder-layers-to-keep`` renumbers them later. *name* is that of *module* in *state_dict*.
     """
@@ -140,11 +115,12 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: dict[
         logger.warning(f"dropped {_in_words(others)} from the checkpoint: {of_model}")
         for key in others:
             del state_dict[key]
-    learned = {key: value for key, value in own.items() if key not in sinusoids}
-    _fit_layers(positions, kept, state_dict, learned, loaded - others - sinusoids)
-    if learned and not loaded - others - sinusoids and not is_resumed():
-        logger.warning(f"the checkpoint has no {_in_words(learned)}, which starts with new values: {of_model}")
-        state_dict.update({key: value.detach().clone() for key, value in learned.items()})
+    new = own.keys() - loaded - sinusoids
+    # Outside a training, a checkpoint that has some of the parameters is damaged.
+    is_start = current_reading() is not None or not loaded - others - sinusoids
+    if new and is_start and not is_resumed():
+        logger.warning(f"the checkpoint has no {_in_words(new)}, which starts with new values: {of_model}")
+        state_dict.update({key: own[key].detach().clone() for key in own if key in new})
 
 
 def layers_in(state_dict: Mapping[str, Tensor], name: str) -> int:
@@ -165,54 +141,6 @@ def _trained_names(module: nn.Module, kept: Sequence[int]) -> dict[str, Tensor]:
     own = {key: value for key, value in module.state_dict().items() if is_of_positions(key)}
     numbers = {str(number): str(in_checkpoint) for number, in_checkpoint in enumerate(kept)}  # more with --base-layers
     return {re.sub(r"(?<=^layers\.)\d+", lambda it: numbers.get(it[0], it[0]), key): own[key] for key in own}
-
-
-def _fit_layers(
-    positions: SidePositions,
-    kept: Sequence[int],
-    state_dict: dict[str, Tensor],
-    learned: dict[str, Tensor],
-    loaded: set[str],
-) -> None:
-    """Change *state_dict*, from a checkpoint in which other layers have no positions, in place.
-
-    *kept* are the numbers of the model's layers there. *learned* are its parameters of positions, and *loaded* the
-    names of those in *state_dict*, of the same encoding. Those of layers without positions are dropped. In a training
-    that starts from the checkpoint, layers without any in it have initial values, or those of the other layers if the
-    layers share them.
-    """
-    without = {key for key in loaded - learned.keys() if _layer(key) in kept}
-    shared = {_kind(key): state_dict[key] for key in loaded if positions.is_shared(key)}
-    for key in without:
-        del state_dict[key]
-    reading, layers = current_reading(), {_layer(key) for key in loaded}
-    starts = loaded and reading is not None and not is_resumed()
-    new = {key: value for key, value in learned.items() if key not in loaded} if starts else {}
-    for key, value in new.items():
-        state_dict[key] = shared.get(_kind(key), value.detach().clone())
-    # A parameter that layers share is neither lost nor new.
-    dropped, new_in_layers, new_everywhere = (
-        ", ".join(sorted(key for key in keys if _kind(key) not in shared))
-        for keys in (
-            without,
-            [key for key in new if _layer(key) not in layers],
-            [k for k in new if _layer(k) in layers],
-        )
-    )
-    others = "because other layers have no positions"
-    for message, is_needed in (
-        (f"dropped {dropped} from the checkpoint, {others}", dropped),
-        (f"the checkpoint has no {new_in_layers}: new values, {others}", new_in_layers),
-        (f"the checkpoint has no {new_everywhere}, which starts with new values", new_everywhere),
-    ):
-        if is_needed:
-            logger.warning(message)
-
-
-def _layer(key: str) -> int | None:
-    """Return the number of the layer of the parameter *key*; None if it is in no layer."""
-    match = re.search(r"\.layers\.(\d+)\.", key)
-    return int(match[1]) if match else None
 
 
 def is_of_positions(key: str) -> bool:

@@ -16,7 +16,6 @@ from fairseq.models.transformer import TransformerConfig
 from ..errors import flag_of
 from ..positions import DEFAULT, ENCODINGS
 from ..positions.interface import SIDES, Option, natural_number
-from .layer_numbers import WITHOUT_POSITIONS
 from .sides import options_of_sides
 
 
@@ -57,13 +56,6 @@ OF_BOTH_BLOCKS = {
     "qk_norm": Option(False, "RMSNorm of each head's queries and keys of self-attention"),
     "no_projection_bias": Option(False, "no biases in attention's projections and in feed-forward layers"),
 }
-CROSS_ATTENTION = {
-    "cross_attention_positions": Option(
-        "none",
-        "in cross-attention: none, or rope, where positions of the target continue those of the source",
-        one_of("none", "rope"),
-    )
-}
 KV_HEADS = {
     f"{name}_kv_heads": Option(
         0,
@@ -101,7 +93,6 @@ def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
 OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
 # options of attention and of the block around it, with any encoding
 OF_BLOCK = {"attention_length_scaling": LENGTH_SCALING, **_with_sides(OF_BOTH_BLOCKS), **KV_HEADS, **OF_FEATURES}
-OF_BLOCK.update({**WITHOUT_POSITIONS, **CROSS_ATTENTION})
 
 
 def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:

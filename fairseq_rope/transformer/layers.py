@@ -82,7 +82,6 @@ class DecoderLayer(ResidualInPlace, TransformerDecoderLayerBase):
         )
         attention.dropout_module.module_name = "MultiheadAttention"
         attention.average_length = self._options.attention_length_scaling
-        attention.rotary = self._positions.of_cross_attention(self._options)
         fit_attention(attention, self._options.decoder, self._options.cross_kv_heads)
         return attention
 

@@ -6,8 +6,7 @@ Weights of other shapes do not load, so only the options that change the functio
 
 import logging
 import re
-from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fairseq.models.transformer import TransformerConfig
@@ -16,8 +15,7 @@ from ..checkpoints import CheckpointError, option_value
 from ..errors import flag_of
 from .defaults import complete
 from .flags import OF_BOTH_BLOCKS, WITH_SIDES
-from .layer_numbers import is_pruned, numbers_after_pruning
-from .options import ModelOptions, encodings_of, is_ours, read
+from .options import ModelOptions, encodings_of, is_ours, is_pruned, read
 
 logger = logging.getLogger(__name__)
 DEFAULTS = TransformerConfig()
@@ -54,12 +52,8 @@ class Difference(NamedTuple):
     second: Any
 
 
-def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
-    """Return what decides what the same weights compute, by the names of the options.
-
-    *layers* are the layers of each side that are used, with the numbers that they have in training; by default all
-    that the model has.
-    """
+def meaning_of(options: ModelOptions) -> dict[str, Any]:
+    """Return what decides what the same weights compute, by the names of the options."""
     values: dict[str, Any] = {f"{side.side}_position_encoding": side.encoding for side in options.sides}
     used_options = [(name, side.encoding_class.options[name]) for side in options.sides for name in side.position]
     for name in dict.fromkeys(name for name, option in used_options if not option.in_training_only):
@@ -67,12 +61,6 @@ def meaning_of(options: ModelOptions, layers: Mapping[str, Sequence[int]] | None
         values[name] = one_value(
             {name_of_side: getattr(value, "text", value) for name_of_side, value in by_side.items()}
         )
-    values["cross_attention_positions"] = "none" if options.cross_position is None else "rope"
-    values.update(options.cross_position or {})
-    for side in options.sides:
-        used_layers = (layers or {}).get(side.side, side.kept_layers)
-        numbers = [number for number in side.without_positions if number in used_layers]
-        values[f"{side.side}_layers_without_positions"] = ",".join(map(str, numbers))
     values["attention_length_scaling"] = options.attention_length_scaling
     for name in OF_BOTH_BLOCKS:
         if name in WITH_SIDES:
@@ -106,15 +94,15 @@ def _completed(options: Any) -> Any:
     return options if completed is None else completed
 
 
-def meaning(options: Any, layers: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+def meaning(options: Any) -> dict[str, Any]:
     """Return what decides what the same weights compute, by the names of options; equal models have equal dicts.
 
     *options* are those of a model on the command line, of hydra or in a checkpoint, also of fairseq's own models.
-    If only some layers of a side are used, *layers* has their numbers. Raises the InputError of :func:`.options.read`.
+    Raises the InputError of :func:`.options.read`.
     """
     options = _completed(options)
     if is_ours(options):
-        values = meaning_of(read(options), layers)
+        values = meaning_of(read(options))
     else:  # the encodings alone: our block and scalings are not there, and the layers can be those of convolutions
         values = {f"{side}_position_encoding": encoding for side, encoding in encodings_of(options).items()}
     for name in (*FUNCTION, *OF_OTHER_MODELS):
@@ -162,19 +150,14 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
     """
     if trained is None:  # a checkpoint without options
         return
-    # With --encoder-layers-to-keep, the layers that are dropped do not count.
     trained, own = (_completed(options) for options in (trained, own))
-    layers = {}
     for side in (side for side in read(own).sides if side.layers_to_keep):
         of_checkpoint = option_value(trained, f"{side.side}_layers")
-        if is_pruned(of_checkpoint, str(side.layers_to_keep)):
-            trained, own = (_renumbered(options, side.side) for options in (trained, own))
-        elif isinstance(of_checkpoint, int) and max(side.kept_layers) >= of_checkpoint:
+        is_whole = isinstance(of_checkpoint, int) and not is_pruned(of_checkpoint, str(side.layers_to_keep))
+        if is_whole and max(side.kept_layers) >= of_checkpoint:
             flag = f"--{side.side}-layers-to-keep {side.layers_to_keep}"
             raise CheckpointError(f"{flag}: {path} has only the layers 0 to {of_checkpoint - 1} of the {side.side}")
-        else:
-            layers[side.side] = side.kept_layers
-    different = option_differences(meaning(trained, layers), meaning(own, layers))
+    different = option_differences(meaning(trained), meaning(own))
     unreadable = [difference for difference in different if difference.name in OF_WEIGHTS]
     if unreadable or (different and not is_meant):
         first = (unreadable or different)[0]
@@ -183,11 +166,3 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
         raise CheckpointError(f"{path} was trained {in_words([first])}; use the same value{way_out}")
     if different:
         logger.warning(f"{path} was trained {in_words(different)}: its weights are the start of another model")
-
-
-def _renumbered(options: Any, side: str) -> Any:
-    """Return *options* of a pruned model, with the numbers that the layers of *side* have in it."""
-    name, numbers = f"{side}_layers_without_positions", numbers_after_pruning(options)
-    if name not in numbers:
-        return options
-    return Namespace(**{**vars(options), f"{side}_layers_to_keep": None, name: numbers[name]})

@@ -25,8 +25,8 @@ from .defaults import as_namespace, save_in_configuration, set_defaults
 from .encoder import Encoder
 from .encodings import layers_in
 from .flags import config_class
-from .layer_numbers import is_pruned, numbers_after_pruning
 from .meaning import refuse_other_model
+from .options import is_pruned
 from .refusals import refuse_what_cannot_work
 
 
@@ -59,17 +59,13 @@ class RopeModel(BaseFairseqModel):
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Namespace | None = None
     ) -> Any:
-        """Load *state_dict* as fairseq does. Then *model_cfg*, which is saved, describes the layers that are left.
+        """Load *state_dict* as fairseq does, with the layers that *model_cfg* keeps.
 
         fairseq removes all layers of a side whose layers to keep are not given, and prunes a checkpoint again that is
         pruned already. Here, all layers are kept in both cases.
         """
-        options = {} if model_cfg is None else numbers_after_pruning(model_cfg)
         self.complete_layers_to_keep(state_dict, model_cfg)
-        loaded = super().load_state_dict(state_dict, strict, model_cfg, args)
-        for name, value in options.items():
-            set_option(model_cfg, name, value)
-        return loaded
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
     @staticmethod
     def complete_layers_to_keep(state_dict: dict[str, Any], model_cfg: Any) -> None:
@@ -91,8 +87,7 @@ class TransformerRopeModel(RopeModel, TransformerModel):
     """fairseq's encoder-decoder transformer with rotary position embedding (arXiv:2104.09864), or another encoding.
 
     Without flags, queries and keys of the self-attention of every layer, encoder and decoder, are rotated; values and
-    cross-attention (without ``--cross-attention-positions``) are not, and no absolute positions are added to the
-    embeddings.
+    cross-attention are not, and no absolute positions are added to the embeddings.
     """
 
     @classmethod

@@ -14,10 +14,8 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
-from ..positions.cross_attention import OPTIONS as OF_CROSS_ATTENTION
 from ..positions.interface import SIDES, Option
 from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, of_encodings
-from .layer_numbers import numbers_of, numbers_of_kept_layers
 from .sides import model_sides, options_of_sides
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
@@ -55,6 +53,16 @@ def flag_of_side(args: Any, name: str, side: str) -> str:
     return flag_of(f"{side}_{name}" if option_value(args, f"{side}_{name}") else name)
 
 
+def numbers_of_kept_layers(layers_to_keep: str) -> list[int]:
+    """Return the numbers, in the model that was trained, of the layers that fairseq's pruning keeps."""
+    return sorted(int(number) for number in layers_to_keep.split(","))
+
+
+def is_pruned(layers: int | None, layers_to_keep: str) -> bool:
+    """Return whether *layers*, the number of those in a checkpoint, are the layers to keep: no other layer is there."""
+    return layers == len(numbers_of_kept_layers(layers_to_keep))
+
+
 def inner_width(width: int) -> int:
     """Return two thirds of *width*, rounded up to a multiple of 8: gated layers have three matrices, not two."""
     return -(-2 * width // 24) * 8
@@ -83,17 +91,11 @@ class SideOptions:
     xformers_att_config: str | None
     layers: int
     layers_to_keep: str | None  # fairseq's flag
-    layers_without_positions: str  # as given by the flag
 
     @property
     def kept_layers(self) -> list[int]:
         """The numbers that the layers of the model have in the model that was trained."""
         return numbers_of_kept_layers(self.layers_to_keep) if self.layers_to_keep else list(range(self.layers))
-
-    @property
-    def without_positions(self) -> list[int]:
-        """The numbers of the layers without positions, in the model that was trained."""
-        return numbers_of(self.layers_without_positions, max([self.layers, *(n + 1 for n in self.kept_layers)]))
 
     @property
     def encoding_class(self) -> type[PositionEncoding]:
@@ -131,7 +133,6 @@ class ModelOptions:
     sides: tuple[SideOptions, ...]  # encoder and decoder, or the only one
     cross_kv_heads: int  # as many as heads of the decoder if no other number is given
     attention_length_scaling: float
-    cross_position: Mapping[str, Any] | None  # the options of RoPE in cross-attention; None without it
     values: Mapping[str, Any]  # the values of all flags of our models that are used, by name
 
     @property
@@ -148,17 +149,11 @@ class ModelOptions:
 
 
 def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:
-    """Return the options that the *encodings* of the two sides and cross-attention use, with the flags of each side."""
+    """Return the options that the *encodings* of the two sides use, with the flags of each side."""
     used = [(side, option) for side, name in encodings.items() for option in ENCODINGS[name].options_of(side)]
-    used += [("cross", option) for option in OF_CROSS_ATTENTION if rotates_cross_attention(args)]
     names = [name for side, option in used for name in (option, f"{side}_{option}")]
     flags = of_encodings()
     return {name: flags[name] for name in names if name in flags}
-
-
-def rotates_cross_attention(args: Any) -> bool:
-    """Return whether cross-attention in *args*, options of any model, has RoPE."""
-    return is_ours(args) and option_value(args, "cross_attention_positions") == "rope"
 
 
 def encodings_of(args: Any) -> dict[str, str]:
@@ -203,7 +198,6 @@ def read(args: Any) -> ModelOptions:
         sides=sides,
         cross_kv_heads=values.get("cross_kv_heads") or sides[-1].heads,
         attention_length_scaling=values["attention_length_scaling"],
-        cross_position={n: values[n] for n in OF_CROSS_ATTENTION} if rotates_cross_attention(args) else None,
         values=values,
     )
 
@@ -228,7 +222,6 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
         xformers_att_config=size("xformers_att_config"),
         layers=size("layers"),
         layers_to_keep=size("layers_to_keep"),
-        layers_without_positions=values[f"{side}_layers_without_positions"],
     )
 
 

@@ -90,14 +90,11 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
     refuse_heads(options)
     for side in options.sides:
         refuse_other_attention(side)
-        refuse_layers(side)
         if side.is_linear:
             refuse_with_linear_attention(args, side, options.attention_length_scaling)
     heads = options.values.get("cross_kv_heads")
     if heads and getattr(args, "no_cross_attention", False):
         raise ValueError(f"--cross-kv-heads {heads}: has no use with --no-cross-attention; drop one of the two")
-    if options.cross_position is not None and getattr(args, "no_cross_attention", False):
-        raise ValueError("--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two")
     if any(side.scale_glu_width for side in options.sides) and all(side.ffn_type != "glu" for side in options.sides):
         raise ValueError("--scale-glu-width: is for gated feed-forward layers; add --ffn-type glu, or drop the flag")
 
@@ -146,28 +143,6 @@ def refuse_other_attention(side: SideOptions) -> None:
             f"--{name}-xformers-att-config {side.xformers_att_config}: xFormers' attention has no position encodings; "
             "drop the flag"
         )
-
-
-def refuse_layers(side: SideOptions) -> None:
-    """Raise a ValueError with one sentence if the layers of *side* without positions are none, all, or do not exist."""
-    if not side.layers_without_positions:
-        return
-    flag = f"--{side.side}-layers-without-positions {side.layers_without_positions}"
-    if side.encoding_class.absolute or side.encoding == "none":
-        raise ValueError(
-            f"{flag}: the position encoding {side.encoding} of the {side.side} is not in its layers; drop the flag"
-        )
-    if side.layers_to_keep:  # the number of layers in training is not known
-        if set(side.kept_layers) <= set(side.without_positions):
-            keep = f"--{side.side}-layers-to-keep {side.layers_to_keep}"
-            raise ValueError(f"{flag}: {keep} keeps no layer with positions")
-        return
-    numbers = side.without_positions
-    if not numbers or numbers[-1] >= side.layers:
-        wrong = f"there is no layer {numbers[-1]}" if numbers else "these are none"
-        raise ValueError(f"{flag}: {wrong} of the {side.layers} layers of the {side.side}, 0 … {side.layers - 1}")
-    if len(numbers) == side.layers:
-        raise ValueError(f"{flag}: these are all layers; use --{side.side}-position-encoding none")
 
 
 def refuse_unused_features(options: ModelOptions) -> None:

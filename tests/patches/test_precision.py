@@ -18,7 +18,6 @@ from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.patches.linear import Linear
 from fairseq_rope.patches.precision import refuse_precision
-from fairseq_rope.tools.convert_layout import convert_layout
 from tests import forked_programs
 from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
 
@@ -221,7 +220,7 @@ def test_a_training_resumes_in_its_own_precision_only(data_bin, tmp_path, before
     assert "Loaded checkpoint" in log
 
 
-def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_so(data_bin, tmp_path, capsys):
+def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_so(data_bin, tmp_path):
     train(data_bin, tmp_path, "--bf16", "--max-update", 3)  # the first has the learning rate 0
     path = str(tmp_path / "checkpoint_last.pt")
     state = load_checkpoint(path)
@@ -230,8 +229,6 @@ def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_s
         torch.save({**state, "last_optimizer_state": damaged}, path)
         log = train(data_bin, tmp_path, "--bf16", "--max-update", 4, "--no-save")
         assert "float32_params in the checkpoint are not those of this model" in log
-        assert "last_optimizer_state" not in convert_layout(load_checkpoint(path), "half")
-        assert "its float32_params are not" in capsys.readouterr().err
     torch.save(state, path)
     log = train(data_bin, tmp_path, "--fp16", "--fp16-no-flatten-grads", "--max-update", 4, "--no-save")
     assert "weights in the checkpoint are not their float32_params rounded to torch.float16" in log

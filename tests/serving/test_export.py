@@ -29,7 +29,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS as KNOWN_ENCODINGS
 from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
-from fairseq_rope.serving import ctranslate2_model, export, export_checks, replaced_folder
+from fairseq_rope.serving import ctranslate2_model, export, export_checks
 from fairseq_rope.serving.ctranslate2_model import quantize, to_spec, words
 from fairseq_rope.serving.ctranslate2_support import ExportError, refuse_unsupported
 from fairseq_rope.serving.exported_folder import QUANTIZATIONS, TranslateError
@@ -144,7 +144,6 @@ SCALINGS = {
     "llama3": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, **TRAINED},
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
 }
-WITHOUT = {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"}
 ENCODINGS = {
     **{name: {"position_encoding": name} for name in ("none", "sinusoidal", "shape", "learned")},
     **{name: {"position_encoding": name} for name in ("alibi", "t5", "shaw", "nezha", "kerple")},
@@ -161,13 +160,6 @@ ENCODINGS = {
     "linear and yarn": {"encoder_rope_scaling": SCALINGS["linear"], "decoder_rope_scaling": SCALINGS["yarn"]},
     "proportional and alibi": {"rope_scaling": SCALINGS["proportional"], "decoder_position_encoding": "alibi"},
     "yarn and normalised queries": {"rope_scaling": SCALINGS["yarn"], "qk_norm": True, "rope_fraction": 0.5},
-    "rope, one layer without": {**WITHOUT, "rope_fraction": 0.5, "qk_norm": True},
-    **{
-        f"rope, {name}, one layer without": {**WITHOUT, "rope_scaling": SCALINGS[name]}
-        for name in ("linear", "ntk", "yarn")
-    },
-    "shaw, one layer without": {**WITHOUT, "position_encoding": "shaw"},
-    "nezha, one layer without": {**WITHOUT, "position_encoding": "nezha", "max_relative_positions": 3},
     **{
         f"{name}, two heads of keys": {"position_encoding": name, **FOUR_HEADS, "decoder_kv_heads": 2}
         for name in ("alibi", "t5", "shaw", "nezha", "kerple", "none", "sinusoidal")
@@ -438,8 +430,6 @@ REFUSED = {
     "its decoder has --rope-scaling of the type longrope": {
         "decoder_rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 16, "long_factor": [2] * 16, **TRAINED}
     },
-    "its encoder has --encoder-layers-without-positions with the encoding t5": {**WITHOUT, "position_encoding": "t5"},
-    "--cross-attention-positions": {"cross_attention_positions": "rope"},
     "--attention-length-scaling": {"attention_length_scaling": 20.0},
     "its decoder has --attention-type linear": {"decoder_attention_type": "linear"},
 }
@@ -655,7 +645,6 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
         rename(old, new)
 
     monkeypatch.setattr(os, "rename", full)
-    monkeypatch.setattr(replaced_folder, "exchange", lambda one, other: False)
     monkeypatch.setattr(command, "convert", lambda args, folder: os.mkdir(folder))
     with pytest.raises(SystemExit, match="--output .*model: No space left on device"):
         exported(trained, data_bin, folder, "--replace")
@@ -665,12 +654,9 @@ def test_the_old_model_is_restored_if_replacing_fails(model, trained, data_bin, 
 
 KILLED = """
 import os, signal, sys
-from fairseq_rope.serving import replaced_folder
 from fairseq_rope.serving.replaced_folder import InputError, replacing
 
-output, can_exchange = sys.argv[1:]
-if can_exchange == "no":
-    replaced_folder.exchange = lambda one, other: False
+output = sys.argv[1]
 
 def write(folder, text):
     os.mkdir(folder)
@@ -712,17 +698,15 @@ print(outcomes)
 """
 
 
-@pytest.mark.parametrize("can_exchange", ["yes", "no"])
-def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path, can_exchange):
+def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path):
     """The export is killed before each of its operations on the file system."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "model"), can_exchange], cwd=ROOT, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
+        [sys.executable, "-c", KILLED, str(tmp_path / "model")],
+        **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": LIMIT},
+    )
     actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
-    # Without an atomic exchange, the model is missing for a moment; the next export restores the old one.
-    gap = set() if can_exchange == "yes" else {(False, "old")}
-    assert set(actual) == {("old", "old"), ("new", "new")} | gap
+    # Between the two renames, the model is missing; the next export restores the old one.
+    assert set(actual) == {("old", "old"), ("new", "new"), (False, "old")}
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path):

@@ -367,8 +367,7 @@ def test_a_side_replaces_a_choice_and_adds_to_a_switch(given, name, expected):
 
 FLAGS = (
     "--norm-type rms --ffn-type glu --activation-fn swish --scale-glu-width --decoder-kv-heads 1 "
-    "--cross-kv-heads 1 --qk-norm --no-projection-bias --encoder-layers-without-positions 0 "
-    "--cross-attention-positions rope"
+    "--cross-kv-heads 1 --qk-norm --no-projection-bias"
 ).split()
 
 
@@ -394,8 +393,8 @@ def test_a_model_trains_resumes_averages_and_refuses_other_options(data_bin, tra
     log = train(data_bin, tmp_path / "resumed", *FLAGS, *resume)
     assert "Loaded checkpoint" in log
     train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--encoder-kv-heads", 2)  # as many as by default
-    with pytest.raises(InputError, match="was trained with --encoder-layers-without-positions 0, not 1"):
-        train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--encoder-layers-without-positions", "every 2nd")
+    with pytest.raises(InputError, match="was trained with --rope-base 10000.0, not 500.0"):
+        train(data_bin, tmp_path / "resumed", *FLAGS, *resume, "--rope-base", 500)
     start = ("--finetune-from-model", trained / "checkpoint_last.pt")
     with pytest.raises(InputError, match="checkpoint_last.pt does not fit the model: .*options of the model are not"):
         train(data_bin, tmp_path / "finetuned", *start, "--qk-norm")

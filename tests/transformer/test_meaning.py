@@ -78,18 +78,6 @@ PAIRS = [
     ({}, {"rope_base": 10000.0, "dropout": 0.3, "encoder_layerdrop": 0.1, "max_source_positions": 7}, ""),
     ({"position_encoding": "shape"}, {"position_encoding": "shape", "shape_max_shift": 7}, ""),
     ({**FOUR_HEADS, "encoder_kv_heads": 4}, {**FOUR_HEADS, "cross_kv_heads": 4}, ""),
-    ({"cross_attention_positions": "rope"}, {}, "with --cross-attention-positions rope, not none"),
-    (
-        {"position_encoding": "t5", "cross_attention_positions": "rope", "rope_base": 500.0},
-        {"position_encoding": "t5", "cross_attention_positions": "rope"},
-        "with --rope-base 500.0, not 10000.0",
-    ),
-    ({"decoder_layers_without_positions": "every 2nd"}, {"decoder_layers_without_positions": "1"}, ""),
-    (
-        {"encoder_layers_without_positions": "0"},
-        {},
-        "with --encoder-layers-without-positions 0, not without --encoder-layers-without-positions",
-    ),
     ({**FOUR_HEADS, "encoder_kv_heads": 2}, FOUR_HEADS, "with --encoder-kv-heads 2, not 0"),
     ({"encoder_kv_heads": 1}, {}, "with --encoder-kv-heads 1, not 0"),
     ({"share_all_embeddings": True}, {"share_all_embeddings": True, "share_decoder_input_output_embed": True}, ""),

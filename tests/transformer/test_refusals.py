@@ -90,25 +90,6 @@ REFUSED = [
     (of("t5", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* t5, whose"),
     (of("kerple", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* kerple, whose"),
     (of("deberta", **SEVERAL), "--checkpoint-activations: .*legacy_ddp .* deberta, whose"),
-    *((of(name, encoder_layers_without_positions="0"),
-       f"--encoder-layers-without-positions 0: the position encoding {name} of the encoder is not in its layers; drop")
-      for name in ("none", "sinusoidal", "shape", "learned")),
-    *(({"decoder_layers_without_positions": given}, f"--decoder-layers-without-positions {given}: {message}")
-      for given, message in (
-          ("-1", "must be numbers of layers from 0, such as 0,4, or 'every 4th'"),
-          ("every 0th", "must be numbers of layers from 0"),
-          ("first", "must be numbers of layers from 0"),
-          ("1,1", "has the layer 1 twice"),
-          ("0,2", "there is no layer 2 of the 2 layers of the decoder, 0 … 1"),
-          ("every 4th", "these are none of the 2 layers of the decoder, 0 … 1"),
-          ("0,1", "these are all layers; use --decoder-position-encoding none"),
-      )),
-    ({"cross_attention_positions": "xpos"}, "--cross-attention-positions xpos: must be one of none, rope"),
-    ({"cross_attention_positions": "rope", "no_cross_attention": True},
-     "--cross-attention-positions rope: has no use with --no-cross-attention; drop one of the two"),
-    (of("alibi", cross_attention_positions="rope", rope_fraction=0.3),
-     "--rope-fraction 0.3 of a head of 32 dimensions leaves 9.6"),
-    (of("alibi", cross_attention_positions="rope", rope_scaling="{}"), f"--rope-scaling {{}}: {LEFT_OUT}"),
     # RoPE for longer inputs
     (scaling("longrope", short_factor=[1], long_factor=[2], original_max_position_embeddings=64),
      "--rope-scaling .*: short_factor has 1 numbers, and must have 16, one for each pair"),

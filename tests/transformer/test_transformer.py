@@ -155,14 +155,6 @@ def test_a_misspelt_option_of_a_hydra_config_is_refused(task, arch, given, name,
     assert str(refused.value) == f"{name}: neither fairseq nor fairseq-rope has an option of this name{hint}"
 
 
-@pytest.mark.parametrize("layers, stored", [([0, 1], "0,1"), (1, "1"), (0, "0"), ("1,0", "0,1")])
-def test_layers_in_a_hydra_config_are_stored_as_text(layers, stored):
-    """A checkpoint has what is stored, and layers that are pruned get other numbers."""
-    cfg = OmegaConf.create({"_name": "transformer_rope_tiny", "encoder_layers_without_positions": layers})
-    ARCH_CONFIG_REGISTRY["transformer_rope_tiny"](cfg)
-    assert cfg.encoder_layers_without_positions == stored
-
-
 def test_a_model_of_others_can_have_more_options_in_a_hydra_config(task, monkeypatch):
     class Own(TransformerRopeModel):
         @classmethod

@@ -30,39 +30,30 @@ SIZES = {
     "other heads": {"decoder_attention_heads": 4, "encoder_attention_heads": 1},
     "another width": {"encoder_embed_dim": 32, "decoder_embed_dim": 64, "decoder_output_dim": 48},
 }
-LAYERS = {"encoder_layers_without_positions": "0", "decoder_layers_without_positions": "1"}
-POSITIONS = {
-    "rope in cross-attention": {**HALF, "cross_attention_positions": "rope"},
-    "half, some layers": {**HALF, **LAYERS},
-    "t5, some layers": {"position_encoding": "t5", **LAYERS},
-    "transformer-xl, some layers": {"position_encoding": "transformer-xl", **LAYERS},
-}
 MODELS = {
     **SIZES,
     **BLOCK_OPTIONS,
     **ENCODING_OPTIONS,
-    **POSITIONS,
     **{f"linear, {name}": each for name, each in LINEAR_ATTENTION_OPTIONS.items()},
 }
-FAST = ("half, some layers", "rope in cross-attention")
 OF_LINEAR = [name for name in MODELS if name.startswith("linear, ")]
 
 
-def of(*names, slow=(*ENCODING_OPTIONS, *POSITIONS)):
+def of(*names, slow=(*ENCODING_OPTIONS,)):
     """The *names* of MODELS, and those of *slow* as slow tests."""
     return [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in slow if name not in names)]
 
 
 def is_bound(name):
     """Whether the fast search binds the steps of the model *name*."""
-    return name not in ("shaw", "nezha", "deberta", "rope in cross-attention") and "linear" not in name
+    return name not in ("shaw", "nezha", "deberta") and "linear" not in name
 
 
 def teacher_forcing_of(model, source=(9, 4, 6), target=(5, 5, 5)):
     return teacher_forced(model, *batch(source, left_pad=True), batch(target, left_pad=False, seed=1)[0])
 
 
-@pytest.mark.parametrize("name", of(*SIZES, *BLOCK_OPTIONS, *FAST, "t5", "transformer-xl", "xpos", *OF_LINEAR))
+@pytest.mark.parametrize("name", of(*SIZES, *BLOCK_OPTIONS, "t5", "transformer-xl", "xpos", *OF_LINEAR))
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_a_search_has_the_scores_of_the_full_pass(build, name, beam_size):
     model, sample = fast(build(**MODELS[name])), sentences()
