@@ -1,5 +1,7 @@
-"""Hooks of mkdocs: the README is the home page, and files of the repository that pages link to are on the site."""
+"""Hooks of mkdocs: the README is the home page, files that pages link to are on the site, and patches have a list."""
 
+import itertools
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,19 @@ def _whole(code: re.Match[str]) -> str:
     return f"<code>{' '.join(words)}</code>"
 
 
+def _patches() -> str:
+    """The list on the page of differences: each replacement of the plugin, with its docstring as the reason."""
+    logging.basicConfig(level=logging.WARNING)  # otherwise, a module of fairseq lets mkdocs print all that it logs
+    from fairseq_rope.plugin import REPLACEMENTS
+
+    entries = []
+    for _, patches in itertools.groupby(REPLACEMENTS, key=lambda patch: id(patch.replacement)):
+        first, *others = patches
+        headings = "\n\n".join(f"## `{patch.target}`" for patch in (first, *others))
+        entries.append(f"{headings}\n\n{first.reason}\n\nPrevents {first.prevents}. It can go when {first.until}.")
+    return "\n\n".join(entries)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add each linked file of the repository as plain text, which browsers display."""
     pages = [_home(), *(page.read_text() for page in (ROOT / "docs").glob("*.md"))]
@@ -38,6 +53,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The text of a page, whose links to files of the repository lead to their copies."""
+    if page.file.src_uri == "differences.md":
+        markdown += f"\n{_patches()}"
     return LINK_OUT_OF_DOCS.sub(_copy, _home() if page.is_homepage else markdown)
 
 

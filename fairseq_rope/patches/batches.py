@@ -1,10 +1,7 @@
 """Batches: no sentence is dropped, one that is longer than a batch is named or skipped, and resumed training has the
 batches of uninterrupted training.
-
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
 """
 
-import functools
 import inspect
 import logging
 import traceback
@@ -17,6 +14,7 @@ from fairseq.tasks import FairseqTask
 
 from ..checkpoints import option_value
 from ..errors import InputError
+from .registry import replaces
 from .saving import InPlaceOf
 
 logger = logging.getLogger(__name__)
@@ -30,8 +28,20 @@ _batch_arguments = inspect.signature(_batch_by_size)
 _iterator_arguments = inspect.signature(_get_batch_iterator)
 
 
-@functools.wraps(_batch_by_size)
+@replaces(
+    "fairseq.data.data_utils.batch_by_size",
+    prevents="wrong results",
+    until="fairseq keeps the last batch, and names the sentence",
+    wraps=_batch_by_size,
+)
 def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    """Return fairseq's batches and, as the last one, the sentences that it drops.
+
+    fairseq drops the last batch if its size is not a multiple of --required-batch-size-multiple (8 by default), so up
+    to 7 sentences of a test set are not translated (fairseq #5036, #5094, #5351). It ends with an AssertionError if a
+    sentence has more tokens than --max-tokens. Here the error is one sentence with the flag, the number of the sentence
+    and its length.
+    """
     if not isinstance(indices, np.ndarray):  # fairseq accepts any iterable
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
@@ -84,8 +94,24 @@ class _SkippingLongerThanABatch(InPlaceOf):
         return indices[lengths <= self._max_tokens]
 
 
-@functools.wraps(_get_batch_iterator)
+@replaces(
+    "fairseq.tasks.FairseqTask.get_batch_iterator",
+    prevents="wrong results",
+    until="fairseq composes batches from the seed alone, and skips such sentences",
+    wraps=_get_batch_iterator,
+)
 def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+    """Return an iterator over the batches of a start in epoch 1, which skips what fairseq's program skips.
+
+    fairseq composes the batches once per process, from the seed and the epoch in which the process starts. So training
+    that resumes in the middle of an epoch skips some sentences and repeats others. Here the batches are always those of
+    a start in epoch 1. The processes that load data (--num-workers) keep the epoch in which they start, so that a
+    masked language model sees the same masks in each epoch; here they start again for each epoch if the data can depend
+    on it. --skip-invalid-size-inputs-valid-test also skips sentences with more tokens than --max-tokens; fairseq ends
+    with an AssertionError. fairseq-eval-lm skips blocks of text with more tokens than the model has positions, and
+    prints the perplexity of the rest, or 1.00 if there is no rest; here a warning names the flag, and without a rest it
+    is an error.
+    """
     bound = _iterator_arguments.bind(*args, **kwargs)
     bound.apply_defaults()
     if not _is_called_by(OF_EVAL_LM):

@@ -12,13 +12,11 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from fairseq.logging import progress_bar
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor
 
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
+from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +31,6 @@ WITHOUT_EFFECT_IN_INTERACTIVE = {
     "print_step": "fairseq-interactive prints no steps; fairseq-generate does",
     "retain_iter_history": "fairseq-interactive prints no steps; fairseq-generate does",
 }
-# Their results are entries of the hypotheses of fairseq's generator for such models; others have none.
-OF_ITERATIVE_DECODING = ("print_step", "retain_iter_history")
 
 
 def heed_flags(parts: Collection[str | None], options: Namespace, words: list[str]) -> None:
@@ -50,24 +46,15 @@ def heed_flags(parts: Collection[str | None], options: Namespace, words: list[st
     """
     is_interactive, searches = "Interactive" in parts, "Generation" in parts
     generates = searches and not is_interactive
-    task = TASK_REGISTRY.get(option_value(options, "task"))
     if is_interactive:
         for name, why in NOT_DONE_BY_INTERACTIVE.items():
             if option_value(options, name):
                 raise InputError(f"{flag_of(name)}: {why}")
-        if option_value(options, "print_alignment") == "soft":
-            raise InputError("--print-alignment soft: fairseq-interactive prints hard alignments: give hard")
         for name, why in WITHOUT_EFFECT_IN_INTERACTIVE.items():
             if option_value(options, name):
                 logger.warning(f"{flag_of(name)}: has no effect: {why}")
-    elif generates:
-        for name in OF_ITERATIVE_DECODING:
-            if option_value(options, name) and _searches_without_steps(task):
-                why = f"it is for --task translation_lev, and this is {options.task}"
-                logger.warning(f"{flag_of(name)}: has no effect: {why}")
-                setattr(options, name, False)
-        if option_value(options, "sacrebleu") and option_value(options, "scoring") == "bleu":
-            options.scoring = "sacrebleu"
+    elif generates and option_value(options, "sacrebleu") and option_value(options, "scoring") == "bleu":
+        options.scoring = "sacrebleu"
     if searches:
         options.no_seed_provided = "--no-seed-provided" in words
     trains = "optimization" in parts
@@ -88,13 +75,6 @@ def heed_flags(parts: Collection[str | None], options: Namespace, words: list[st
         _take_one_shard(options, generates)
 
 
-def _searches_without_steps(task: Any) -> bool:
-    """Return whether the class *task* searches with fairseq's methods, and these return no steps of a decoding."""
-    methods = [getattr(task, name, None) for name in ("build_generator", "inference_step")]
-    are_fairseqs = all(getattr(method, "__module__", "").startswith("fairseq.tasks.") for method in methods)
-    return are_fairseqs and not issubclass(task, TranslationLevenshteinTask)
-
-
 def _take_one_shard(options: Namespace, reads_parts: bool) -> None:
     """Let a program that *reads_parts* read one of --num-shards parts of the data; others refuse the flag."""
     shards, number = (option_value(options, name) for name in ("num_shards", "shard_id"))
@@ -105,15 +85,22 @@ def _take_one_shard(options: Namespace, reads_parts: bool) -> None:
         return
     if not reads_parts:
         raise InputError(f"--num-shards {shards}: is for fairseq-generate and fairseq-eval-lm; this program reads all")
-    if not 0 <= number < shards:
-        raise InputError(f"--shard-id {number}: must be from 0 to {shards - 1}, one less than --num-shards {shards}")
     if options.distributed_world_size > 1:
         raise InputError("--num-shards and --distributed-world-size both divide the data: give one of them")
     options.distributed_world_size, options.distributed_rank = shards, number
 
 
+@replaces(
+    "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
+    prevents="wrong results",
+    until="fairseq compares the words so far",
+)
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Set the scores of words to -inf that would repeat *n* words of their hypothesis. TorchScript compiles this.
+
+    fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words of the
+    sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words, except in a prefix
+    that the user gives.
 
     If no other word is possible, as in a prefix that the user gives, the words keep their scores.
 
@@ -133,18 +120,3 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         has_rest = (lprobs.masked_fill(repeats, float("-inf")) > float("-inf")).any(dim=1, keepdim=True)
         lprobs = lprobs.masked_fill_(repeats & has_rest, float("-inf"))
     return lprobs
-
-
-def logs_without_a_package(common: Any) -> list[str]:
-    """Return the options in *common* that ask for a log whose package is not installed, with a warning for each.
-
-    fairseq gives the warning for tensorboard and wandb at every validation, without the name of the flag.
-    """
-    packages = {"tensorboard_logdir": ("tensorboard", "SummaryWriter"), "wandb_project": ("wandb", "wandb")}
-    names = [
-        name for name, (_, part) in packages.items() if option_value(common, name) and not vars(progress_bar).get(part)
-    ]
-    for name in names:
-        package, flag = packages[name][0], f"{flag_of(name)} {option_value(common, name)}"
-        logger.warning(f"{flag}: writes nothing, because {package} is not installed: pip install {package}")
-    return names

@@ -1,7 +1,4 @@
-"""Reading checkpoints without running their code, and refusing files with one sentence that gives the reason.
-
-These functions replace those of ``fairseq.checkpoint_utils``; the table in ``patches/table.py`` says why.
-"""
+"""Reading checkpoints without running their code, and refusing files with one sentence that gives the reason."""
 
 import contextlib
 import copy
@@ -41,9 +38,14 @@ from ..checkpoints import (
 )
 from ..errors import InputError
 from .precision import narrow
+from .registry import replaces
 from .saving import InPlaceOf, forget_other_trainings, restore_early_stopping
 
 logger = logging.getLogger(__name__)
+
+# Each function returns names of options that --model-overrides has for the translation model alone, and not for the
+# language model of --lm-path. A package of models adds its function.
+FOR_TRANSLATION_ALONE: list[Callable[[], set[str]]] = []
 
 _load_checkpoint = checkpoint_utils.load_checkpoint
 _load_checkpoint_to_cpu = checkpoint_utils.load_checkpoint_to_cpu
@@ -51,12 +53,23 @@ _load_model_ensemble_and_task = checkpoint_utils.load_model_ensemble_and_task
 
 
 class TorchWithSafeLoad(types.ModuleType):
-    """``torch`` as ``fairseq.checkpoint_utils`` sees it, with ``safe_load`` as its ``load``."""
+    """``torch`` as ``fairseq.checkpoint_utils`` sees it, with ``safe_load`` as its ``load``.
+
+    torch >= 2.6 refuses fairseq's checkpoints, so fairseq's main branch loads them with weights_only=False, which runs
+    any code in the file. Here a list names the classes that checkpoints may contain.
+    """
 
     load = staticmethod(safe_load)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
+
+
+TORCH = replaces(
+    "fairseq.checkpoint_utils.torch",
+    prevents="code execution",
+    until="fairseq loads its own checkpoints with weights_only=True",
+)(TorchWithSafeLoad("torch"))
 
 
 @contextlib.contextmanager
@@ -200,8 +213,21 @@ def _refuse_unregistered(path: str, name: Any) -> None:
             raise CheckpointError(f"{path}: neither fairseq nor --user-dir has its {part}, {name}")
 
 
-@functools.wraps(_load_checkpoint_to_cpu)
+@replaces(
+    "fairseq.checkpoint_utils.load_checkpoint_to_cpu",
+    prevents="wrong results",
+    until="fairseq compares the languages and options of a checkpoint with those of the command",
+    wraps=_load_checkpoint_to_cpu,
+)
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return the state of a checkpoint, if it is one that the calling program can use.
+
+    With a joined dictionary, a model for the opposite direction loads without an error, and so does a model with
+    another position encoding. Both are refused with one sentence that names the file. A training with --store-ema that
+    starts from a checkpoint without an average ends in a KeyError; here the average begins with the weights. If the
+    model keeps only some layers (--encoder-layers-to-keep), fairseq puts others into the average. A training that
+    resumes without a state of the optimiser gets a warning.
+    """
     reading = current_reading()
     if reading is None or not reading.is_given(path):  # a model loads another checkpoint to start from
         with _naming_misfits(Reading([path])):
@@ -263,8 +289,22 @@ def _pruned(trainer: Any, weights: dict[str, Any]) -> dict[str, Any]:
     return checkpoint_utils.prune_state_dict(weights, options)
 
 
-@functools.wraps(_load_checkpoint)
+@replaces(
+    "fairseq.checkpoint_utils.load_checkpoint",
+    prevents="wrong results",
+    until="the patch of load_checkpoint_to_cpu goes",
+    wraps=_load_checkpoint,
+)
 def load_checkpoint_to_train(cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+    """Load the checkpoint from which a training starts or resumes.
+
+    Gives load_checkpoint_to_cpu the languages and options of the training, and writes languages that fairseq read from
+    file names into new checkpoints. Names the file and the reason if weights do not fit, and warns if --restore-file
+    does not exist. Restores the counter of --patience if the same training starts again, with the same metric and
+    without a --reset-… flag. A training that has reached --max-update, or that --patience has ended, ends at once when
+    it is started again, and the log says why; fairseq trains on each time. With fairseq-hydra-train --multirun, a
+    training does not compare its results with those of the one before.
+    """
     forget_other_trainings()
     languages = languages_of(options_of_task(trainer.task))
     if languages != UNKNOWN and all(hasattr(trainer.cfg.task, f"{side}_lang") for side in ("source", "target")):
@@ -335,15 +375,26 @@ def _is_language_model_of_generate() -> bool:
     return ("fairseq_cli", "generate.py") in files
 
 
-@functools.wraps(_load_model_ensemble_and_task)
+@replaces(
+    "fairseq.checkpoint_utils.load_model_ensemble_and_task",
+    prevents="wrong results",
+    until="the patch of load_checkpoint_to_cpu goes, and fairseq-validate converts models for --bf16",
+    wraps=_load_model_ensemble_and_task,
+)
 def load_model_ensemble_and_task(
     filenames: Any, arg_overrides: Any = None, task: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
+    """Load models for translation or validation.
+
+    Gives load_checkpoint_to_cpu the languages of the data. Names the file if weights do not fit. fairseq-validate
+    ignores --bf16; here its models compute in bfloat16. fairseq-generate gives --model-overrides to the language model
+    of --lm-path, too; here the options of FOR_TRANSLATION_ALONE, such as a scaling of RoPE, are for the translation
+    model alone, with a warning.
+    """
     if not isinstance({} if arg_overrides is None else arg_overrides, Mapping):
         raise InputError(f"--model-overrides {arg_overrides}: must be a Python dictionary, like {{'dropout': 0.1}}")
     if task is None and _is_language_model_of_generate():
-        # fairseq gives it the overrides of the translation model, such as a scaling of RoPE.
-        own = flags_of_model("transformer_rope") - flags_of_model("transformer")
+        own = set().union(*(names() for names in FOR_TRANSLATION_ALONE))
         if others := sorted(own.intersection(arg_overrides or {})):
             names = ", ".join(others)
             logger.warning(

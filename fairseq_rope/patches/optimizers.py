@@ -1,9 +1,5 @@
-"""Optimisers: Adam in one pass over its numbers, and float32 copies of 16-bit weights that are saved.
+"""Optimisers: Adam in one pass over its numbers, and float32 copies of 16-bit weights that are saved."""
 
-These functions and classes replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 import inspect
 import logging
 import math
@@ -19,6 +15,7 @@ from fairseq.optim.adam import Adam as FairseqAdam
 from torch import Tensor
 
 from ..checkpoints import FLOAT32_COPIES, float32_copies
+from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +31,14 @@ WIDE = (torch.float32, torch.float64)
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
 
 
+@replaces(
+    "fairseq.optim.adam.Adam", prevents="lost time", until="fairseq uses a fused Adam on CPUs, and on GPUs without apex"
+)
 class Adam(FairseqAdam):
     """fairseq's Adam (``fairseq/optim/adam.py``) in torch's fused kernel, on CPUs and GPUs.
+
+    fairseq's Adam is a loop over the weights with several passes over the numbers of each. Here torch's fused kernel
+    makes one pass. The formula and the state in checkpoints are fairseq's, up to rounding.
 
     The formula is fairseq's, up to rounding; so are the hyperparameters and the state, which checkpoints contain.
     fairseq adds eps to the root of the second moment v before the correction of its bias, and torch adds it afterwards:
@@ -166,13 +169,32 @@ def _copies(optimizer: Any) -> list[Tensor]:
     return [copy.data for copy in (copies.values() if isinstance(copies, dict) else copies)]
 
 
-@functools.wraps(_state_dict)
+@replaces(
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.state_dict",
+    prevents="wrong results",
+    until="fairseq saves the float32 copies",
+    wraps=_state_dict,
+)
 def state_dict(self: Any) -> dict[str, Any]:
+    """Return the state of the optimiser with the float32 copies of the weights.
+
+    With --fp16 and --bf16, fairseq updates float32 copies of the weights, and does not save them. So a training that
+    resumes continues from rounded weights. Here the state of the optimiser contains the copies.
+    """
     return {**_state_dict(self), FLOAT32_COPIES: _copies(self)}
 
 
-@functools.wraps(_load_state_dict)
+@replaces(
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.load_state_dict",
+    prevents="wrong results",
+    until="the patch of state_dict goes",
+    wraps=_load_state_dict,
+)
 def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None) -> None:
+    """Load the state of the optimiser and the float32 copies of the weights.
+
+    state_dict has saved the copies. Copies that do not round to the weights of the model are not used.
+    """
     fairseqs = {key: value for key, value in state_dict.items() if key != FLOAT32_COPIES}
     _load_state_dict(self, fairseqs, optimizer_overrides)
     copies = _copies(self)
@@ -200,15 +222,34 @@ def load_state_dict(self: Any, state_dict: dict[str, Any], optimizer_overrides: 
         )
 
 
-@functools.wraps(_zero_grad)
+@replaces(
+    "fairseq.optim.fp16_optimizer._FP16OptimizerMixin.zero_grad",
+    prevents="wrong results",
+    until="fairseq sets the factor to 1 before each update also without a loss scale",
+    wraps=_zero_grad,
+)
 def zero_grad(self: Any) -> None:
+    """Set the gradients to zero, and the factor for them to 1.
+
+    With --bf16 and an optimiser that divides gradients itself (apex's Adam, and that of this plugin), fairseq
+    multiplies the factor for the gradients by that of all earlier updates.
+    """
     _zero_grad(self)
     if self.scaler is None:
         self._multiply_factor = 1.0
 
 
-@functools.wraps(_init_amp)
+@replaces(
+    "fairseq.optim.amp_optimizer.AMPOptimizer.__init__",
+    prevents="wrong results",
+    until="fairseq gives both options to torch's GradScaler",
+    wraps=_init_amp,
+)
 def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    """Set up the optimiser with the scale and the window of the flags.
+
+    fairseq ignores --amp-init-scale, and takes its value as the window if --amp-scale-window is given.
+    """
     _init_amp(self, cfg, *args, **kwargs)
     default = CommonConfig()
     own_scale, window = cfg.common.amp_init_scale != default.amp_init_scale, cfg.common.amp_scale_window
@@ -218,17 +259,39 @@ def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
         self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=scale, growth_interval=window)
 
 
-@functools.wraps(amp_optimizer.AMPOptimizer.step)
+@replaces(
+    "fairseq.optim.amp_optimizer.AMPOptimizer.step",
+    prevents="wrong results",
+    until="fairseq gives the GradScaler one object",
+    wraps=amp_optimizer.AMPOptimizer.step,
+)
 def amp_step(self: Any) -> None:
+    """Update the weights, with gradients that are divided by the loss scale once.
+
+    With --amp, fairseq divides the gradients by the loss scale twice, since it gives torch's GradScaler the optimiser
+    once as fairseq's object and once as torch's. Adam's eps and weight decay then count too much, and other optimisers
+    hardly learn.
+    """
     self.scaler.step(self.optimizer)  # the object whose gradients clip_grad_norm has unscaled
     self.scaler.update()
 
 
-@functools.wraps(_clip_grad_norm_)
+@replaces(
+    "fairseq.utils.clip_grad_norm_",
+    prevents="wrong results",
+    until="fairseq computes the norm on the device of the gradients, in one operation",
+    wraps=_clip_grad_norm_,
+)
 @torch.no_grad()
 def clip_grad_norm_(
     params: Any, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
+    """Scale the gradients so that their norm is at most *max_norm*, and return their norm before.
+
+    With --cpu on a machine with a GPU, fairseq moves the norm of the gradients to the GPU, so --clip-norm ends the
+    training. Without apex, it starts an operation for each gradient and prints a warning; here one operation computes
+    all norms.
+    """
     weights = [params] if torch.is_tensor(params) else list(params)
     grads: list[Tensor] = []
     expert_grads: list[Tensor] = []

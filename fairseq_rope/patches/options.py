@@ -1,15 +1,11 @@
-"""Reading fairseq's options: as Python only literals and arithmetic, so that none can run code, and allowed numbers."""
+"""Reading fairseq's options: as Python only literals and arithmetic, so that none can run code."""
 
 import ast
-import math
 import operator
-from argparse import ArgumentParser
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
-
-from ..errors import InputError, flag_of
+from .registry import replaces
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -21,12 +17,16 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 LARGEST_POWER = 64  # the largest exponent, and the most bits of the base
-LEAST = {"beam": 1, "num_workers": 0, "required_batch_size_multiple": 1, "update_freq": 1}
 LONGEST = 100_000  # the most entries in a list, tuple or string that is repeated or joined
 
 
+@replaces("fairseq.*.eval", prevents="code execution", until="fairseq reads literals")
 def literal(x: str, *_: Any) -> Any:
     """Return the value of *x*, a literal or + - * / // ** on literals.
+
+    fairseq evaluates options such as --adaptive-softmax-cutoff as Python, also those in a checkpoint, which can then
+    run code. Here options are literals and arithmetic on literals. (A script that imports * from a module of fairseq
+    gets this eval too.)
 
     fairseq's modules call this function as ``eval``. It looks up no names, calls no functions, and limits the
     size of powers and repetitions.
@@ -69,42 +69,3 @@ def _refuse_large(operation: ast.operator, left: Any, right: Any) -> None:
         length = lengths[0] * lengths[1] if isinstance(operation, ast.Mult) else lengths[0] + lengths[1]
         if length > LONGEST:
             raise ValueError(f"it would have more than {LONGEST} entries")
-
-
-def refuse_numbers(options: Any, flags: Collection[str]) -> None:
-    """Raise an InputError if one of *options* is a number with which fairseq or torch would end in another error.
-
-    The options that a user dir adds are not checked: a user's ``word_dropout`` may be a percentage.
-
-    Args:
-        flags: the names of the options of fairseq's program, without those that tasks, models and others add
-    """
-    least_and_most = {name: (least, math.inf) for name, least in LEAST.items() if name in flags}
-    if "update_freq" in flags:  # fairseq-train; fairseq-generate has an --arch too, wav2vec2 by default, and ignores it
-        least_and_most |= dict.fromkeys(_dropouts(getattr(options, "arch", None)), (0, 1))
-    for name, (least, most) in least_and_most.items():
-        value = getattr(options, name, None)
-        numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(number, (int, float)) and not (least <= number <= most) for number in numbers):
-            allowed = f"from 0 to {most}" if most == 1 else f"{least} or more"
-            raise InputError(f"{flag_of(name)} {value}: must be {allowed}")
-    betas = getattr(options, "adam_betas", None)
-    if not isinstance(betas, str) or getattr(options, "optimizer", None) not in ("adam", "cpu_adam"):
-        return
-    try:
-        is_pair = len(literal(betas)) == 2
-    except (ValueError, TypeError):
-        is_pair = False
-    if not is_pair:
-        raise InputError(f"--adam-betas {betas}: must be two numbers, like '(0.9, 0.98)'")
-
-
-def _dropouts(arch: str | None) -> list[str]:
-    """Return the rates of dropout among the options of *arch* that fairseq's and this package's classes declare."""
-    model = MODEL_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(arch, arch))
-    bases = [cls for cls in getattr(model, "__mro__", ()) if hasattr(cls, "add_args")]
-    declared = [cls for cls in bases if cls.__module__.split(".")[0] in ("fairseq", "fairseq_rope")]
-    parser = ArgumentParser(add_help=False, conflict_handler="resolve")
-    for base in declared[:1]:  # the nearest one has the options of the others
-        base.add_args(parser)
-    return [action.dest for action in parser._actions if action.dest.endswith("dropout")]

@@ -1,15 +1,12 @@
-"""Text of SentencePiece's pieces.
+"""Text of SentencePiece's pieces."""
 
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 from typing import Any
 
 from fairseq.data import data_utils
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 
 from ..text.subwords import text_of_pieces
+from .registry import replaces
 
 _decode, _post_process = SentencepieceBPE.decode, data_utils.post_process
 
@@ -20,13 +17,28 @@ class Joined(str):
     pieces: list[str]
 
 
-@functools.wraps(_decode)
+@replaces(
+    "fairseq.data.encoders.sentencepiece_bpe.SentencepieceBPE.decode",
+    prevents="wrong results",
+    until="fairseq decodes pieces with SentencePiece",
+    wraps=_decode,
+)
 def decode(self: Any, x: str) -> str:
+    """Return the text of pieces.
+
+    fairseq joins the pieces of SentencePiece itself. So the characters of a model with byte_fallback come out as
+    <0xE2><0x82><0xAC>, and its control symbols as text. With --remove-bpe sentencepiece too, the D- lines lack all
+    blanks. Here SentencePiece itself converts the pieces to text; <unk> remains, as in fairseq.
+    """
     return text_of_pieces(x.pieces if isinstance(x, Joined) else x.split(" "), self.sp)
 
 
-@functools.wraps(_post_process)
+@replaces("fairseq.*.post_process", prevents="wrong results", until="fairseq decodes bytes", wraps=_post_process)
 def post_process(sentence: str, symbol: str) -> Any:
+    """Return *sentence* with its subwords joined.
+
+    --remove-bpe sentencepiece joins pieces without their model. Here it also turns pieces for bytes into characters.
+    """
     if symbol != "sentencepiece":
         return _post_process(sentence, symbol)
     pieces = sentence.split(" ")

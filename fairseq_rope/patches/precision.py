@@ -1,9 +1,5 @@
-"""The flags of precision do what they say, or end in one sentence: ``--bf16``, ``--fp16``, ``--amp`` and ``--tpu``.
+"""The flags of precision do what they say, or end in one sentence: ``--bf16``, ``--fp16``, ``--amp`` and ``--tpu``."""
 
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 import importlib.util
 import logging
 import os
@@ -25,10 +21,9 @@ from torch import Tensor
 
 from ..checkpoints import option_value, set_option
 from ..errors import InputError, flag_of
-from .ending import refuse_flags
-from .ignored import heed_flags, logs_without_a_package
+from .ignored import heed_flags
 from .linear import replace_linear_layers
-from .options import refuse_numbers
+from .registry import replaces
 
 _call_main = distributed_utils.call_main
 _init_trainer = Trainer.__init__
@@ -83,28 +78,50 @@ def refuse_precision(common: Any, optimization: Any) -> None:
         raise InputError(f"--fp16: needs a GPU in training ({where}); {instead}")
 
 
-@functools.wraps(_parse_args_and_arch)
+@replaces(
+    "fairseq.options.parse_args_and_arch",
+    prevents="wrong results",
+    until="fairseq does not set tpu for --bf16, and heeds or refuses these flags",
+    wraps=_parse_args_and_arch,
+)
 def parse_args_and_arch(parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Read the flags of a program, and heed or refuse those that it would ignore.
+
+    fairseq reads --bf16 as --tpu too, so every training with --bf16 ends with "'NoneType' object has no attribute
+    'xla_device'". Here only --tpu means a TPU. --local-rank, which torch.distributed.launch adds, is read as
+    --local_rank. Flags that exclude each other (--fp16, --bf16, --amp) are refused. fairseq-generate ignores
+    --num-shards, --sacrebleu and --no-seed-provided; here it heeds them. Flags that ask a program for what it does not
+    do are refused, as is asynchronous writing without iopath, with which fairseq-train ends with status 0 without
+    training. Flags without an effect on the result give a warning.
+    """
     words = sys.argv[1:] if input_args is None else list(input_args)
     words = [LOCAL_RANK.sub("--local_rank", word) if isinstance(word, str) else word for word in words]
     refuse_two_types(name for name in TYPES if name != "amp" and flag_of(name) in words)
-    is_second = isinstance(parser.error, functools.partial)  # with suppress_defaults, fairseq calls this function again
-    parser.error = functools.partial(refuse_flags, parser)
-    # Later, the parser also has the flags of tasks, models and others, which can have any names.
-    flags = [action.dest for action in parser._actions]
     parts = [group.title for group in parser._action_groups]
     parsed = _parse_args_and_arch(parser, words, *args, **kwargs)
     namespace = parsed if isinstance(parsed, Namespace) else parsed[0]
-    refuse_numbers(namespace, flags)
-    if not (is_second or kwargs.get("suppress_defaults")):  # then the flags were heeded by an earlier call
+    if not kwargs.get("suppress_defaults"):  # then fairseq calls this function again, without it
         heed_flags(parts, namespace, words)
     if option_value(namespace, "bf16"):
         namespace.tpu = "--tpu" in words
     return parsed
 
 
-@functools.wraps(_call_main)
+@replaces(
+    "fairseq.distributed.utils.call_main",
+    prevents="an unreadable error",
+    until="fairseq checks these flags before it starts, and --cpu starts one process",
+    wraps=_call_main,
+)
 def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
+    """Start a program, after checks of its precision and of the number of processes.
+
+    --fp16 in a training on a CPU ends with 'Torch not compiled with CUDA enabled'. Here it ends in one sentence before
+    data are read, and so do --amp with --cpu on a machine with a GPU, and --use-bmuf in types in which fairseq would
+    not update the weights. With --cpu on a machine with several GPUs, fairseq starts a process for each GPU, and nccl
+    cannot connect them; here it starts one process, except inside SLURM and torchrun (fairseq-hydra-train needs
+    distributed_training.distributed_world_size=1).
+    """
     code = getattr(main, "__code__", None)  # its module is __main__ after python -m
     if code is not None and os.path.basename(code.co_filename) == "train.py":
         refuse_precision(cfg.common, cfg.optimization)
@@ -116,8 +133,20 @@ def call_main(cfg: Any, main: Any, **kwargs: Any) -> Any:
     return _call_main(cfg, main, **kwargs)
 
 
-@functools.wraps(_init_trainer)
+@replaces(
+    "fairseq.trainer.Trainer.__init__",
+    prevents="wrong results",
+    until="fairseq-hydra-train sets bf16 for memory_efficient_bf16, and the patch of call_main goes",
+    wraps=_init_trainer,
+)
 def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
+    """Set up a trainer, after checks of its precision.
+
+    fairseq-hydra-train ignores common.memory_efficient_bf16 and common.memory_efficient_fp16 without common.bf16 and
+    common.fp16, and trains in float32. The checks of call_main are made here too, since fairseq-hydra-train loads the
+    plugin after it has called call_main. In 16 bits on a CPU, oneDNN generates code for each size of a matrix product;
+    here layers of the class torch.nn.Linear compute products of few different sizes.
+    """
     common, optimization = (cfg, cfg) if isinstance(cfg, Namespace) else (cfg.common, cfg.optimization)
     for name in ("fp16", "bf16"):  # fairseq-train does this when it reads the flags, and fairseq-hydra-train does not
         if option_value(common, f"memory_efficient_{name}") and not option_value(common, name):
@@ -125,8 +154,6 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
     refuse_precision(common, optimization)
     if option_value(common, "amp") and not torch.cuda.is_available():
         logger.warning("--amp: has no effect without a GPU, and this training computes in float32")
-    for name in logs_without_a_package(common):
-        set_option(common, name, None)
     _init_trainer(self, cfg, *args, **kwargs)
     TorchForTrainers.on_gpu = bool(self.cuda)
     if not self.cuda and (option_value(common, "bf16") or option_value(common, "fp16")):
@@ -134,7 +161,11 @@ def init_trainer(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class TorchForTrainers(types.ModuleType):
-    """``torch`` as ``fairseq.trainer`` sees it; a number that it makes stays on the CPU if the model is there."""
+    """``torch`` as ``fairseq.trainer`` sees it; a number that it makes stays on the CPU if the model is there.
+
+    With --memory-efficient-fp16 on a CPU, a training without a GPU ends at the first overflow of the gradients with
+    'Torch not compiled with CUDA enabled', and with --cpu it uses the GPU. Here the update is left out.
+    """
 
     on_gpu = True  # whether the model of the latest trainer is on a GPU
 
@@ -144,6 +175,13 @@ class TorchForTrainers(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
+
+
+TORCH = replaces(
+    "fairseq.trainer.torch",
+    prevents="wrong results",
+    until="fairseq makes the norm of such an update on the device of the model",
+)(TorchForTrainers("torch"))
 
 
 class _OnTheCPU(Tensor):
@@ -178,9 +216,20 @@ def narrow(model: Any) -> None:
         logger.warning(f"--bf16: has no effect, because {reason}")
 
 
-@functools.wraps(_prepare_for_inference_)
+@replaces(
+    "fairseq.models.BaseFairseqModel.prepare_for_inference_",
+    prevents="wrong results",
+    until="these programs convert models for --bf16",
+    wraps=_prepare_for_inference_,
+)
 def prepare_for_inference_(self: Any, cfg: Any) -> Any:
     # fairseq's programs pass their own options, which have a --path. from_pretrained passes those of the training.
+    """Prepare the model for a search, in bfloat16 if --bf16 asks for it.
+
+    fairseq-generate, fairseq-interactive and fairseq-eval-lm ignore --bf16 and compute in float32. Models of speech,
+    whose input they give in float32, do so here too, after a warning, and so do models with adaptive softmax and models
+    that are not autoregressive, with which they would round probabilities and lengths.
+    """
     if option_value(cfg.common, "bf16") and option_value(cfg.common_eval, "path"):
         narrow(self)
     return _prepare_for_inference_(self, cfg)

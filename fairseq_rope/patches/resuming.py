@@ -1,14 +1,12 @@
-"""The place in an epoch at which a training resumes.
+"""The place in an epoch at which a training resumes."""
 
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 import logging
 import math
 from typing import Any
 
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator, GroupedIterator, _chunk_iterator
+
+from .registry import replaces
 
 logger = logging.getLogger(__name__)
 
@@ -19,16 +17,37 @@ _load_state_dict = EpochBatchIterator.load_state_dict
 _init_grouped = GroupedIterator.__init__
 
 
-@functools.wraps(_state_dict)
+@replaces(
+    "fairseq.data.iterators.EpochBatchIterator.state_dict",
+    prevents="wrong results",
+    until="fairseq's checkpoints have this number",
+    wraps=_state_dict,
+)
 def state_dict(self: Any) -> dict[str, Any]:
+    """Return the place in the epoch, with the number of its batches.
+
+    A checkpoint in the middle of an epoch says how many batches each process has seen, and not of how many. Resumed
+    with another number of GPUs or another --max-tokens, fairseq repeats or skips a part of the epoch, or ends with
+    'Cannot resume training due to dataloader mismatch'. The number of batches is written too.
+    """
     state: dict[str, Any] = _state_dict(self)
     if type(self) is EpochBatchIterator and state["iterations_in_epoch"]:
         state[WHOLE] = len(self)
     return state
 
 
-@functools.wraps(_load_state_dict)
+@replaces(
+    "fairseq.data.iterators.EpochBatchIterator.load_state_dict",
+    prevents="wrong results",
+    until="fairseq resumes after the same share of the epoch",
+    wraps=_load_state_dict,
+)
 def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+    """Resume after the same share of the epoch.
+
+    fairseq resumes after the same number of batches, also if the epoch has another number of them; see state_dict. The
+    log says so if the place is another.
+    """
     before = state_dict.get(WHOLE)
     if type(self) is EpochBatchIterator and before:
         now, place = len(self), state_dict["iterations_in_epoch"]
@@ -41,8 +60,19 @@ def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
     _load_state_dict(self, state_dict)
 
 
-@functools.wraps(_init_grouped)
+@replaces(
+    "fairseq.data.iterators.GroupedIterator.__init__",
+    prevents="wrong results",
+    until="fairseq counts the groups of the rest",
+    wraps=_init_grouped,
+)
 def init_grouped(self: Any, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False) -> None:
+    """Group the batches of an epoch, and count the groups that are left.
+
+    If a training resumes in an epoch with another --update-freq, the batches before are not a multiple of it. fairseq
+    then counts too few groups for the rest: the epoch does not end, and is trained again. Here the groups of the rest
+    are counted.
+    """
     seen = getattr(iterable, "n", 0)
     left = len(iterable) - seen
     if seen == 0 or seen % chunk_size == 0 and (left >= chunk_size or not skip_remainder_batch):

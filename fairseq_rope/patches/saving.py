@@ -1,10 +1,6 @@
-"""Writing checkpoints: files get their names when they are complete, and errors name the file and the reason.
-
-These functions replace those of ``fairseq.checkpoint_utils``; the table in ``patches/table.py`` says why.
-"""
+"""Writing checkpoints: files get their names when they are complete, and errors name the file and the reason."""
 
 import contextlib
-import functools
 import logging
 import os
 import shutil
@@ -18,6 +14,7 @@ from fairseq import checkpoint_utils
 
 from ..checkpoints import naming_the_file
 from ..files import written_whole
+from .registry import replaces
 
 _torch_persistent_save = checkpoint_utils.torch_persistent_save
 _save_checkpoint = checkpoint_utils.save_checkpoint
@@ -37,7 +34,12 @@ class InPlaceOf:
 
 
 class WholeFiles(InPlaceOf):
-    """fairseq's ``PathManager``, whose copies and renames never leave an incomplete file under the new name."""
+    """fairseq's ``PathManager``, whose copies and renames never leave an incomplete file under the new name.
+
+    fairseq copies a checkpoint to checkpoint_best.pt and checkpoint_last.pt in place. If it is killed meanwhile, or
+    after a power cut, they can be incomplete. Here each copy is written under a temporary name, synced and renamed. So
+    a hard link keeps the old contents, and a symbolic link leads to the new file.
+    """
 
     def rename(self, src: str, dst: str) -> Any:
         """Rename *src* after its data have reached the disk; otherwise a power cut can leave an empty file."""
@@ -62,8 +64,25 @@ class WholeFiles(InPlaceOf):
         return True
 
 
-@functools.wraps(_torch_persistent_save)
+PATH_MANAGER = replaces(
+    "fairseq.checkpoint_utils.PathManager",
+    prevents="lost data",
+    until="fairseq renames its copies and syncs before it renames",
+)(WholeFiles(checkpoint_utils.PathManager))
+
+
+@replaces(
+    "fairseq.checkpoint_utils.torch_persistent_save",
+    prevents="an unreadable error",
+    until="fairseq names the checkpoint and the reason",
+    wraps=_torch_persistent_save,
+)
 def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) -> None:
+    """Write a checkpoint; an error names it, and leaves no temporary file.
+
+    torch reports a full disk as an unexpected position in a file. Here the error names the checkpoint, the reason and
+    the free space, and the temporary file is removed.
+    """
     with naming_the_file(filename):
         try:
             _torch_persistent_save(obj, filename, async_write=async_write)
@@ -73,8 +92,17 @@ def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) ->
             raise
 
 
+@replaces(
+    "fairseq.checkpoint_utils._torch_persistent_save",
+    prevents="lost data",
+    until="fairseq retries from the start of the file",
+)
 def _save_with_retries(obj: Any, f: Any) -> None:
-    """Call ``torch.save`` with fairseq's retries; each retry starts at the beginning of the file."""
+    """Call ``torch.save`` with fairseq's retries; each retry starts at the beginning of the file.
+
+    When a write fails, fairseq tries twice more and appends to what is already in the file. Then the file with the
+    final name begins with half a checkpoint. Here each attempt starts at the beginning of the file.
+    """
     for attempt in range(1, TRIES + 1):
         try:
             return torch.save(obj, f)
@@ -94,8 +122,20 @@ class _MidEpoch(InPlaceOf):
         return False
 
 
-@functools.wraps(_save_checkpoint)
+@replaces(
+    "fairseq.checkpoint_utils.save_checkpoint",
+    prevents="lost data",
+    until="fairseq writes a checkpoint at every interval, with the counter",
+    wraps=_save_checkpoint,
+)
 def save_checkpoint(cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any) -> Any:
+    """Write the checkpoints of this moment, with the counter of --patience.
+
+    fairseq skips a checkpoint of --save-interval-updates at the end of an epoch, even if it writes no checkpoint for
+    that epoch (--no-epoch-checkpoints, --save-interval). An average of the last five checkpoints then uses an older one
+    in its place. It also does not save the counter of --patience, so a training that resumes ends later than one that
+    is not interrupted.
+    """
     every = cfg.save_interval_updates
     if every > 0 and trainer.get_num_updates() % every == 0 and epoch_itr.end_of_epoch():
         if cfg.no_epoch_checkpoints or epoch_itr.epoch % cfg.save_interval != 0:  # no checkpoint for this epoch

@@ -1,10 +1,6 @@
-"""The search: missing constraints, groups of a diverse search, prefixes of several sentences from Python, ensembles.
-
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
+"""The search: missing constraints, groups of a diverse search, prefixes of several sentences from Python, ensembles."""
 
 import copy
-import functools
 import inspect
 from typing import Any
 
@@ -15,6 +11,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from ..errors import InputError
+from .registry import replaces
 from .saving import InPlaceOf
 
 _init_constraints = LexicallyConstrainedBeamSearch.init_constraints
@@ -24,8 +21,18 @@ _score = SequenceScorer.generate
 _generate_arguments = inspect.signature(_generate)
 
 
-@functools.wraps(_init_constraints)
+@replaces(
+    "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints",
+    prevents="an unreadable error",
+    until="fairseq refuses --constraints without constraints",
+    wraps=_init_constraints,
+)
 def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int) -> None:
+    """Set the constraints, or raise an InputError if there are none.
+
+    fairseq-generate has --constraints and reads no constraints, so it ends with "'NoneType' object is not iterable",
+    and so does a call from Python that gives none. Here both end in one sentence.
+    """
     if batch_constraints is None:
         raise InputError(
             f"--constraints {self.representation}: there are no constraints; fairseq-generate does not read any, and "
@@ -34,7 +41,12 @@ def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int
     _init_constraints(self, batch_constraints, beam_size)
 
 
-@functools.wraps(_diverse_step)
+@replaces(
+    "fairseq.search.DiverseBeamSearch.step",
+    prevents="wrong results",
+    until="fairseq counts in the batch",
+    wraps=_diverse_step,
+)
 def diverse_step(
     self: Any,
     step: int,
@@ -43,6 +55,11 @@ def diverse_step(
     prev_output_tokens: Tensor | None = None,
     original_batch_idxs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the next words of all groups, with sentences counted in the batch.
+
+    With --diverse-beam-groups, fairseq takes the number of a sentence in the data set for its place in the batch. The
+    second batch ends in an IndexError, and if the order differs, sentences exchange their penalties.
+    """
     if original_batch_idxs is not None:
         if step == 0:
             self.sentence_numbers = original_batch_idxs
@@ -73,8 +90,19 @@ class _WithRowsOfBatch(InPlaceOf):
         return self._replaced.inference_step(generator, models, sample, **{**arguments, **own})
 
 
-@functools.wraps(_generate)
+@replaces(
+    "fairseq.hub_utils.GeneratorHubInterface.generate",
+    prevents="wrong results",
+    until="fairseq divides these arguments as it divides the sentences",
+    wraps=_generate,
+)
 def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the hypotheses of each sentence, with its own rows of the arguments.
+
+    A call of generate from Python with inference_step_args, such as prefix_tokens, gives all rows to each batch,
+    although batches have other sentences in another order, so sentences get the prefixes of others. For a single
+    sentence it drops these arguments. Here a tensor with a row for each sentence is divided with the sentences.
+    """
     if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
         return self.generate([tokenized_sentences], *args, **kwargs)[0]
     arguments = _generate_arguments.bind(self, tokenized_sentences, *args, **kwargs).arguments
@@ -88,8 +116,18 @@ def generate(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> 
     return _generate(interface, tokenized_sentences, *args, **kwargs)
 
 
-@functools.wraps(_score)
+@replaces(
+    "fairseq.sequence_scorer.SequenceScorer.generate",
+    prevents="an unreadable error",
+    until="fairseq adds only weights that are needed",
+    wraps=_score,
+)
 def score(self: Any, models: Any, sample: Any, **kwargs: Any) -> Any:
+    """Return the scores of references, with attention weights that can be added.
+
+    --score-reference with several models adds the weights of their cross-attention, which the plugin's models do not
+    compute if nothing reads them. Here they do if they are scored together with other models.
+    """
     if len(models) == 1:
         return _score(self, models, sample, **kwargs)
     # Each model must give the weights that are added. fairseq's decoder always asks its last layer for them.

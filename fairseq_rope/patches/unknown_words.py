@@ -1,15 +1,13 @@
-"""``--replace-unk``: an unknown word of the output becomes the source word that it is aligned with.
+"""``--replace-unk``: an unknown word of the output becomes the source word that it is aligned with."""
 
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 from typing import Any
 
 import torch
 from fairseq import tokenizer, utils
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.tasks import FairseqTask
+
+from .registry import replaces
 
 _build_generator = FairseqTask.build_generator
 _get_interactive_tokens_and_lengths = FairseqTask.get_interactive_tokens_and_lengths
@@ -73,7 +71,12 @@ class Generator(SequenceGeneratorWithAlignment):
         return [[dictionary[token] for token in row if token not in special] for row in rows]
 
 
-@functools.wraps(_build_generator)
+@replaces(
+    "fairseq.tasks.FairseqTask.build_generator",
+    prevents="wrong results",
+    until="fairseq's search returns the alignment that its replace_unk expects",
+    wraps=_build_generator,
+)
 def build_generator(
     self: Any,
     models: Any,
@@ -83,6 +86,13 @@ def build_generator(
     *more: Any,
     **kwargs: Any,
 ) -> Any:
+    """Return a search that keeps alignments for --replace-unk.
+
+    With --replace-unk, fairseq's search returns no alignment, or with --print-alignment one of another form than the
+    replacement expects. So the first unknown word in an output ends the program. Here the search returns alignments for
+    --replace-unk, also if none are printed. It turns attention weights on for print_alignment, also if
+    make_generation_fast_ has turned them off.
+    """
     translates = getattr(self, "source_dictionary", None) is not None and all(hasattr(m, "encoder") for m in models)
     replaces = getattr(args, "replace_unk", None) is not None
     if translates and (replaces or getattr(args, "print_alignment", None)):
@@ -100,8 +110,18 @@ def build_generator(
     return generator
 
 
-@functools.wraps(_get_interactive_tokens_and_lengths)
+@replaces(
+    "fairseq.tasks.FairseqTask.get_interactive_tokens_and_lengths",
+    prevents="wrong results",
+    until="fairseq-interactive copies the words of its input",
+    wraps=_get_interactive_tokens_and_lengths,
+)
 def get_interactive_tokens_and_lengths(self: Any, lines: Any, encode_fn: Any) -> Any:
+    """Return the tokens of lines, whose unknown words are added to the source dictionary.
+
+    With --replace-unk, fairseq-interactive forgets the words that are not in the source dictionary, and could only copy
+    <unk>. Here they are kept, and the S- lines show them; the model still reads <unk>.
+    """
     if not getattr(self, "keeps_unknown_words", False):
         return _get_interactive_tokens_and_lengths(self, lines, encode_fn)
 
@@ -114,12 +134,26 @@ def get_interactive_tokens_and_lengths(self: Any, lines: Any, encode_fn: Any) ->
     return _get_interactive_tokens_and_lengths(self, lines, encode)
 
 
-@functools.wraps(_load_align_dict)
+@replaces(
+    "fairseq.utils.load_align_dict",
+    prevents="an unreadable error",
+    until="fairseq's --replace-unk works without a file",
+    wraps=_load_align_dict,
+)
 def load_align_dict(replace_unk: str | None) -> Any:
+    """Return the dictionary of --replace-unk, which is empty without a file.
+
+    --replace-unk without a file looks for a file with the name '@@ '. Here it copies source words.
+    """
     return _load_align_dict("" if replace_unk == NO_FILE else replace_unk)
 
 
-@functools.wraps(_post_process_prediction)
+@replaces(
+    "fairseq.utils.post_process_prediction",
+    prevents="wrong results",
+    until="fairseq replaces unknown words before it joins subwords",
+    wraps=_post_process_prediction,
+)
 def post_process_prediction(
     hypo_tokens: Any,
     src_str: str,
@@ -129,6 +163,11 @@ def post_process_prediction(
     remove_bpe: str | None = None,
     extra_symbols_to_ignore: Any = None,
 ) -> Any:
+    """Return the tokens and the text of a hypothesis, with its unknown words replaced.
+
+    fairseq joins subwords before it replaces unknown words, although alignments are between subwords. Here unknown
+    words are replaced first.
+    """
     if align_dict is None or not isinstance(alignment, Alignment):
         return _post_process_prediction(
             hypo_tokens, src_str, alignment, align_dict, tgt_dict, remove_bpe, extra_symbols_to_ignore

@@ -7,7 +7,6 @@ reorders no rows: a :class:`.Beams` takes the place of a model's repeated output
 Shapes: N sentences, K hypotheses of each (the beam), B = N * K rows, S source positions, V words.
 """
 
-import functools
 import math
 import os
 from typing import Any
@@ -17,7 +16,7 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor, nn
 
 from ..modules.overrides import is_exactly
-from ..patches.table import Patch
+from ..patches.registry import replaces
 from ..transformer.decoder import Decoder
 from ..transformer.encoder import Encoder
 from .cache import Beams
@@ -126,21 +125,20 @@ _init_generator = SequenceGenerator.__init__
 _generate = SequenceGenerator._generate
 
 
-@functools.wraps(_init_generator)
+@replaces(
+    "fairseq.sequence_generator.SequenceGenerator.__init__",
+    prevents="lost time",
+    until="fairseq's search does not copy what it caches",
+    wraps=_init_generator,
+)
 def init_generator(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Let a generator of our models search fast. One with its own search or its own ensemble does as before."""
+    """Let a generator of our models search fast. One with its own search or its own ensemble does as before.
+
+    fairseq's search copies all keys and values in each step, and calls each module for one word. Here a search of this
+    plugin's models finds the same in less time.
+    """
     _init_generator(self, *args, **kwargs)
     if is_exactly(self.model, EnsembleModel) and type(self)._generate is _generate:
         models = list(self.model.models)
         if any(type(getattr(model, "decoder", None)) is Decoder for model in models):
             self.model = FastEnsemble(models).eval()
-
-
-FAST_SEARCH = Patch(
-    "fairseq.sequence_generator.SequenceGenerator.__init__",
-    init_generator,
-    "lost time",
-    "fairseq's search copies all keys and values in each step, and calls each module for one word. Here a search of "
-    "this plugin's models finds the same in less time.",
-    "fairseq's search does not copy what it caches",
-)

@@ -18,11 +18,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import traceback
 from argparse import Namespace
 from pathlib import Path
 from unittest import mock
 
-import fairseq_cli.score
 import numpy as np
 import pytest
 import torch
@@ -57,7 +57,8 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from fairseq.token_generation_constraints import pack_constraints
 
 from fairseq_rope import patches
-from fairseq_rope.patches import optimizers, options, saving, table
+from fairseq_rope.errors import InputError
+from fairseq_rope.patches import optimizers, options, saving
 from fairseq_rope.plugin import REPLACEMENTS
 from fairseq_rope.search.ensemble import FastEnsemble
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT, call, outputs, train
@@ -65,10 +66,30 @@ from tests.patches.contents import same_contents
 from tests.patches.fairseq_alone import fairseq_alone, fasta_dataset_alone, translation_task, without_replacements
 
 
-def test_docs_differences_is_generated_from_the_table_of_patches():
-    """docs/differences.md is written by ``python docs/differences.py``."""
-    page = without_replacements(ROOT / "docs" / "differences.py").page()
-    assert (ROOT / "docs" / "differences.md").read_text(encoding="utf-8") == page
+def test_each_patch_says_what_it_prevents_and_when_it_can_go():
+    kinds = {"code execution", "lost data", "wrong results", "an unreadable error", "lost time"}
+    for patch in REPLACEMENTS:
+        assert patch.prevents in kinds and len(patch.reason.split()) > 12 and patch.until, patch.target
+        assert "Args:" not in patch.reason
+
+
+def test_each_file_of_patches_is_in_the_list():
+    files = {str(path) for path in (PLUGIN / "patches").rglob("*.py") if "import replaces" in path.read_text()}
+    assert files == {module.__file__ for module in patches.MODULES}
+
+
+def test_the_patches_know_nothing_of_the_plugins_models():
+    sources = [path.read_text() for path in (PLUGIN / "patches").rglob("*.py")]
+    assert not any(re.search("transformer_rope|rotary", source) for source in sources)
+    code = "import fairseq_rope.patches; from fairseq import models, utils; "
+    code += "print('transformer_rope' in models.MODEL_REGISTRY, hasattr(utils.clip_grad_norm_, '__patches__'))"
+    assert in_a_process(code).split() == ["False", "True"]
+
+
+def test_the_page_of_differences_lists_each_patch():
+    page = without_replacements(ROOT / "docs" / "hooks.py")._patches()
+    assert re.findall("(?m)^## `(.*)`$", page) == [patch.target for patch in REPLACEMENTS]
+    assert all(patch.reason in page and patch.until in page for patch in REPLACEMENTS)
 
 
 # -- the same with and without each patch --------------------------------------------------------------
@@ -204,25 +225,13 @@ def fasta_files_have_the_same_index(request, folder):
         assert (alone.offsets.tolist(), alone.sizes.tolist()) == ([0, 19, 29], [6, 1, 10])
 
 
-def other_programs_keep_their_tracebacks(request, folder):
-    def of_no_program():
-        raise OSError(errno.ENOENT, "No such file", "x.pt")
-
-    for name, run in {"fairseq-score": fairseq_cli.score.cli_main, "fairseq-generate": of_no_program}.items():
+def other_errors_and_other_programs_keep_their_tracebacks(request, folder):
+    errors = {"fairseq-generate": OSError(errno.ENOENT, "No such file", "x.pt"), "mine.py": InputError("of a program")}
+    for program, error in errors.items():
         printed = io.StringIO()
-        with (
-            mock.patch.object(fairseq_cli.score, "get_parser", side_effect=of_no_program),
-            mock.patch.object(sys, "argv", [name]),
-            contextlib.redirect_stderr(printed),
-        ):
-            try:
-                run()
-            except OSError:
-                sys.excepthook(*sys.exc_info())
-        if run is of_no_program:
-            assert "Traceback" in printed.getvalue() and printed.getvalue().endswith(": 'x.pt'\n")
-        else:
-            assert printed.getvalue() == "fairseq-score: error: x.pt: No such file\n"
+        with mock.patch.object(sys, "argv", [program]), contextlib.redirect_stderr(printed):
+            sys.excepthook(type(error), error, None)
+        assert printed.getvalue() == "".join(traceback.format_exception(error))
 
 
 def the_same_checkpoints_are_written(request, folder):
@@ -374,7 +383,6 @@ def outputs_without_unknown_words_are_the_same(request, folder):
     words = [data, "-s", "en", "-t", "de", "--path", path, "--user-dir", PLUGIN, *search]
     printed = [call("fairseq-interactive", *words, stdin=lines)]
     with pytest.MonkeyPatch.context() as alone:
-        alone.setattr(table, "PATCHES", [])
         for owner, name in ((utils, "post_process_prediction"), *((tasks.FairseqTask, name) for name in OF_THE_TASK)):
             alone.setattr(owner, name, getattr(owner, name).__wrapped__)
         words[-1:] = ["--replace-unk", os.devnull]
@@ -712,7 +720,7 @@ def pieces_without_bytes_are_joined_in_the_same_way(request, folder):
 
 
 def a_roberta_with_a_bpe_has_the_same_interface(request, folder):
-    """The class adds to fairseq's what is necessary without a BPE; tests/patches/test_roberta.py compares the two."""
+    """other_tasks/test_roberta.py compares what the class adds with fairseq's results."""
     places = ("", "_camembert", "_gottbert", "_xlmr")
     (replacement,) = {
         pkgutil.resolve_name(f"fairseq.models.roberta.model{name}.RobertaHubInterface") for name in places
@@ -800,7 +808,7 @@ SAME = {
     "fairseq.nan_detector.NanDetector.add_hooks": modules_with_nan_are_named,
     "fairseq.models.ema.ema.EMA.restore": averages_of_weights_are_the_same,
     "fairseq.data.fasta_dataset.FastaDataset._build_index": fasta_files_have_the_same_index,
-    "sys.excepthook": other_programs_keep_their_tracebacks,
+    "sys.excepthook": other_errors_and_other_programs_keep_their_tracebacks,
     "fairseq.checkpoint_utils.PathManager": copies_and_renames_are_the_same,
     "fairseq.checkpoint_utils._torch_persistent_save": a_second_try_succeeds,
     "fairseq.checkpoint_utils.torch_persistent_save": a_saved_state_is_the_same,
@@ -981,7 +989,7 @@ def test_python_2_can_read_the_file_that_refuses_it():
 @pytest.mark.slow
 def test_each_module_can_be_imported_first():
     """Python imports a module's packages before it, and so its code runs after theirs."""
-    patched = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.patches.table' in sys.modules)"
+    patched = "import sys; registered = ('fairseq' in sys.modules) == ('fairseq_rope.patches.registry' in sys.modules)"
     cases = {}
     for module in MODULES:
         cases.setdefault(module.rpartition(".")[0], {})[module] = f"import {module}\n{patched}"

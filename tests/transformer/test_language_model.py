@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
 from fairseq_rope.errors import InputError
-from fairseq_rope.patches.ending import sentence_for
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
@@ -264,9 +263,6 @@ TINY = (
 )
 
 
-GENERATED = "--task language_modeling --sample-break-mode eos"
-
-
 def perplexity(data, checkpoint, *more):
     words = ["--path", checkpoint, "--user-dir", PLUGIN, "--max-tokens", 512, "--tokens-per-sample", 32, *more]
     log = call("fairseq-eval-lm", data, *words, "--cpu", "--num-workers", 0)
@@ -355,23 +351,6 @@ def test_an_evaluation_that_leaves_out_samples_says_so(text_bin, tmp_path):
     assert "Perplexity" in call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 8}")
     with pytest.raises(InputError, match="^20 of 20 samples have more tokens than the model has positions, 2: give"):
         call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 2}")
-
-
-@pytest.mark.parametrize(
-    "program, flags, expected",
-    [
-        ("fairseq-eval-lm", "--tokens-per-sample 8 --context-window 8", "--tokens-per-sample: must be at least 1, and"),
-        ("fairseq-eval-lm", "--tokens-per-sample 8 --context-window 9", "--tokens-per-sample: must be at least 1, and"),
-        ("fairseq-eval-lm", "--tokens-per-sample 0", "--tokens-per-sample: must be at least 1, and above --context-w"),
-        ("fairseq-generate", GENERATED + " --print-alignment", "--print-alignment: a language model has no attention"),
-    ],
-)
-def test_flags_that_a_language_model_cannot_have_end_with_one_sentence(text_bin, tmp_path, program, flags, expected):
-    fit(TINY, text_bin, tmp_path, "--max-update", 1)
-    words = ["--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--gen-subset", "valid"]
-    with pytest.raises(Exception) as ended:
-        call(program, text_bin, *words, *flags.split())
-    assert sentence_for(ended.value, ended.tb).startswith(expected)
 
 
 MADE = ("yaml", "flags")

@@ -1,4 +1,4 @@
-"""fairseq_rope/patches/criteria.py: a task that is trained with another criterion than its usual one says so."""
+"""fairseq_rope/patches/other_tasks/criteria.py: another criterion than the usual one of a task gives a warning."""
 
 import shutil
 
@@ -6,9 +6,6 @@ import pytest
 from fairseq import tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.options import get_training_parser, parse_args_and_arch
-from omegaconf.errors import InterpolationKeyError
-
-from fairseq_rope.patches.ending import sentence_for
 
 SENTENCES = "sentence_prediction --arch roberta_rope_small --num-classes 2 --max-positions 40"
 
@@ -57,10 +54,3 @@ def test_a_warning_names_the_usual_criterion_if_another_one_runs(trained_on, cap
     assert type(criterion).__module__.split(".")[-1] == name.split()[0]
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == bool(warning) and all(message.startswith(warning) for message in warnings)
-
-
-def test_sentence_prediction_without_its_criterion_ends_in_one_sentence(trained_on):
-    with pytest.raises(InterpolationKeyError) as ended:
-        trained_on(SENTENCES)
-    sentence = "--task sentence_prediction: its criterion must be sentence_prediction, or have the same options"
-    assert sentence_for(ended.value, ended.tb) == sentence

@@ -1,13 +1,12 @@
-"""RoBERTa from Python: a model of plain text, and the probabilities of words.
-
-This class replaces fairseq's; the table in ``patches/table.py`` says why.
-"""
+"""RoBERTa from Python: a model of plain text, and the probabilities of words."""
 
 from typing import Any
 
 import torch
 from fairseq import utils
 from fairseq.models.roberta.hub_interface import RobertaHubInterface
+
+from ..registry import replaces
 
 MASK = "<mask>"
 
@@ -22,8 +21,19 @@ class Words:
         return x
 
 
+@replaces(
+    "fairseq.models.roberta.model*.RobertaHubInterface",
+    prevents="wrong results",
+    until="fairseq keeps words and probabilities together, and encodes text without a BPE",
+)
 class RobertaHub(RobertaHubInterface):
-    """fairseq's interface, which also works without a ``bpe``."""
+    """fairseq's interface, which also works without a ``bpe``.
+
+    If <s> or </s> is among the most probable words for a mask, fairseq's fill_mask drops it but not its probability, so
+    the words after it get those of others. RobertaModel.from_pretrained downloads GPT-2's BPE by default, and with
+    bpe=None, encode, decode and fill_mask end with "'NoneType' object has no attribute 'encode'". Here the text then
+    consists of words of the dictionary.
+    """
 
     bpe: Any
 

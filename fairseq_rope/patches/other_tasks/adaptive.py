@@ -1,22 +1,30 @@
-"""The loss of an adaptive softmax.
+"""The loss of an adaptive softmax."""
 
-This function replaces fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 from typing import Any
 
 import torch.nn.functional as F
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from torch import Tensor
 
-from ..errors import InputError
+from ...errors import InputError
+from ..registry import replaces
 
 _forward = AdaptiveLoss.forward
 
 
-@functools.wraps(_forward)
+@replaces(
+    "fairseq.criterions.adaptive_loss.AdaptiveLoss.forward",
+    prevents="wrong results",
+    until="fairseq ignores the padding in the head alone",
+    wraps=_forward,
+)
 def adaptive_loss(self: Any, model: Any, sample: Any, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+    """Return fairseq's adaptive loss, in which each tail ignores only its own padding.
+
+    The words of each tail of an adaptive softmax are counted from 0, and fairseq's adaptive_loss leaves out the word
+    with the number of the padding. So in each tail the second word is not trained, and losses and perplexities are too
+    low. With reduce=False it ends in an error. A model without adaptive softmax is refused with a sentence.
+    """
     softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
     if softmax is None:
         raise InputError("--criterion adaptive_loss: the model has no adaptive softmax; give --adaptive-softmax-cutoff")

@@ -1,4 +1,4 @@
-"""fairseq_rope/patches/roberta.py: a mask in plain text is filled, without a BPE and without a network."""
+"""fairseq_rope/patches/other_tasks/roberta.py: a mask in plain text is filled, without a BPE and without a network."""
 
 import math
 from argparse import Namespace
@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models.roberta import model as fairseq_model
 
-from fairseq_rope.patches.roberta import RobertaHubInterface
+from fairseq_rope.patches.other_tasks.roberta import RobertaHubInterface
 
 PROBABILITIES = {"dog": 0.4, "</s>": 0.3, "cat": 0.2, "<unk>": 0.1}
 

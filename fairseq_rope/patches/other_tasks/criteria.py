@@ -1,14 +1,12 @@
-"""A task that is trained with another criterion than its usual one says so.
+"""A task that is trained with another criterion than its usual one says so."""
 
-These functions replace fairseq's; the table in ``patches/table.py`` says why.
-"""
-
-import functools
 import logging
 from typing import Any
 
 from fairseq import criterions, tasks
 from fairseq.distributed import utils as distributed_utils
+
+from ..registry import replaces
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +20,18 @@ USUAL = {
 }
 
 
-@functools.wraps(_build_criterion)
+@replaces(
+    "fairseq.criterions.build_criterion",
+    prevents="wrong results",
+    until="the tasks of fairseq choose their criterion",
+    wraps=_build_criterion,
+)
 def build_criterion(cfg: Any, task: Any, *args: Any, **kwargs: Any) -> Any:
+    """Build the criterion, and warn if it is not the usual one of the task.
+
+    Without --criterion, fairseq-train takes cross_entropy for every task. With --task masked_lm, that is the loss at
+    all positions, also those without a masked word. Here a warning names the usual criterion.
+    """
     criterion = getattr(cfg, "_name", None) or getattr(cfg, "criterion", None)  # hydra's, or the flag
     for name, usual in USUAL.items():
         is_other = criterion not in (None, usual) and type(task) is tasks.TASK_REGISTRY.get(name)

@@ -1,0 +1,1 @@
+"""Replacements that a training of a translation model, and its search, do not meet: other tasks and rare flags."""
