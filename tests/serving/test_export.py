@@ -702,8 +702,8 @@ def test_a_killed_replacement_leaves_the_old_or_the_new_model(tmp_path):
     """The export is killed before each of its operations on the file system."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "model")],
-        **{"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": LIMIT},
-    )
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
     actual = ast.literal_eval(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
     # Between the two renames, the model is missing; the next export restores the old one.
     assert set(actual) == {("old", "old"), ("new", "new"), (False, "old")}

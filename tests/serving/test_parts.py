@@ -1,7 +1,7 @@
 """fairseq-rope translate --output-dir and --shard: parts, refused lines, several starts, and kills."""
 
-import gzip
 import contextlib
+import gzip
 import json
 import os
 import random
