@@ -195,7 +195,9 @@ def test_after_kills_at_random_moments_the_same_command_continues(model, tmp_pat
     inputs, expected = files
     for _ in range(2):
         running = start(model, tmp_path / "out", inputs, "--jobs", 2)
-        found = until(lambda pid=running.pid: processes("--ppid", str(pid)))
+        # It starts no process if the start before has finished.
+        until(lambda command=running: processes("--ppid", str(command.pid)) or command.poll() is not None)
+        found = processes("--ppid", str(running.pid))
         time.sleep(random.uniform(0, 3))
         workers = [
             str(pid)
