@@ -1,9 +1,6 @@
 """Models for tests: tables of their options, inputs for them, and functions on models."""
 
-from functools import partial
-
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_rope.positions import ENCODINGS
 
@@ -70,13 +67,6 @@ def with_different_norms(model):
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(torch.rand_like(parameter) - 0.5)
-    return model
-
-
-def checkpointed(model):
-    """*model* with each layer in torch's own checkpoint, which no flag of fairseq adds."""
-    for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
 
 

@@ -21,7 +21,7 @@ OPTIONS = {
     "shaw": [{"max_relative_positions": 2}],
     "nezha": [{"max_relative_positions": 2}],
     "transformer-xl": [{}],
-    "deberta": [{"deberta_max_distance": 3, "deberta_share_projections": shares} for shares in (False, True)],
+    "deberta": [{"deberta_max_distance": 3}],
     "tupe": [{"positions": 50, **SMALL_T5}, {"positions": 50, "tupe_absolute_only": True}],
     "kerple": [{}],
     "xpos": [{**ROPE, "xpos_scale_base": 512.0}, {**HALF, "xpos_scale_base": 32.0}],
@@ -126,14 +126,11 @@ def deberta_row(i, j, o):
 
 
 def deberta(q, k, i, j, h, p, o, side):
-    """He et al. 2020, equations 2 to 4, with the weights of the layer's own projections if these are shared."""
-    names = ("k_proj.weight", "q_proj.weight") if o["deberta_share_projections"] else DEBERTAS_OWN
+    """He et al. 2020, equations 2 to 4."""
+    names = ("key_projection", "query_projection")
     of_key, of_query = (p["relative_embeddings"][row] for row in (deberta_row(i, j, o), deberta_row(j, i, o)))
     key, query = ([dot(p[name][h * D + n], of) for n in range(D)] for name, of in zip(names, (of_key, of_query)))
     return (dot(q, k) + dot(q, key) + dot(k, query)) / math.sqrt(3 * D)
-
-
-DEBERTAS_OWN = ("key_projection", "query_projection")
 
 
 def tupe(q, k, i, j, h, p, o, side):

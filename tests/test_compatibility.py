@@ -14,7 +14,6 @@ from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from fairseq.modules import gelu
-from fairseq.sequence_generator import SequenceGenerator
 from fairseq.token_generation_constraints import pack_constraints
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
@@ -732,20 +731,6 @@ def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path
 
 def test_generation_in_fp16_translates(data_bin, model_path):
     assert_translates(data_bin, model_path, "--fp16", "--beam", 2)
-
-
-def test_torch_jit_script_is_refused_and_fairseqs_own_models_script(build, task):
-    source = torch.randint(4, 44, (4, 7))
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}}
-    for model in (build(), build(attention_type="linear")):
-        with pytest.raises(TypeError, match="^torch.jit.script does not support.*fairseq-rope export"):
-            torch.jit.script(model)
-        with pytest.raises(TypeError, match="^torch.jit.script does not support"):
-            torch.jit.script(SequenceGenerator([model], task.target_dictionary))
-    generator = SequenceGenerator([build("transformer_tiny")], task.target_dictionary, beam_size=3, max_len_b=20)
-    expected = generator.forward(sample)
-    for mine, theirs in zip(torch.jit.script(generator).forward(sample), expected, strict=True):
-        assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.parametrize("options", [{}, {"position_encoding": "shaw"}, {"norm_type": "rms", "qk_norm": True}])

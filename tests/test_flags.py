@@ -215,7 +215,6 @@ MODEL = """
 --relative-attention-max-distance 20 | --position-encoding t5
 --max-relative-positions 2 | --position-encoding shaw
 --deberta-max-distance 2 | --position-encoding deberta
---deberta-share-projections | --position-encoding deberta
 --tupe-absolute-only | --position-encoding tupe
 --xpos-scale-base 5 | --position-encoding rope --decoder-position-encoding xpos
 """

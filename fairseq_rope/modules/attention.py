@@ -6,7 +6,7 @@ arXiv:2305.13245; for G = 1, Shazeer 2019, arXiv:1911.02150).
 """
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from ..positions.interface import PositionEncoding, for_each_head
-from ..positions.sharing import FUTURE_MASK, current_pass, saved_tensors_are_hooked
-from .masks import aligned, assert_right_padded, is_right_padded, pad_scores
+from ..positions.sharing import current_pass
+from .masks import aligned, assert_right_padded, is_right_padded, mask_scores, pad_scores
 
 SHORT = 512  # keys, up to which a CPU trains attention of 16 bits faster in float32
 
@@ -24,19 +24,10 @@ def is_faster_in_float32(q: Tensor, keys: int) -> bool:
     """Return whether torch's fused kernel is faster in float32 for queries *q* in 16 bits and a number of *keys*.
 
     This is so for gradients on a CPU. In 16 bits, the kernel prepares a product of oneDNN for each sentence and head,
-    which takes longer than the product itself: for 64 sentences of 16 words, it took 20 times as long as in float32.
+    which takes longer than the product itself.
     """
     is_narrow = q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
     return is_narrow and keys <= SHORT and torch.is_grad_enabled() and q.requires_grad
-
-
-def matmul_by_group(x: Tensor, y: Tensor) -> Tensor:
-    """Return *x* (B, H, T, N) times *y* (B, G, N, M), whose heads are shared by H / G heads of *x*: (B, H, T, M)."""
-    if x.size(1) == y.size(1):
-        return torch.matmul(x, y)
-    rows = x.size(1) // y.size(1) * x.size(2)
-    product = torch.matmul(x.reshape(x.size(0), y.size(1), rows, x.size(3)), y)
-    return product.view(x.size(0), x.size(1), x.size(2), y.size(3))
 
 
 class FusedAttention(MultiheadAttention):
@@ -58,70 +49,63 @@ class FusedAttention(MultiheadAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        need_weights: bool = False,
-        need_head_weights: bool = False,
-        before_softmax: bool = False,
-        explicit: bool = False,
+        need_weights: bool,
+        need_head_weights: bool,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return what ``forward`` returns, from *q* (B, H, T, D), *k* and *v* (B, G, S, D).
 
-        Args:
-            mask: added to the scores; broadcasts to (B, H, T, S)
-            need_weights, need_head_weights, before_softmax: those of ``forward``; *before_softmax* comes first
-            explicit: whether weights are computed even if only the output is needed
-            is_causal: that there is no *mask*, T = S, and a query attends to earlier positions and itself
+        *mask*, which broadcasts to (B, H, T, S), is added to the scores. *is_causal* says that there is none, that
+        T = S, and that a query attends to earlier positions and itself.
         """
-        only_output = not (need_weights or need_head_weights or before_softmax)
+        k, v = for_each_head(k, q.size(1)), for_each_head(v, q.size(1))  # (B, H, S, D)
         weights: Tensor | None = None
-        if only_output and not explicit:
-            shares_keys = q.size(1) != k.size(1)
-            if shares_keys and q.device.type != "cpu":  # enable_gqa excludes the kernel for GPUs that takes a mask
-                k, v, shares_keys = for_each_head(k, q.size(1)), for_each_head(v, q.size(1)), False
-            drops = self.training or self.dropout_module.apply_during_inference
-            dropout = float(self.dropout_module.p) if drops else 0.0
-            result = q.dtype
-            if not dropout and is_faster_in_float32(q, k.size(2)):
-                q, k, v, mask = q.float(), k.float(), v.float(), None if mask is None else mask.float()
-            attn = F.scaled_dot_product_attention(  # (B, H, T, D)
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=shares_keys
-            ).to(result)
+        if need_weights or need_head_weights or (self.position is not None and self.position.overrides("values")):
+            attn, weights = self._with_weights(q, k, v, mask)
         else:
-            scores = matmul_by_group(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
-            if mask is not None:
-                scores = scores + mask
-            if before_softmax:
-                return scores.flatten(0, 1), for_each_head(v, self.num_heads).flatten(0, 1)
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
-            dropped = self.dropout_module(weights.to(q.dtype))
-            attn = matmul_by_group(dropped, v)  # (B, H, T, D)
-            position_values = None if self.position is None else self.position.values(dropped)
-            if position_values is not None:
-                attn = attn + position_values
-
+            attn = self._fused(q, k, v, mask, is_causal)  # (B, H, T, D)
         # (B, H, T, D) -> (T, B, C); a pruned layer has fewer heads than its input has dimensions.
         attn = self.out_proj(attn.permute(2, 0, 1, 3).reshape(q.size(2), q.size(0), self.num_heads * self.head_dim))
-        if only_output or weights is None:
+        if weights is None or not (need_weights or need_head_weights):
             return attn, None
         weights = weights.transpose(0, 1)  # (H, B, T, S)
         return attn, weights if need_head_weights else weights.mean(dim=0)
 
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Return the output (B, H, T, D) of torch's fused kernels; all arguments have H heads."""
+        drops = self.training or self.dropout_module.apply_during_inference
+        dropout = float(self.dropout_module.p) if drops else 0.0
+        dtype = q.dtype
+        if not dropout and is_faster_in_float32(q, k.size(2)):
+            q, k, v, mask = q.float(), k.float(), v.float(), None if mask is None else mask.float()
+        attn = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
+        return attn.to(dtype)
+
+    def _with_weights(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the output (B, H, T, D), and the attention weights (B, H, T, S) in float32 or float64."""
+        scores = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B, H, T, S)
+        if mask is not None:
+            scores = scores + mask
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        weights = torch.softmax(scores, dim=-1, dtype=wide)  # (B, H, T, S)
+        dropped = self.dropout_module(weights.to(q.dtype))
+        attn = torch.matmul(dropped, v)  # (B, H, T, D)
+        of_positions = None if self.position is None else self.position.values(dropped)
+        return attn if of_positions is None else attn + of_positions, weights
+
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        """Return what the masks (T, S) and (B, S) and positions add to scores: None, or broadcasting to (B, H, T, S).
+        """Return what is added to the scores: None, or a tensor that broadcasts to (B, H, T, S), in the type of *q*.
 
-        The result has the type of *q* (B, H, T, D), queries as projected; *k* is (B, G, S, D). Layers with the same
-        masks and the same encoding share the result, unless its bias depends on queries or keys.
+        It is the sum of *attn_mask* (T, S), *key_padding_mask* (B, S) and the bias of positions. *q* (B, H, T, D) and
+        *k* (B, G, S, D) are those that ``position.bias`` reads. Layers with the same arguments and the same encoding
+        share the result, unless the bias depends on queries or keys.
         """
-
         position = self.position
 
         def compute() -> Tensor | None:
             terms = []
             if attn_mask is not None:
-                is_boolean = attn_mask.dtype == torch.bool
-                zeros = torch.zeros_like(attn_mask, dtype=q.dtype) if is_boolean else None
-                terms.append(attn_mask.to(q.dtype) if zeros is None else zeros.masked_fill(attn_mask, -math.inf))
+                terms.append(mask_scores(attn_mask, q, k.size(2)))
             if key_padding_mask is not None:
                 terms.append(pad_scores(key_padding_mask, q))
             bias = None if position is None else position.bias(q, k, key_padding_mask)
@@ -132,8 +116,8 @@ class FusedAttention(MultiheadAttention):
 
         if position is not None and not position.shares_bias():
             return compute()
-        made_from = (position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), k.size(2))
-        return current_pass().shared("mask", made_from, compute)
+        key = ("mask", position, attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), k.size(2))
+        return current_pass().shared(key, compute)
 
     def _scaled_by_length(
         self, q: Tensor, keys: int, attn_mask: Tensor | None, key_padding_mask: Tensor | None
@@ -144,15 +128,15 @@ class FusedAttention(MultiheadAttention):
             attended = torch.ones([1, q.size(2), keys], dtype=torch.bool, device=q.device)
             if attn_mask is not None:
                 # fairseq's encoder layer writes -1e4 or -1e8 where attention is forbidden
-                attended = attended & (~attn_mask if attn_mask.dtype == torch.bool else attn_mask > -1e3)
+                attended = attended & (mask_scores(attn_mask, q, keys) > -1e3)
             if key_padding_mask is not None:
                 attended = attended & ~key_padding_mask.to(torch.bool).unsqueeze(1)
             count = attended.sum(dim=2).clamp(min=1).to(torch.float64)  # (B or 1, T)
             factor = count.log().clamp(min=0.1) / math.log(self.average_length)
             return factor.to(q.dtype).unsqueeze(1).unsqueeze(3)
 
-        made_from = (attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), keys)
-        return q * current_pass().shared("length factors", made_from, compute)
+        key = ("length factors", attn_mask, key_padding_mask, q.dtype, q.device, q.size(2), keys)
+        return q * current_pass().shared(key, compute)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Return a view of *x* (T, B, H * D) with the shape (B, H, T, D), for any number H of heads."""
@@ -173,12 +157,6 @@ class FusedAttention(MultiheadAttention):
         if self.k_proj.out_features != self.q_proj.out_features or self.q_proj.bias is None:
             raise ValueError("heads that share keys and values, and projections without biases, cannot be pruned")
         return super()._get_reserve_head_index(num_heads_to_keep)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Refuse ``torch.jit.script``, which calls this method of each module first."""
-        raise TypeError(
-            "torch.jit.script does not support fairseq-rope's models; use fairseq-rope export to serve them"
-        )
 
 
 class SelfAttention(FusedAttention):
@@ -222,7 +200,6 @@ class SelfAttention(FusedAttention):
         # --retain-dropout-modules goes by the name of fairseq's class.
         self.dropout_module.module_name = "MultiheadAttention"
         self.position = position
-        position.attach(self)
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
 
@@ -247,14 +224,15 @@ class SelfAttention(FusedAttention):
             key_padding_mask: (B, T), nonzero for padding; that of earlier positions is in *incremental_state*
             incremental_state: fairseq's cache of values, and of keys as the encoding returns them
             need_weights, need_head_weights: also return the attention weights, averaged over heads or of each head
-            attn_mask: (T, S), added to the scores; or boolean, true where attention is forbidden
-            before_softmax: return the masked scores (B * H, T, S) and the values (B * H, S, D)
+            attn_mask: (T, S), added to the scores; or boolean, true where attention is forbidden; or empty, if a query
+                attends to earlier positions and itself only
+            before_softmax: must be False
 
         Returns:
             The output (T, B, C), and None or the weights: (B, T, S), or (H, B, T, S) with *need_head_weights*, in
             float32 (float64 if *query* is).
         """
-        assert not static_kv, "self-attention has no static keys"
+        assert not static_kv and not before_softmax, "self-attention has no static keys, and returns no scores"
         q, k, v = self._projected(query)  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
         cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
         earlier = cache.get("prev_key")  # (B, G, S - T, D)
@@ -266,7 +244,7 @@ class SelfAttention(FusedAttention):
             )
         if self.average_length:
             q = self._scaled_by_length(q, keys, attn_mask, key_padding_mask)
-        turned, k = self.position.queries_and_keys(q, k, offset)
+        turned, k = self.position.queries_and_keys(q, k, offset)  # (B, H, T, D), (B, G, T, D)
 
         if incremental_state is not None:
             if earlier is not None:
@@ -274,37 +252,30 @@ class SelfAttention(FusedAttention):
             cache.update(prev_key=k, prev_value=v, prev_key_padding_mask=key_padding_mask)
             self._set_input_buffer(incremental_state, cache)
 
-        explicit = self.position.overrides("values") or need_weights or need_head_weights or before_softmax
-        if self.training and incremental_state is None and attn_mask is not None and not explicit:
-            if not self.position.overrides("bias") and self._is_causal(attn_mask, key_padding_mask):
-                return self._attend(turned, k, v, None, is_causal=True)
+        is_causal = attn_mask is not None and attn_mask.numel() == 0 and not (need_weights or need_head_weights)
+        if is_causal and self._needs_no_mask(key_padding_mask, q.device):
+            return self._attend(turned, k, v, None, need_weights, need_head_weights, is_causal=True)
         mask = self._mask(attn_mask, key_padding_mask, q, k)  # None, or broadcasts to (B, H, T, S)
-        return self._attend(turned, k, v, mask, need_weights, need_head_weights, before_softmax, explicit)
+        return self._attend(turned, k, v, mask, need_weights, need_head_weights)
 
-    def _is_causal(self, attn_mask: Tensor, key_padding_mask: Tensor | None) -> bool:
-        """Return whether the masks (T, T) and (B, T) only hide later positions from words; kernels then need no mask.
+    def _needs_no_mask(self, key_padding_mask: Tensor | None, device: torch.device) -> bool:
+        """Return whether causal attention can do without a mask: there is no bias, and padding is on the right.
 
-        *attn_mask* must be the mask that the decoder made in this forward pass. Padding on the right is later than all
-        words. The outputs at padding differ, so this is for training, whose losses ignore them. On a GPU the host does
-        not read the padding. It relies on ``right_padded``, which the GPU checks without a wait. On one core of a CPU,
-        a training step of ``benchmarks/train.py``'s small model takes 2% less time at 30 words, and 7% less at 512.
+        Padding on the right is later than all words. The outputs at padding differ, so this is for training, whose
+        losses ignore them. On a GPU, the host does not read the padding: it relies on ``right_padded``, which the
+        GPU checks without a device synchronisation.
         """
-        if not torch.is_grad_enabled() or torch.jit.is_tracing():
+        if not self.training or self.position.overrides("bias", "values"):
             return False
-        current = current_pass()
-        if not current.has(FUTURE_MASK, (attn_mask.size(0),), attn_mask):
-            return False
-        on_cpu = attn_mask.device.type == "cpu"
-        if on_cpu and self.dropout_module.p > 0:  # the CPU has no kernel for it, and would make the mask in each layer
-            return False
-        if saved_tensors_are_hooked():  # a checkpointed layer is computed again, outside the forward pass, with a mask
+        if device.type == "cpu" and self.dropout_module.p > 0:  # the CPU's kernel would make the mask in each layer
             return False
         if key_padding_mask is None:
             return True
-        if on_cpu:
-            return current.shared("is right-padded", (key_padding_mask,), lambda: is_right_padded(key_padding_mask))
+        padding, current = key_padding_mask, current_pass()
+        if device.type == "cpu":
+            return current.shared(("is right-padded", padding), lambda: is_right_padded(padding))
         if self.right_padded:
-            current.shared("is asserted", (key_padding_mask,), lambda: assert_right_padded(key_padding_mask))
+            current.shared(("is asserted", padding), lambda: assert_right_padded(padding))
         return self.right_padded
 
     def _projected(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -343,6 +314,7 @@ class CrossAttention(FusedAttention):
             incremental_state: fairseq's cache; with *static_kv*, keys and values are projected only once
             others, and the result: as in :class:`SelfAttention`
         """
+        assert not before_softmax, "cross-attention returns no scores"
         q = self._split_heads(self.q_proj(query))  # (B, H, T, D)
         cache = {} if incremental_state is None else self._get_input_buffer(incremental_state)
         k, v = cache.get("prev_key"), cache.get("prev_value")  # (B, G, S, D)
@@ -356,4 +328,4 @@ class CrossAttention(FusedAttention):
         if self.average_length:
             q = self._scaled_by_length(q, k.size(2), None, key_padding_mask)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
-        return self._attend(q, k, v, mask, need_weights, need_head_weights, before_softmax)
+        return self._attend(q, k, v, mask, need_weights, need_head_weights)

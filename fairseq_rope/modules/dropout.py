@@ -36,13 +36,10 @@ class _Dropout(torch.autograd.Function):
     """Returns x / (1 - p) for kept elements and 0 for the others, and the gradient in the same way."""
 
     @staticmethod
-    def forward(x: Tensor, keep: Tensor, p: float) -> Tensor:
-        return keep.to(x.dtype).mul_(x).mul_(1.0 / (1.0 - p))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, keep, ctx.p = inputs
+    def forward(ctx: Any, x: Tensor, keep: Tensor, p: float) -> Tensor:
         ctx.save_for_backward(keep)
+        ctx.p = p
+        return keep.to(x.dtype).mul_(x).mul_(1.0 / (1.0 - p))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

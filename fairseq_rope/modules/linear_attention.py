@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..positions.interface import PositionEncoding, for_each_head
-from .attention import SelfAttention, matmul_by_group
+from .attention import SelfAttention
 
 
 class Elu1(nn.Module):
@@ -156,7 +156,8 @@ class LinearSelfAttention(SelfAttention):
             numerator, denominator = numerator + earlier, denominator + of_earlier
         state["numerator"], state["denominator"] = numerator, denominator
         state["positions"] = torch.empty([k.size(0), offset + k.size(2), 0], device=k.device)
-        return quotient(matmul_by_group(turned_q, numerator), matmul_by_group(q, denominator))
+        numerator, denominator = for_each_head(numerator, q.size(1)), for_each_head(denominator, q.size(1))
+        return quotient(torch.matmul(turned_q, numerator), torch.matmul(q, denominator))
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -3,12 +3,27 @@
 Shapes: T target positions, S source positions (keys), B batch.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 # What is added to the score of a padded key. It is not minus infinity, so that a row with only padding (the first rows
 # of a left-padded target) stays finite and no NaN reaches the gradients. It fits into float16.
 PAD_SCORE = -3e4
+
+
+def mask_scores(attn_mask: Tensor, like: Tensor, keys: int) -> Tensor:
+    """Return what *attn_mask* adds to the scores of queries *like* (…, T, D): (T, S), S = *keys*, in their type.
+
+    *attn_mask* is (T, S), numbers or booleans, which are true where attention is forbidden. If it is empty, a query
+    attends to earlier positions and itself, and T = S.
+    """
+    if attn_mask.numel() == 0:
+        return torch.full((keys, keys), -math.inf, dtype=like.dtype, device=like.device).triu(1)
+    if attn_mask.dtype == torch.bool:
+        return torch.zeros_like(attn_mask, dtype=like.dtype).masked_fill(attn_mask, -math.inf)
+    return attn_mask.to(like.dtype)
 
 
 def pad_scores(key_padding_mask: Tensor, like: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ class PositionEncoding(nn.Module):
         shared: whether one object serves all layers of a side
         has_limit: whether there is a largest position; ``build`` then also gets ``positions``, their number
         shared_parameters: the names of parameters that all layers of a side share, if ``shared`` is false
-        bias_reads_queries: whether the bias depends on the numbers in the queries; if not, and if layers share the
-            encoding, the bias is computed once per forward pass, and must not be random
-        bias_reads_keys: whether the bias depends on the keys; models then use fairseq's search, not the fast one
+        bias_reads: "queries", or "keys" for both, if the bias depends on their values; "" if it depends on their shapes
+            alone. If layers share the encoding, such a bias is computed once per forward pass, and must not be random.
+            With "keys", models use fairseq's search, not the fast one
     """
 
     options: dict[str, Option] = {}
@@ -61,8 +61,7 @@ class PositionEncoding(nn.Module):
     shared = True
     has_limit = False
     shared_parameters: tuple[str, ...] = ()
-    bias_reads_queries = True
-    bias_reads_keys = False
+    bias_reads = "queries"
 
     @classmethod
     def options_of(cls, side: str) -> dict[str, Option]:
@@ -70,28 +69,14 @@ class PositionEncoding(nn.Module):
         others = tuple(f"{other}_" for other in SIDES if other != side)
         return {name: option for name, option in cls.options.items() if not name.startswith(others)}
 
-    def overrides(self, method: str) -> bool:
-        """Return whether the encoding has a *method*, such as "bias", of its own."""
-        own = getattr(self, method)
-        return getattr(own, "__func__", own) is not getattr(PositionEncoding, method)
+    @classmethod
+    def overrides(cls, *methods: str) -> bool:
+        """Return whether the encoding has one of *methods*, such as "bias", of its own."""
+        return any(getattr(cls, method) is not getattr(PositionEncoding, method) for method in methods)
 
     def shares_bias(self) -> bool:
         """Return whether all layers have the same bias, which then is computed once per forward pass."""
-        return self.shared and not (self.overrides("bias") and (self._reads_queries() or self.bias_reads_keys))
-
-    @classmethod
-    def _reads_queries(cls) -> bool:
-        """``bias_reads_queries``; True if a subclass of the class that says False has a ``bias`` of its own."""
-        says, has_bias = (
-            next(number for number, one in enumerate(cls.__mro__) if name in vars(one))
-            for name in ("bias_reads_queries", "bias")
-        )
-        return cls.bias_reads_queries or has_bias < says
-
-    @classmethod
-    def changes_scores(cls) -> bool:
-        """Return whether the encoding needs the scores of pairs, which linear attention does not compute."""
-        return (cls.bias, cls.values) != (PositionEncoding.bias, PositionEncoding.values)
+        return self.shared and not (self.overrides("bias") and self.bias_reads)
 
     @classmethod
     def build(cls, side: str, embed_dim: int, heads: int, **options: Any) -> "PositionEncoding":
@@ -111,13 +96,6 @@ class PositionEncoding(nn.Module):
     def reset_parameters(self) -> None:
         """Give the parameters new random values."""
 
-    def attach(self, attention: Any) -> None:
-        """Called with the self-attention of a layer that has this encoding, for one that uses its projections.
-
-        An encoding keeps it in a tuple. As an attribute, it would be a part of the encoding, with second names for all
-        its parameters.
-        """
-
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return the changed queries *q* (B, H, T, D) and keys *k* (B, G, T, D) of positions *offset*, *offset* + 1, …
 
@@ -130,8 +108,8 @@ class PositionEncoding(nn.Module):
 
         Args:
             q: queries (B, H, T, D), without positions
-            k: keys (B, G, S, D), as ``queries_and_keys`` returns them, with those of earlier steps of a search; if
-                not ``bias_reads_keys``, only their shape can be used (the fast search gives a tensor on "meta")
+            k: keys (B, G, S, D), as ``queries_and_keys`` returns them, with those of earlier steps of a search; only
+                their shape can be used if ``bias_reads`` is not "keys" (the fast search gives a tensor on "meta")
             padding: nonzero where a key is padding (B, S); None: nowhere. Differences of positions do not depend on it
 
         Returns:
@@ -169,7 +147,7 @@ class DistanceBias(PositionEncoding):
     A subclass overrides ``by_distance``. ``fairseq-rope export`` can export such an encoding.
     """
 
-    bias_reads_queries = False
+    bias_reads = ""
 
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L), integers: (H, L)."""

@@ -29,7 +29,7 @@ from .rope_options import BASE, FRACTION, LAYOUTS, OPTIONS, refuse_values, rotar
 from .scaling import RopeScaling
 from .sharing import current_pass
 
-__all__ = ["BASE", "LAYOUTS", "RotaryEmbedding", "frequencies", "rotary_dim", "rotary_tables", "rotate"]
+__all__ = ["BASE", "LAYOUTS", "RotaryEmbedding", "frequencies", "rotary_dim", "rotary_tables", "rotate", "turnings"]
 
 
 def frequencies(dim: int, base: float = BASE) -> Tensor:
@@ -64,60 +64,52 @@ def turnings(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tenso
     return torch.stack([cosines, sines]), torch.stack([cosines, -sines])
 
 
-class _Rotation(torch.autograd.Function):
-    """Rotates *x* (..., T, d_r), float32 or float64, and the gradient of the output back. Both keep their strides.
+def turn(x: Tensor, turning: Tensor) -> Tensor:
+    """Return *x* (..., T, d_r), float32 or float64, rotated by the factors *turning* of :func:`turnings`."""
+    if turning.is_complex():  # a pair is a complex number, and cos + i sin rotates it
+        if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
+            x = x.contiguous()  # complex numbers must begin at even offsets
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))  # (..., T, d_r / 2)
+        return torch.view_as_real(pairs * turning).flatten(-2)  # (..., T, d_r)
+    cosines, sines = turning[0], turning[1]  # (T, d_r)
+    half = x.size(-1) // 2
+    turned = x * cosines  # (..., T, d_r)
+    turned[..., :half].addcmul_(x[..., half:], sines[..., :half])
+    turned[..., half:].addcmul_(x[..., :half], sines[..., half:])
+    return turned
 
-    The gradient of torch's ``view_as_real`` would copy the gradient. *turning* and *back* are those of
-    :func:`turnings`.
-    """
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, turning: Tensor, back: Tensor, interleaved: bool) -> Tensor:
-        if interleaved:  # a pair is a complex number, and cos + i sin rotates it
-            if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
-                x = x.contiguous()  # complex numbers must begin at even offsets
-            pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))  # (..., T, d_r / 2)
-            return torch.view_as_real(pairs * turning).flatten(-2)  # (..., T, d_r)
-        cosines, sines = turning[0], turning[1]  # (T, d_r)
-        half = x.size(-1) // 2
-        turned = x * cosines  # (..., T, d_r)
-        turned[..., :half].addcmul_(x[..., half:], sines[..., :half])
-        turned[..., half:].addcmul_(x[..., :half], sines[..., half:])
-        return turned
+class _Turn(torch.autograd.Function):
+    """:func:`turn`, whose gradient turns back. That of torch's ``view_as_real`` would copy the gradient."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, turning, back, ctx.interleaved = inputs
+    def forward(ctx: Any, x: Tensor, turning: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(turning, back)
+        return turn(x, turning)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         turning, back = ctx.saved_tensors
-        return _Rotation.apply(grad, back, turning, ctx.interleaved), None, None, None
+        return _Turn.apply(grad, back, turning), None, None
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Return *x* with every pair of its first d_r dimensions rotated by the angle of its position.
+def rotate(x: Tensor, turning: Tensor, back: Tensor) -> Tensor:
+    """Return *x* (..., T, D) with every pair of its first d_r dimensions rotated; the others pass through unchanged.
 
     The result is a new tensor of the shape and type of *x*. 16-bit input is rotated in float32, because products with
     bfloat16 tables are too inexact. float64 input is rotated in float64.
 
     Args:
-        x: (..., T, D); dimensions after the first d_r pass through unchanged
-        cos, sin: (T, d_r / 2), float32
-        interleaved: whether pairs are (2i, 2i+1); otherwise they are (i, i + d_r/2)
+        turning, back: the factors of the T positions (:func:`turnings`)
     """
-    dim = 2 * cos.size(-1)  # d_r
+    dim = turning.size(-1) * (2 if turning.is_complex() else 1)  # d_r
     rotating = x if x.size(-1) == dim else x[..., :dim]  # (..., T, d_r)
     wide = rotating if x.dtype == torch.float64 else rotating.float()
-    needs_grad = x.requires_grad and torch.is_grad_enabled()
-    is_traced = torch.jit.is_tracing() or torch.compiler.is_compiling()  # neither supports the function's gradient
-    turn = _Rotation.apply if needs_grad and not is_traced else _Rotation.forward
-    # Layers that turn by the same tables in a forward pass share what is computed from these.
-    turning, back = current_pass().shared("turning", (interleaved, cos, sin), lambda: turnings(cos, sin, interleaved))
-    turned = turn(wide, turning, back, interleaved).to(x.dtype)
+    has_gradient = x.requires_grad and torch.is_grad_enabled()
+    if has_gradient and not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # they know no such function
+        turned = _Turn.apply(wide, turning, back).to(x.dtype)
+    else:
+        turned = turn(wide, turning).to(x.dtype)
     return turned if x.size(-1) == dim else torch.cat([turned, x[..., dim:]], dim=-1)
 
 
@@ -198,23 +190,21 @@ class RotaryEmbedding(PositionEncoding):
         if self.theta.device != device:  # copied once, because the host waits for the copy
             self.theta = self.theta.to(device)
         theta = self.scaling.frequencies_of_pass(self.theta, self.base, offset + length)
+        return rotary_tables(length, theta, device, offset, self.attention_factor)
+
+    def turnings(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the :func:`turnings` of positions *offset* … *offset* + *length* - 1. Layers share them."""
         return current_pass().shared(
-            "tables",
-            (self, offset, length, device),
-            lambda: rotary_tables(length, theta, device, offset, self.attention_factor),
+            ("turnings", self, offset, length, device),
+            lambda: turnings(*self.tables(offset, length, device), self.interleaved),
         )
 
     def forward(self, x: Tensor, offset: int = 0) -> Tensor:
         """Return *x* (..., T, D), queries or keys, rotated as positions *offset*, *offset* + 1, ….
 
-        In step-by-step decoding, *offset* is the number of keys already in the cache. The result is a new tensor of
-        the shape and type of *x*.
+        In step-by-step decoding, *offset* is the number of keys already in the cache.
         """
-        length, device = x.size(-2), x.device
-        cos, sin = current_pass().shared(  # each (T, d_r / 2); layers share the slices, and so their turnings
-            "slices", (self, offset, length, device), lambda: self.tables(offset, length, device)
-        )
-        return rotate(x, cos, sin, self.interleaved)
+        return rotate(x, *self.turnings(offset, x.size(-2), x.device))
 
     def queries_and_keys(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return queries *q* (..., T, D) and keys *k* (..., T, D), each rotated as :meth:`forward` does."""

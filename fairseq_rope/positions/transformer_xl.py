@@ -64,7 +64,7 @@ class TransformerXL(PositionEncoding):
     def _sinusoids(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Return the sinusoid of each i - j, from S - 1 down to 1 - T: (S + T - 1, C). Layers share them."""
         dim, distance = self.heads * self.head_dim, -distances(queries, keys, device)
-        numbers = current_pass().shared("sinusoids", (queries, keys, dim, device), lambda: sinusoids(distance, dim))
+        numbers = current_pass().shared(("sinusoids", queries, keys, dim, device), lambda: sinusoids(distance, dim))
         return numbers.to(self.pos_bias_u.dtype)  # linear_pos can be quantised
 
     def bias(self, q: Tensor, k: Tensor, padding: Tensor | None) -> Tensor | None:

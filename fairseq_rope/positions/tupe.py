@@ -35,7 +35,7 @@ class Tupe(PositionEncoding):
 
     options = {"tupe_absolute_only": Option(False, "TUPE-A: no T5 bias"), **T5Bias.options}
     has_limit = True
-    bias_reads_queries = False
+    bias_reads = ""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .interface import Option
 from .rope_options import BASE, FRACTION, LAYOUTS
-from .rotary import RotaryEmbedding, rotate
+from .rotary import RotaryEmbedding, rotate, turnings
 from .sharing import current_pass
 
 SCALE_BASE = 512.0
@@ -68,10 +68,13 @@ class XPos(RotaryEmbedding):
         if dtype == torch.float32 and device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         self.refuse_too_far(offset + length, dtype)
-        q_cos, q_sin, k_cos, k_sin = current_pass().shared(
-            "scaled tables", (self, offset, length, q.device), lambda: self.scaled_tables(offset, length, q.device)
-        )
-        return rotate(q, q_cos, q_sin, self.interleaved), rotate(k, k_cos, k_sin, self.interleaved)
+
+        def compute() -> tuple[tuple[Tensor, Tensor], ...]:
+            q_cos, q_sin, k_cos, k_sin = self.scaled_tables(offset, length, q.device)
+            return turnings(q_cos, q_sin, self.interleaved), turnings(k_cos, k_sin, self.interleaved)
+
+        of_queries, of_keys = current_pass().shared(("scaled turnings", self, offset, length, q.device), compute)
+        return rotate(q, *of_queries), rotate(k, *of_keys)
 
     def refuse_too_far(self, positions: int, dtype: torch.dtype) -> None:
         """Raise a ValueError if the factor of keys at *positions* is too large for *dtype*."""

@@ -96,7 +96,7 @@ class Beams:
         if position in self._of_step:
             return self._of_step[position]
         q = self.rows_of(q)
-        # has the shape of the keys, and any computation with it is an error: bias_reads_keys is False
+        # has the shape of the keys, and any computation with it is an error: the bias does not read keys
         of_keys = torch.empty((q.size(0), kv_heads, self.position + 1, q.size(3)), dtype=q.dtype, device="meta")
         bias = position.bias(q, of_keys, None)  # (1 or N * K, H, 1, n)
         mask = self.mask

@@ -170,7 +170,7 @@ def _can_step(position: Any) -> bool:
         return is_exactly(position, RotaryEmbedding, XPos) and position.head_dim % 2 == 0
     if not isinstance(position, PositionEncoding) or hooked(position):
         return False
-    return not (position.overrides("values") or position.bias_reads_keys)
+    return not (position.overrides("values") or position.bias_reads == "keys")
 
 
 def _projections(attention: Any) -> list[nn.Module]:

@@ -3,18 +3,15 @@
 import copy
 from typing import cast
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from torch import Tensor, nn
 
-from ..positions.sharing import FUTURE_MASK, current_pass, forward_pass
+from ..positions.sharing import forward_pass
 from .block import fit_norms
 from .encodings import SidePositions, fit_positions
 from .layers import DecoderLayer, with_dropout, wrap_layer
 from .options import model_options
-
-BUFFERED_FUTURE_MASK = TransformerDecoderBase.buffered_future_mask
 
 
 class Decoder(TransformerDecoderBase):
@@ -30,7 +27,6 @@ class Decoder(TransformerDecoderBase):
     ) -> None:
         self.options = model_options(cfg)
         self.positions = SidePositions(self.options.decoder, cfg)
-        self.is_linear = self.options.decoder.is_linear
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True
         super().__init__(without_positions, dictionary, embed_tokens, no_encoder_attn, output_projection)
@@ -39,35 +35,14 @@ class Decoder(TransformerDecoderBase):
         fit_norms(self, self.options.decoder)
         with_dropout(self, "TransformerDecoder")
         self.attention_in_training = False  # whether a criterion reads the weights of cross-attention
-        self._own_mask = self._future_mask  # to notice one that a user has put in its place
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         layer = DecoderLayer(cfg, self.options, self.positions, no_encoder_attn)
         return wrap_layer(with_dropout(layer, "TransformerDecoderLayerBase"), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """Return fairseq's mask of later positions, the same object for all layers of a forward pass.
-
-        It is empty if self-attention is linear, which needs no (T, T) numbers.
-
-        Args:
-            tensor: (T, B, C)
-        """
-        if self.is_linear:
-            return torch.empty([0], dtype=tensor.dtype, device=tensor.device)
-        is_custom = self._future_mask.numel() > 0 and self._future_mask is not self._own_mask
-        is_causal = not is_custom and TransformerDecoderBase.buffered_future_mask is BUFFERED_FUTURE_MASK
-        fairseqs = super().buffered_future_mask
-
-        def compute() -> Tensor:
-            with torch.inference_mode(False):  # else a later training step could not use it
-                return cast(Tensor, fairseqs(tensor))
-
-        name = FUTURE_MASK if is_causal else "mask of another kind"
-        mask: Tensor = current_pass().shared(name, (tensor.size(0),), compute)
-        if not is_custom:
-            self._own_mask = self._future_mask
-        return mask
+        """Return fairseq's mask, left empty: self-attention is causal, and makes the mask if its kernel needs one."""
+        return cast(Tensor, self._future_mask)
 
     def extract_features(
         self,

@@ -64,12 +64,6 @@ def refuse_what_cannot_work(args: Namespace, options: ModelOptions) -> None:
             f"--full-context-alignment: lets the decoder see later words, and the position encoding "
             f"{options.decoder.encoding} is for earlier ones only; drop one of the two"
         )
-    shares = any(side.position.get("deberta_share_projections") for side in options.sides)
-    if shares and option_value(args, "quant_noise_scalar"):
-        raise ValueError(
-            "--deberta-share-projections: the layers would project distances with weights that --quant-noise-scalar "
-            "has not quantised; drop one of the two"
-        )
     for side in options.sides:
         scaling = side.position.get("rope_scaling")
         if scaling and scaling.depends_on_length and not options.has_both_sides and side.side == "decoder":
@@ -169,7 +163,8 @@ def refuse_unused_buckets(options: ModelOptions) -> None:
 def refuse_with_linear_attention(args: Namespace, side: SideOptions, length_scaling: float) -> None:
     """Raise a ValueError with one sentence if linear attention cannot have the positions of *side*."""
     flag = f"{flag_of_side(args, 'attention_type', side.side)} linear"
-    possible = [name for name, cls in ENCODINGS.items() if side.side in cls.sides and not cls.changes_scores()]
+    of_side = [name for name, cls in ENCODINGS.items() if side.side in cls.sides]
+    possible = [name for name in of_side if not ENCODINGS[name].overrides("bias", "values")]
     if side.encoding not in possible:
         raise ValueError(
             f"{flag}: computes no scores of pairs, which the {side.side}'s position encoding {side.encoding} changes; "

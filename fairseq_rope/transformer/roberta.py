@@ -95,7 +95,7 @@ def refuse_pruning(args: Namespace, side: SideOptions) -> None:
     """Raise a ValueError with one sentence if fairseq cannot prune the parts that *args* names, or rank them."""
     of_layers = {"--ffn-type glu": side.ffn_type == "glu", "--no-projection-bias": side.no_projection_bias}
     of_heads = {"--encoder-kv-heads": side.kv_heads != side.heads, "--no-projection-bias": side.no_projection_bias}
-    has_heads = side.encoding_class.changes_scores() and not issubclass(side.encoding_class, Shaw)
+    has_heads = side.encoding_class.overrides("bias", "values") and not issubclass(side.encoding_class, Shaw)
     encoding = {f"--position-encoding {side.encoding}": has_heads}
     rows = (
         *(("ffn_blocks_to_remove", -1, of_layers), ("ffn_reg_scale_factor", 0.0, of_layers)),

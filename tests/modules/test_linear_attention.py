@@ -111,8 +111,6 @@ def test_it_is_equation_19_in_both_directions_with_padding_on_both_sides(name, g
         assert torch.autograd.gradcheck(loss, (x.requires_grad_(), mask), fast_mode=True)
         (gradient,) = torch.autograd.grad(module(x, None, None, is_pad, attn_mask=mask)[0].sum(), x)
         assert bool(gradient.isfinite().all()), "a row with only padding"
-        by_func = torch.func.grad(lambda x, mask=mask: module(x, None, None, is_pad, attn_mask=mask)[0].sum())
-        torch.testing.assert_close(by_func(x.detach()), gradient)
 
 
 @pytest.mark.parametrize("name", ["elu1", "favor"])
@@ -239,10 +237,6 @@ def test_the_state_of_a_search_has_the_same_size_at_step_100_and_5000(build):
 # -- whole models ------------------------------------------------------------------------------------
 
 
-def side_mask(decoder):
-    return decoder.buffered_future_mask(torch.zeros(5, 1, 64))
-
-
 def test_it_is_where_the_flags_put_it_and_all_parameters_start_as_without_it(build):
     def built(**options):
         torch.manual_seed(7)
@@ -259,8 +253,6 @@ def test_it_is_where_the_flags_put_it_and_all_parameters_start_as_without_it(bui
                 assert torch.equal(value, plain[key]), (name, key)
             else:
                 assert key.endswith((".omega", ".q_norm.weight", ".k_norm.weight", "._float_tensor")), key
-        masks = (side_mask(model.decoder), side_mask(built().decoder))
-        assert [mask.numel() for mask in masks] == [0, 25], "no mask of pairs"
     favor = built(**{**FAVOR, "favor_features": 0, "rope_fraction": 0.5})
     attention = favor.encoder.layers[0].self_attn
     assert attention.feature_map.omega.shape == (48, 16)  # 16 ln 16 = 44.4

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from fairseq_rope.modules.attention import SelfAttention
 from fairseq_rope.positions import ENCODINGS
@@ -112,21 +112,6 @@ def test_a_layer_without_gradient_leaves_that_of_the_next_layer_alone(name):
     assert all(bool(parameter.grad.any()) for parameter in attention.position.parameters())
 
 
-@pytest.mark.parametrize("name, side, options", CASES)
-def test_torch_func_gives_autograds_gradients(name, side, options):
-    attention, x = make(name, side, options).requires_grad_(False), torch.randn(2, T, B, C)
-
-    def loss(x, need_weights):
-        return attention(x, x, x, PADS["right"], attn_mask=causal_mask(T), need_weights=need_weights)[0].square().sum()
-
-    for need_weights in (False, True):
-        leaf = x.clone().requires_grad_()
-        loss(leaf[0], need_weights).backward()
-        torch.testing.assert_close(grad(loss)(x[0], need_weights), leaf.grad[0])
-    by_row = torch.stack([grad(loss)(each, True) for each in x])
-    torch.testing.assert_close(vmap(grad(partial(loss, need_weights=True)))(x), by_row)
-
-
 # fairseq's attention has second derivatives where it computes weights.
 @pytest.mark.parametrize("name, side, options", [case for case in CASES if case.id.endswith("0")])
 def test_second_derivatives_are_those_of_finite_differences(name, side, options):
@@ -198,24 +183,12 @@ def test_cases_are_those_of_all_encodings_in_attention():
 # -- single formulas ---------------------------------------------------------------------------------
 
 
-def test_deberta_shares_the_projections_that_the_layer_has_now():
-    """fairseq's quantisation replaces them. The parameters have one name each."""
-    options = {"deberta_max_distance": 3, "deberta_share_projections": True}
-    attention = make("deberta", "encoder", options)
-    assert [name for name, _ in attention.position.named_parameters()] == ["relative_embeddings"]
-    attention.q_proj = torch.nn.Linear(C, C)
-    x = torch.randn(T, B, C)
-    expected, _ = by_the_paper(attention, "deberta", "encoder", options, x, PADS["none"])
-    out, _ = attention(x, x, x, need_weights=False)
-    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("name", sorted(ENCODINGS))
 def test_torch_quantises_projections_to_int8(name):
     """Weights of quantised layers are methods. int8 changes outputs by a few hundredths of their size."""
     side = "decoder" if name == "xpos" else "encoder"
-    options = {"deberta": {"deberta_share_projections": True}, "tupe": {"positions": T}}
+    options = {"tupe": {"positions": T}}
     attention, x = make(name, side, options.get(name, {})), torch.randn(T, B, C)
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(attention), {torch.nn.Linear}, torch.qint8)
     outputs = [module(x, x, x, need_weights=False)[0] for module in (attention, quantised)]

@@ -8,7 +8,15 @@ import pytest
 import torch
 from hypothesis import strategies
 
-from fairseq_rope.positions.rotary import LAYOUTS, RotaryEmbedding, frequencies, rotary_dim, rotary_tables, rotate
+from fairseq_rope.positions.rotary import (
+    LAYOUTS,
+    RotaryEmbedding,
+    frequencies,
+    rotary_dim,
+    rotary_tables,
+    rotate,
+    turnings,
+)
 
 
 def rotate_by_the_paper(x, offset, base, layout, dim):
@@ -67,7 +75,7 @@ def test_the_bound_on_scores_decays_with_distance(head_dim):
 def test_float64_input_is_rotated_in_float64():
     x = torch.randn(4, 8, dtype=torch.float64)
     cos, sin = rotary_tables(4, frequencies(8), torch.device("cpu"))
-    out = rotate(x, cos, sin, interleaved=False)
+    out = rotate(x, *turnings(cos, sin, interleaved=False))
     x1, x2 = x[:, :4], x[:, 4:]
     exact = torch.cat([x1 * cos.double() - x2 * sin.double(), x1 * sin.double() + x2 * cos.double()], 1)
     assert out.dtype == torch.float64

@@ -47,7 +47,7 @@ OPTIONS = {
     "shaw": {"max_relative_positions": 16},
     "nezha": {"max_relative_positions": 16},
     "tupe": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "tupe_absolute_only": False},
-    "deberta": {"deberta_max_distance": 64, "deberta_share_projections": False},
+    "deberta": {"deberta_max_distance": 64},
     "xpos": {**ROPE, "xpos_scale_base": 512.0},
 }
 

@@ -134,14 +134,11 @@ def test_self_attention_with_shared_keys_is_its_formula(groups, normalises):
         masks = {"key_padding_mask": is_pad, "attn_mask": causal}
         fused, nothing = module(x, x, x, need_weights=False, **masks)
         explicit, by_head = module(x, x, x, need_head_weights=True, **masks)
-        scores, values = module(x, x, x, before_softmax=True, **masks)
     assert nothing is None
     for actual in (fused, explicit):
         torch.testing.assert_close(actual, expected, **TABLES)
     for (b, h, t, s), weight in weights.items():
         assert by_head[h, b, t, s].item() == pytest.approx(weight, abs=1e-7)
-    attended = (scores.softmax(-1) @ values).view(2, 4, 5, 4).permute(2, 0, 1, 3).flatten(2)
-    torch.testing.assert_close(module.out_proj(attended), expected, **TABLES)
 
     state, steps = {}, []
     with torch.no_grad():
@@ -158,7 +155,7 @@ def test_self_attention_with_shared_keys_is_its_formula(groups, normalises):
     assert torch.autograd.gradcheck(loss, (x.requires_grad_(),), fast_mode=True)
 
 
-def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
+def test_cross_attention_with_shared_keys_is_its_formula():
     module = CrossAttention(16, 4, kdim=12, vdim=12, encoder_decoder_attention=True).double().eval()
     module.keep_key_value_heads(2)
     x, memory = torch.randn(3, 2, 16, dtype=torch.float64), torch.randn(5, 2, 12, dtype=torch.float64)
@@ -166,17 +163,9 @@ def test_cross_attention_with_shared_keys_is_its_formula(monkeypatch):
     with torch.no_grad():
         expected, _ = attention_by_loops(module, x, memory, lambda b, t, s: not is_pad[b, s], False)
         actual = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
-        monkeypatch.setattr(F, "scaled_dot_product_attention", repeated)  # as on GPUs
-        older = module(x, memory, memory, key_padding_mask=is_pad, need_weights=False)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(older, expected, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="heads that share keys and values, and projections without"):
         module._get_reserve_head_index(2)
-
-
-def repeated(q, k, v, enable_gqa, attention=F.scaled_dot_product_attention, **options):
-    k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
-    return attention(q, k, v, **options)
 
 
 @pytest.mark.parametrize("name", list(ENCODING_OPTIONS))

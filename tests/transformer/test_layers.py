@@ -1,7 +1,6 @@
 """Layers that are kept, layers of a subclass, and checkpoints that lack parameters of positions."""
 
 import copy
-import logging
 from argparse import Namespace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from fairseq.models import build_model
 from omegaconf import OmegaConf
 
-from fairseq_rope.checkpoints import CheckpointError, Reading, reading_for
+from fairseq_rope.checkpoints import CheckpointError
 from fairseq_rope.transformer.meaning import refuse_other_model
 from tests.models import ENCODING_OPTIONS, batch, teacher_forced
 
@@ -114,15 +113,3 @@ def test_a_subclass_can_give_a_layer_an_inner_width_of_its_own(build, block):
     cfg.encoder.attention_heads = 1
     with pytest.raises(ValueError, match="a layer with 1 heads and width 64: all layers of the encoder have 2 heads"):
         encoder.build_encoder_layer(cfg)
-
-
-def test_a_training_with_projections_of_positions_can_start_from_one_that_shares_those_of_words(build, caplog):
-    checkpoint = build(position_encoding="deberta", deberta_share_projections=True).state_dict()
-    model = build(position_encoding="deberta")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with caplog.at_level(logging.WARNING, "fairseq_rope"), reading_for(Reading(["start.pt"])):
-        model.load_state_dict({key: value.clone() for key, value in checkpoint.items()}, strict=True)
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, checkpoint[key] if key in checkpoint else before[key]), key
-    (of_encoder, _) = [record.getMessage() for record in caplog.records]
-    assert "encoder.layers.*.self_attn.position.key_projection" in of_encoder and "new values" in of_encoder

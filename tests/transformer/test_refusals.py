@@ -57,8 +57,6 @@ REFUSED = [
      rf"--alibi-type asymmetric: {LEFT_OUT} rope \(encoder\) and alibi \(decoder\), but by alibi in the encoder"),
     ({"decoder_position_encoding": "xpos", "full_context_alignment": True},
      "--full-context-alignment: lets the decoder see later words, and the position encoding xpos is"),
-    (of("deberta", deberta_share_projections=True, quant_noise_scalar=0.1),
-     "--deberta-share-projections: the layers would project distances with weights that --quant-noise-scalar has not"),
     (of("t5", **{BUCKETS: "eight"}), "--relative-attention-num-buckets eight: must be an integer"),
     (of("t5", **{BUCKETS: 7}), f"--relative-attention-num-buckets 7: {EVEN}"),
     (of("t5", **{BUCKETS: 2}), f"--relative-attention-num-buckets 2: {EVEN}"),
