@@ -198,11 +198,7 @@ def bleu(translations: Sequence[str], references: Sequence[str], language: str) 
 
 
 def check_scores(
-    target: Target,
-    pairs: Sequence[Pair],
-    expected: Sequence[Sequence[float]],
-    quantization: str | None,
-    whose: str = "the checkpoint's",
+    target: Target, pairs: Sequence[Pair], expected: Sequence[Sequence[float]], quantization: str | None
 ) -> tuple[str, str]:
     """Compare the scores of *pairs* in *target* with *expected*, and return the type of the weights and a sentence.
 
@@ -212,7 +208,6 @@ def check_scores(
     Args:
         expected: as :class:`Scores` has them
         quantization: the type of the weights; None: float32
-        whose: the model that *expected* comes from, for the sentence
     """
     exported, computed = target.score(pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
@@ -228,9 +223,9 @@ def check_scores(
         bound = max(bound, BOUNDS.get(computed, 0.0))
         name += f" (computed in {computed} on this machine)"
     if not measured <= bound:  # also true for NaN
-        differ = f"the exported model's scores differ from {whose} by {measured:.2g} per word {what}"
+        differ = f"the exported model's scores differ from the checkpoint's by {measured:.2g} per word {what}"
         raise ExportError(f"{differ}, and {bound:g} is allowed: nothing was written")
-    report = f"{name}: the scores of {len(expected)} sentences differ from {whose} by {measured:.1e} per "
+    report = f"{name}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
     return name, f"{report}word {what} ({bound:g} is allowed)"
 
 

@@ -1,9 +1,8 @@
 """The interface of an export target: the files in which programs without fairseq read a model.
 
-CTranslate2's folder (:mod:`.export`) and Argos' package (:mod:`.package`) are targets. The checks in
-:mod:`.export_checks` know a target through this interface only, and run before the output gets its name. Another target
-is one file here, with a subclass of :class:`Target`, one in ``tools/`` with a command line, and one row in
-``__main__.TOOLS``.
+CTranslate2's folder (:mod:`.export`) is a target. The checks in :mod:`.export_checks` know a target through this
+interface only, and run before the output gets its name. Another target is one file here, with a subclass of
+:class:`Target`, one in ``tools/`` with a command line, and one row in ``__main__.TOOLS``.
 """
 
 from abc import ABC, abstractmethod
