@@ -12,8 +12,7 @@ from ..files import write_whole
 from ..text.languages import language
 from ..text.tokens import Tokeniser
 from .export_checks import bleu, in_words, refuse_lower_bleu, validation_pairs
-from .exported_folder import exported_settings
-from .target import ExportError
+from .exported_folder import ExportError, exported_settings
 from .translator import Translator, available_cores
 
 LOSS = 1.0  # sacreBLEU that the programs' text and search may cost
