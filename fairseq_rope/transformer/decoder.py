@@ -12,7 +12,7 @@ from ..positions.sharing import FUTURE_MASK, current_pass, forward_pass
 from .block import fit_norms
 from .encodings import SidePositions, fit_positions
 from .layers import DecoderLayer, with_dropout, wrap_layer
-from .options import model_options
+from .options import read
 
 BUFFERED_FUTURE_MASK = TransformerDecoderBase.buffered_future_mask
 
@@ -28,7 +28,7 @@ class Decoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        self.options = model_options(cfg)
+        self.options = read(cfg)
         self.positions = SidePositions(self.options.decoder, cfg)
         self.is_linear = self.options.decoder.is_linear
         without_positions = copy.copy(cfg)
