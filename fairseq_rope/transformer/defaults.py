@@ -136,8 +136,11 @@ FAIRSEQ_DEFAULTS: dict[Any, Any] = {
 
 
 def complete(options: Any) -> Namespace | None:
-    """Return a copy of the *options* of a model, with its architecture's defaults; None if there are none."""
-    if options is None:
+    """Return a copy of the *options* of a model, with its architecture's defaults.
+
+    It returns None if there are none, and for the configuration of a model that is built, which is complete.
+    """
+    if not (isinstance(options, (Namespace, dict)) or OmegaConf.is_config(options)):
         return None
     fill = ARCH_CONFIG_REGISTRY.get(option_value(options, "arch") or option_value(options, "_name"))
     if isinstance(options, Namespace):

@@ -52,7 +52,8 @@ def value_of(args: Any, name: str, option: Option) -> Any:
         raise InputError(f"{flag} {value}: must be {KINDS.get(kind, kind.__name__)}")
     choices = option.choices
     if choices and value not in choices:
-        raise InputError(f"{flag} {value}: must be one of {choices}")
+        allowed = choices if isinstance(choices, range) else ", ".join(choices)
+        raise InputError(f"{flag} {value}: must be one of {allowed}")
     return value
 
 
