@@ -55,10 +55,12 @@ def as_namespace(args: Namespace | DictConfig) -> Namespace:
 
 
 def save_options(config: Namespace | DictConfig, built: Namespace) -> None:
-    """Copy into *config*, which fairseq saves, the options with which :func:`as_namespace`'s *built* built a model."""
+    """Copy the sizes of *built*, with which a model was built, into its *config* of hydra, which fairseq saves."""
     if isinstance(config, DictConfig):
+        sizes = [f"{side}_layers{kept}" for side in SIDES for kept in ("", "_to_keep")]
         with open_dict(config):
-            config.update(vars(built))
+            for name in {*sizes, "max_positions", "max_target_positions"} & vars(built).keys():
+                config[name] = getattr(built, name)
 
 
 def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> None:
