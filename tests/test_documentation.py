@@ -23,9 +23,8 @@ from fairseq.options import get_training_parser, parse_args_and_arch
 from fairseq_rope.__main__ import TOOLS
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer import TransformerRopeModel
-from fairseq_rope.transformer.architectures import ARCHITECTURES, BLOCKS, ENCODINGS_OF, twin_of
+from fairseq_rope.transformer.architectures import ARCHITECTURES, BLOCKS, ENCODINGS_OF, ONE_SIDED, twin_of
 from fairseq_rope.transformer.options import read
-from fairseq_rope.transformer.sides import ONE_SIDED
 from tests.commands import LIMIT, ROOT
 
 PAGES = sorted(

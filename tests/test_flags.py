@@ -279,11 +279,7 @@ ENDS = [
     ("train", "--cpu-offload", "--cpu-offload requires --ddp-backend=fully_sharded"),
     ("train", "--quantization-config-path missing.yaml", "missing.yaml"),
     ("train", "--quant-noise-scalar 0.5", "Torch not compiled with CUDA enabled|CUDA"),
-    (
-        "train",
-        "--tie-adaptive-weights --tie-adaptive-proj --adaptive-softmax-cutoff 8,16",
-        "--tie-adaptive-weights: needs --adaptive-input",
-    ),
+    ("train", "--tie-adaptive-weights --tie-adaptive-proj --adaptive-softmax-cutoff 8,16", "weights_for_band"),
     ("train", "--fp16-adam-stats", "--fp16-adam-stats is only supported with FusedAdamV1"),
     ("train", "--base-layers 1", "Default process group has not been initialized"),
     ("train", "--store-ema --ema-seed-model missing.pt", "missing.pt"),

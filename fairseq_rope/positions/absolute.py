@@ -5,11 +5,7 @@ The vectors are fairseq's own (``fairseq/modules/positional_embedding.py``), so 
 --decoder-learned-pos``. ``shape`` equals the sinusoids except in training, where it shifts the positions.
 """
 
-from functools import partial
-
-from .interface import Option, PositionEncoding, natural_number
-
-READ_SHIFT = partial(natural_number, largest=100_000)  # a table has a vector for each shift
+from .interface import Option, PositionEncoding
 
 
 class NoPositions(PositionEncoding):
@@ -33,9 +29,7 @@ class Shape(Sinusoidal):
     model cannot rely on absolute positions, and learns differences of positions.
     """
 
-    options = {
-        "shape_max_shift": Option(500, "largest number that shape adds to the positions in training", READ_SHIFT, True)
-    }
+    options = {"shape_max_shift": Option(500, "largest number that shape adds to the positions in training")}
 
 
 class Learned(PositionEncoding):

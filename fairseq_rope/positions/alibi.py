@@ -35,21 +35,21 @@ class ALiBi(DistanceBias):
 
     Args:
         heads: H
-        alibi_type: "symmetric" or "asymmetric", which differ for keys after the query; others raise a ValueError
+        alibi_type: "symmetric" or "asymmetric", which differ for keys after the query
     """
 
     options = {
         "alibi_type": Option(
-            TYPES[0], "distance of a later key, in the encoder: symmetric = as before the query, asymmetric = 0.5 less"
+            TYPES[0],
+            "distance of a later key, in the encoder: symmetric = as before the query, asymmetric = 0.5 less",
+            TYPES,
         )
     }
 
     def __init__(self, heads: int, alibi_type: str = TYPES[0]) -> None:
         super().__init__()
-        if alibi_type not in TYPES:
-            raise ValueError(f"--alibi-type {alibi_type}: must be one of {', '.join(TYPES)}")
         self.slope = torch.tensor(slopes(heads), dtype=torch.float32, device="cpu")  # float32 also in 16-bit models
-        self.less = 0.5 if alibi_type == "asymmetric" else 0.0
+        self.less = 0.5 * TYPES.index(alibi_type)
 
     @classmethod
     def options_of(cls, side: str) -> dict[str, Option]:

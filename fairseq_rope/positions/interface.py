@@ -8,7 +8,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, C = H * D. Keys a
 of the S positions: T = S if all is computed at once, and T = 1 in a step of a search.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,22 +20,14 @@ SIDES = ("encoder", "decoder")
 class Option(NamedTuple):
     """A flag of an encoding: ``max_relative_positions`` is ``--max-relative-positions``. Its type is the default's.
 
-    ``read``, if given, takes a value and the flag, and returns the value that is used. It raises a ValueError that
-    names the flag. ``in_training_only`` options do not change what a trained model computes.
+    ``choices``, if given, are the values that are allowed. ``read``, if given, takes a value and the flag, and returns
+    the number or text that is used and saved. It raises a ValueError that names the flag.
     """
 
     default: Any
     help: str
+    choices: Sequence[Any] = ()
     read: Callable[[Any, str], Any] | None = None
-    in_training_only: bool = False
-
-
-def natural_number(value: Any, flag: str, largest: int = 2**31 - 1, step: int = 1) -> int:
-    """Return *value*; raise a ValueError if it is not a multiple of *step* from 0 to *largest*."""
-    if type(value) is not int or not 0 <= value <= largest or value % step:
-        kind = "an integer" if step == 1 else "an even integer"
-        raise ValueError(f"{flag} {value}: must be {kind} from 0 to {largest}")
-    return value
 
 
 class PositionEncoding(nn.Module):

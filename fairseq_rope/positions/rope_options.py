@@ -16,23 +16,16 @@ OPTIONS: dict[str, Option] = {
         LAYOUTS[0],
         "which dimensions of a head rotate together: interleaved = (2i, 2i+1), as the RoFormer paper; half = "
         "(i, i + d/2), as GPT-NeoX and LLaMA",
+        LAYOUTS,
     ),
     "rope_fraction": Option(FRACTION, "fraction of each head's dimensions that rotates, in (0, 1]"),
     "rope_scaling": Option(
         "",
         "other frequencies for longer inputs, in JSON with the keys of Hugging Face's rope_scaling, for example "
         '{"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 128}',
-        read_scaling,
+        read=read_scaling,
     ),
 }
-
-
-def refuse_values(base: float, layout: str) -> None:
-    """Raise a ValueError, which names the flag, if *base* or *layout* is not allowed."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"--rope-layout {layout}: must be one of {', '.join(LAYOUTS)}")
-    if not (math.isfinite(base) and base > 1.0):
-        raise ValueError(f"--rope-base {base}: must be a finite number above 1")
 
 
 def rotary_dim(head_dim: int, fraction: float = FRACTION) -> int:

@@ -19,13 +19,15 @@ the rows of the query and key projections.
 Shapes: T positions, d_r rotating dimensions, D the dimension of the head (d_r = fraction * D).
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .interface import PositionEncoding
-from .rope_options import BASE, FRACTION, LAYOUTS, OPTIONS, refuse_values, rotary_dim
+from .rope_options import BASE, FRACTION, LAYOUTS, OPTIONS, rotary_dim
 from .scaling import RopeScaling
 from .sharing import current_pass
 
@@ -124,7 +126,7 @@ class RotaryEmbedding(PositionEncoding):
         base: theta_i = base^(-2i / d_r)
         layout: "interleaved" or "half"
         fraction: the fraction of the head that rotates; the rest passes through unchanged
-        scaling: other frequencies, for inputs longer than those of training
+        scaling: the value of ``--rope-scaling``: other frequencies, for inputs longer than those of training
 
     Raises:
         ValueError: an argument has a value that is not allowed
@@ -138,23 +140,25 @@ class RotaryEmbedding(PositionEncoding):
         base: float = BASE,
         layout: str = LAYOUTS[0],
         fraction: float = FRACTION,
-        scaling: RopeScaling | None = None,
+        scaling: str | Mapping[str, Any] = "",
     ) -> None:
         super().__init__()
-        refuse_values(base, layout)
+        if not (math.isfinite(base) and base > 1.0):
+            raise ValueError(f"--rope-base {base}: must be a finite number above 1")
         self.head_dim = head_dim
         self.dim = rotary_dim(head_dim, fraction)
         self.base = float(base)
         self.layout = layout
-        self.interleaved = layout == "interleaved"
-        self.scaling = scaling
+        self.interleaved = LAYOUTS.index(layout) == 0  # a ValueError for another layout
+        self.scaling = RopeScaling(scaling) if scaling else None
         self.theta = frequencies(self.dim, self.base)  # (d_r / 2)
-        self.attention_factor = 1.0 if scaling is None else scaling.attention_factor()
-        self.depends_on_length = scaling is not None and scaling.depends_on_length
-        if scaling is not None:
-            scaling.refuse_dimensions(self.dim, head_dim)
-            if not scaling.depends_on_length:
-                self.theta = scaling.frequencies(self.theta, self.base)
+        self.attention_factor, self.depends_on_length = 1.0, False
+        if self.scaling is not None:
+            self.scaling.refuse_dimensions(self.dim, head_dim)
+            self.attention_factor = self.scaling.attention_factor()
+            self.depends_on_length = self.scaling.depends_on_length
+            if not self.depends_on_length:
+                self.theta = self.scaling.frequencies(self.theta, self.base)
         # cos and sin, each (length so far, d_r / 2); one attribute, for threads that share a model
         self._tables = (torch.empty(0), torch.empty(0))
 

@@ -31,8 +31,8 @@ starts, all cached keys have the same frequencies, and step-by-step decoding com
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,74 +41,49 @@ from .sharing import current_pass
 
 REQUIRED = object()
 LARGEST = 1e9  # of any number, so that none overflows
-
-
-class Key(NamedTuple):
-    """A key of a scaling: its default, or REQUIRED; whether a value is allowed; and which values are allowed."""
-
-    default: Any
-    is_allowed: Callable[[Any], bool]
-    allowed: str
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= LARGEST
+LENGTH = "original_max_position_embeddings"
+# rope_type -> the default of each of its keys
+KEYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": REQUIRED},
+    "ntk": {"factor": REQUIRED},
+    "dynamic": {"factor": REQUIRED, LENGTH: REQUIRED},
+    "yarn": {
+        **{"factor": REQUIRED, LENGTH: REQUIRED, "beta_fast": 32, "beta_slow": 1},
+        **{"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": True},
+    },
+    "llama3": dict.fromkeys(("factor", LENGTH, "low_freq_factor", "high_freq_factor"), REQUIRED),
+    "longrope": {
+        **{"short_factor": REQUIRED, "long_factor": REQUIRED, LENGTH: REQUIRED},
+        **{"factor": 1, "attention_factor": None},
+    },
+    "proportional": {"partial_rotary_factor": REQUIRED, "factor": 1},
+}
 
 
 def _plain(value: Any) -> Any:
     """Return *value* with whole numbers as integers, and tuples as lists."""
     if isinstance(value, (list, tuple)):
         return [_plain(number) for number in value]
-    return int(value) if type(value) is float and abs(value) <= LARGEST and value.is_integer() else value
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
-_FACTOR = Key(REQUIRED, lambda value: _is_number(value) and value >= 1, "a number from 1 to 1e9")
-_LENGTH = Key(REQUIRED, lambda value: type(value) is int and value > 1, "an integer above 1")
-_POSITIVE = Key(REQUIRED, lambda value: _is_number(value) and value > 0, "a number above 0")
-_OPTIONAL = Key(None, lambda value: value is None or _POSITIVE.is_allowed(value), _POSITIVE.allowed)
-_LIST = Key(
-    REQUIRED,
-    lambda value: isinstance(value, list) and all(map(_POSITIVE.is_allowed, value)),
-    "a list of numbers above 0",
-)
-_FRACTION = Key(REQUIRED, lambda value: _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
-KEYS: dict[str, dict[str, Key]] = {
-    "default": {},
-    "linear": {"factor": _FACTOR},
-    "ntk": {"factor": _FACTOR},
-    "dynamic": {"factor": _FACTOR, "original_max_position_embeddings": _LENGTH},
-    "yarn": {
-        "factor": _FACTOR,
-        "original_max_position_embeddings": _LENGTH,
-        "beta_fast": _POSITIVE._replace(default=32),
-        "beta_slow": _POSITIVE._replace(default=1),
-        **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), _OPTIONAL),
-        "truncate": Key(True, lambda value: type(value) is bool, "true or false"),
-    },
-    "llama3": {
-        "factor": _FACTOR,
-        "original_max_position_embeddings": _LENGTH,
-        "low_freq_factor": _POSITIVE,
-        "high_freq_factor": _POSITIVE,
-    },
-    "longrope": {
-        "short_factor": _LIST,
-        "long_factor": _LIST,
-        "original_max_position_embeddings": _LENGTH,
-        "factor": _FACTOR._replace(default=1.0),
-        "attention_factor": _OPTIONAL,
-    },
-    "proportional": {"partial_rotary_factor": _FRACTION, "factor": _FACTOR._replace(default=1.0)},
-}
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return *pairs* as a dictionary; raise a ValueError if two of them have the same key."""
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"it has the key {twice} twice")
-    return dict(pairs)
+def _refusal(key: str, value: Any) -> str:
+    """Return which values *key* can have; "" if *value* is one of them."""
+    is_number = type(value) in (int, float) and 0 < value <= LARGEST
+    is_allowed, allowed = is_number, "a number above 0"
+    if key == "truncate":
+        is_allowed, allowed = type(value) is bool, "true or false"
+    elif key in ("short_factor", "long_factor"):
+        is_allowed = isinstance(value, list) and not any(_refusal("", number) for number in value)
+        allowed = "a list of numbers above 0"
+    elif key == LENGTH:
+        is_allowed, allowed = type(value) is int and value > 1, "an integer above 1"
+    elif key == "factor":
+        is_allowed, allowed = is_number and value >= 1, "a number from 1 to 1e9"
+    elif key == "partial_rotary_factor":
+        is_allowed, allowed = is_number and value <= 1, "a number in (0, 1]"
+    return "" if is_allowed else allowed
 
 
 class RopeScaling:
@@ -129,33 +104,25 @@ class RopeScaling:
     """
 
     def __init__(self, value: str | Mapping[str, Any], flag: str = "--rope-scaling") -> None:
-        self.flag = flag
-        example = 'must be a JSON object like {"rope_type": "linear", "factor": 4}'
-        shown = value if isinstance(value, str) else repr(value)
-        shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
+        self._given = f"{flag} {value}"
         try:
-            read = json.loads(value, object_pairs_hook=_each_key_once) if isinstance(value, str) else dict(value)
-            if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-                raise ValueError("it is not an object")
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{flag} {shown}: {example} ({error})") from None
-        self._given = shown
-        if "rope_type" not in read:
-            self._refuse(f"has no key rope_type; {example}")
-        self.rope_type = read.pop("rope_type")
-        if not isinstance(self.rope_type, str) or self.rope_type not in KEYS:
-            self._refuse(f"rope_type is {self.rope_type!r}, and must be one of {', '.join(KEYS)}")
-        keys = KEYS[self.rope_type]
+            read = json.loads(value) if isinstance(value, str) else dict(value)
+            self.rope_type = read.pop("rope_type")
+            keys = KEYS[self.rope_type]
+        except (ValueError, TypeError, AttributeError, KeyError):
+            self._refuse(
+                f'must be a JSON object like {{"rope_type": "linear", "factor": 4}}, of type {", ".join(KEYS)}'
+            )
         unknown = next((key for key in read if key not in keys), None)
         if unknown is not None:
-            base = "; the base is --rope-base" if unknown == "rope_theta" else ""
-            self._refuse(f"{self.rope_type} has no key {unknown}, but {', '.join(keys) or 'none'}{base}")
-        self.values = {name: _plain(read.get(name, key.default)) for name, key in keys.items()}
-        for name, value in self.values.items():
+            self._refuse(f"{self.rope_type} has no key {unknown}, but {', '.join(keys) or 'none'}")
+        self.values = {key: _plain(read.get(key, default)) for key, default in keys.items()}
+        for key, value in self.values.items():
             if value is REQUIRED:
-                self._refuse(f"{self.rope_type} needs the key {name}")
-            if not keys[name].is_allowed(value):
-                self._refuse(f"{name} is {value!r}, and must be {keys[name].allowed}")
+                self._refuse(f"{self.rope_type} needs the key {key}")
+            allowed = "" if value is keys[key] is None else _refusal(key, value)
+            if allowed:
+                self._refuse(f"{key} is {value!r}, and must be {allowed}")
         for less, more in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             if less in self.values and self.values[less] >= self.values[more]:
                 self._refuse(f"{less} is {self.values[less]:g}, and must be below {more}, {self.values[more]:g}")
@@ -163,8 +130,8 @@ class RopeScaling:
         self.depends_on_length = self.rope_type in ("dynamic", "longrope")
         self._factors: dict[tuple[str, torch.device], Tensor] = {}  # those of longrope on each device
 
-    def _refuse(self, problem: str) -> None:
-        raise ValueError(f"{self.flag} {self._given}: {problem}")
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ValueError(f"{self._given}: {problem}")
 
     def refuse_dimensions(self, dim: int, head_dim: int) -> None:
         """Raise a ValueError if *dim* rotating dimensions of heads of *head_dim* cannot have this scaling."""
@@ -268,6 +235,6 @@ class RopeScaling:
         return int(self.values["partial_rotary_factor"] * dim // 2)
 
 
-def read_scaling(value: str | Mapping[str, Any], flag: str = "--rope-scaling") -> RopeScaling | None:
-    """Return the scaling that *value* of *flag* describes, None for "". Raises a ValueError as :class:`RopeScaling`."""
-    return None if value is None or value == "" else RopeScaling(value, flag)
+def read_scaling(value: str | Mapping[str, Any], flag: str) -> str:
+    """Return the text of the scaling *value* of *flag*, or "". Raises the ValueError of :class:`RopeScaling`."""
+    return RopeScaling(value, flag).text if value else ""

@@ -152,7 +152,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
     from .. import plugin  # noqa: F401  registers the models and safe loading
     from ..checkpoints import flags_of_model, part_of
-    from ..transformer.sides import model_name
+    from ..transformer.options import model_name
 
     # Buckets of lengths would pad the sentences of the data, by which the model is checked. The files of pretrained
     # embeddings have no use once the checkpoint has the embeddings.

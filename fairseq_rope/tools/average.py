@@ -88,7 +88,7 @@ def refuse_to_average(first: str, first_state: dict[str, Any], path: str, state:
     from ..checkpoints import languages_of, part_of
     from ..transformer.defaults import complete
     from ..transformer.meaning import meaning, option_differences
-    from ..transformer.sides import model_name
+    from ..transformer.options import model_name
 
     options, first_options = (complete(part_of(checkpoint, "model")) for checkpoint in (state, first_state))
     if options is None or first_options is None:

@@ -90,8 +90,7 @@ def _options(state: dict[str, Any]) -> "ModelOptions":
     """Return the options of the rotary model in *state*."""
     from ..checkpoints import part_of
     from ..transformer.defaults import complete
-    from ..transformer.options import is_ours, read
-    from ..transformer.sides import model_name
+    from ..transformer.options import is_ours, model_name, read
 
     args = complete(part_of(state, "model"))
     if args is None:
@@ -102,9 +101,6 @@ def _options(state: dict[str, Any]) -> "ModelOptions":
     if not any(_rotates(side) for side in options.sides):
         encodings = " and ".join(dict.fromkeys(side.encoding for side in options.sides))
         raise LayoutError(f"its position encoding is {encodings}, which does not rotate")
-    layout = _rotation(options, "rope_layout")
-    if layout not in CHOICES:
-        raise LayoutError(f"its rope_layout is {layout}, and must be one of {', '.join(CHOICES)}")
     return options
 
 

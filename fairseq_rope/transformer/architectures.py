@@ -16,11 +16,14 @@ from omegaconf import DictConfig
 from ..checkpoints import current_reading, flags_of_model
 from ..patches.loading import FOR_TRANSLATION_ALONE
 from . import align, language_model, multilingual, roberta  # noqa: F401  they register their models
-from .defaults import flatten, option_dict, refuse_unknown_options, set_defaults
-from .flags import OF_BLOCK
-from .options import value_of
-from .sides import ONE_SIDED, model_name
+from .defaults import PARTS, flatten_parts, option_dict, refuse_unknown_options, set_defaults
+from .options import model_name
 
+# the models with one side: fairseq's, and ours
+ONE_SIDED = {
+    **{"transformer_lm": "decoder", "transformer_lm_rope": "decoder"},
+    **{"roberta": "encoder", "roberta_rope": "encoder"},
+}
 # our model -> the architectures of fairseq that give it their sizes
 ARCHITECTURES = {
     "transformer_rope": (
@@ -82,17 +85,14 @@ def _register(
             learned_pos = f"{only_side}_learned_pos"  # on by default in fairseq's roberta and gpt3
             setattr(filled, learned_pos, getattr(filled, learned_pos, False))
         for option, value in block.items():
-            if option == "scale_glu_width":  # it is for gated layers, and the user may have chosen others
-                value = value_of(filled, "ffn_type", OF_BLOCK["ffn_type"]) == "glu"
             setattr(filled, option, getattr(filled, option, value))
         fairseq_architecture(filled)
         set_defaults(filled, **encodings)
         if filled is not args:
-            for option, value in vars(filled).items():
-                setattr(args, option, value)
-            # Some architectures of language models replace options each time. Older checkpoints keep their parts.
-            if isinstance(args, DictConfig) and not only_side and current_reading() is None:
-                flatten(args)
+            flatten_parts(vars(filled))
+            for part in PARTS:
+                args.pop(part, None)
+            args.update(vars(filled))
 
     register_model_architecture(model, arch)(architecture)
 

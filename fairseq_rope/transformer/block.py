@@ -11,7 +11,12 @@ from torch.nn import functional as F
 from ..modules.feed_forward import GatedLinear, identity
 from ..modules.norms import LAYER_NORMS, RMSNorm
 from .encodings import own_random_numbers
-from .options import SideOptions, inner_width
+from .options import SideOptions
+
+
+def inner_width(width: int) -> int:
+    """Return two thirds of *width*, rounded up to a multiple of 8: gated layers have three matrices, not two."""
+    return -(-2 * width // 24) * 8
 
 
 def with_inner_width(cfg: TransformerConfig, side: SideOptions) -> TransformerConfig:
@@ -25,7 +30,7 @@ def with_inner_width(cfg: TransformerConfig, side: SideOptions) -> TransformerCo
             f"a layer with {sizes.attention_heads} heads and width {sizes.embed_dim}: all layers of the {side.side} "
             f"have {side.heads} heads and width {side.embed_dim}, for which its positions are made"
         )
-    if side.scales_width:
+    if side.scale_glu_width and side.ffn_type == "glu":
         sizes.ffn_embed_dim = inner_width(sizes.ffn_embed_dim)
     scaled = copy.copy(cfg)
     setattr(scaled, side.side, sizes)

@@ -11,7 +11,7 @@ from ..positions.sharing import forward_pass
 from .block import fit_norms
 from .encodings import SidePositions, fit_positions
 from .layers import DecoderLayer, with_dropout, wrap_layer
-from .options import model_options
+from .options import read
 
 
 class Decoder(TransformerDecoderBase):
@@ -25,7 +25,7 @@ class Decoder(TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        self.options = model_options(cfg)
+        self.options = read(cfg)
         self.positions = SidePositions(self.options.decoder, cfg)
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True

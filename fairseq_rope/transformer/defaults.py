@@ -1,7 +1,7 @@
 """Completes the options of a model: the defaults of its architecture, of fairseq and of its position encodings."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
@@ -12,15 +12,15 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..checkpoints import flags_of_model, option_value
-from ..errors import InputError
+from ..errors import InputError, nearest
 from ..positions import ENCODINGS
 from ..positions.interface import SIDES
-from .flags import OF_BLOCK, OF_POSITIONS
-from .options import ModelOptions, encodings_of, read, used_options
-from .refusals import refuse_encodings, refuse_unknown_names
-from .sides import model_sides, options_of_sides
+from .flags import POSITION_OPTIONS, options_of_sides
+from .options import ModelOptions, encodings_of, model_sides, read
+from .refusals import refuse_encodings
 
-NESTED: dict[str, Any] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
+# the parts that a YAML file of fairseq's transformer can have
+PARTS: dict[str, Any] = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 
 
 def option_dict(args: DictConfig) -> dict[str, Any]:
@@ -29,55 +29,38 @@ def option_dict(args: DictConfig) -> dict[str, Any]:
     return {str(name): value for name, value in options.items()}
 
 
+def flatten_parts(options: dict[str, Any]) -> None:
+    """Replace the parts in *options* by the flat names of all options of the part."""
+    for part, config in PARTS.items():
+        nested = options.pop(part, None)
+        if nested is not None:
+            values = vars(config(**nested)).items()
+            options.update({f"{part}_{name}": value for name, value in values if name != "_name"})
+
+
 def as_namespace(args: Namespace | DictConfig) -> Namespace:
     """Return the options of the command line, or of fairseq-hydra-train, as a namespace.
 
     A nested ``encoder:``, ``decoder:`` or ``quant_noise:`` overrides the architecture, as with fairseq's transformer.
-    Layers to keep become text.
+    Layers to keep become text, which fairseq's pruning needs.
     """
-    if isinstance(args, Namespace):
-        flat = args
-    else:
-        options = option_dict(args)
-        parts = {part: options.pop(part, None) for part in NESTED}
-        flat = Namespace(**options)
-        for part, nested in parts.items():
-            vars(flat).update(options_of_part(part, nested))
+    if not isinstance(args, Namespace):
+        args = Namespace(**option_dict(args))
+        flatten_parts(vars(args))
     for name in (f"{side}_layers_to_keep" for side in SIDES):
-        numbers = getattr(flat, name, None)
-        if isinstance(numbers, list):  # of a flag of the transformer; fairseq's pruning needs the text
-            setattr(flat, name, ",".join(map(str, numbers)) or None)
-        elif isinstance(numbers, int):  # of a YAML file with one layer
-            setattr(flat, name, str(numbers))
-    return flat
+        numbers = getattr(args, name, None)  # a list of a flag of fairseq's, or one number of a YAML file
+        if isinstance(numbers, (list, int)):
+            setattr(args, name, ",".join(map(str, numbers if isinstance(numbers, list) else [numbers])) or None)
+    return args
 
 
-def options_of_part(part: str, nested: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options that *nested*, a *part* of a YAML file, gives, also by its defaults, by their flat names."""
-    if nested is None:
-        return {}
-    return {f"{part}_{name}": value for name, value in vars(NESTED[part](**nested)).items() if name != "_name"}
-
-
-def flatten(args: DictConfig) -> None:
-    """Give the options in the parts of *args* their flat names, which fairseq reads, saves and overrides."""
-    options = option_dict(args)
-    for part in NESTED:
-        if args.pop(part, None) is not None:
-            args.update(options_of_part(part, options[part]))
-
-
-def save_in_configuration(args: Namespace | DictConfig, built: Namespace) -> None:
-    """Copy into *args* what a checkpoint must have and :func:`as_namespace`'s *built* got while the model was built.
-
-    fairseq's own models change the configuration that is saved. Without it, the sizes would depend on other programs.
-    """
-    if isinstance(args, DictConfig):
-        with open_dict(args):
-            of_sides = (f"{side}_layers{kept}" for side in SIDES for kept in ("", "_to_keep"))
-            for name in (*of_sides, "max_positions", "max_target_positions"):
-                if hasattr(built, name):
-                    args[name] = getattr(built, name)
+def save_options(config: Namespace | DictConfig, built: Namespace) -> None:
+    """Copy the sizes of *built*, with which a model was built, into its *config* of hydra, which fairseq saves."""
+    if isinstance(config, DictConfig):
+        sizes = [f"{side}_layers{kept}" for side in SIDES for kept in ("", "_to_keep")]
+        with open_dict(config):
+            for name in {*sizes, "max_positions", "max_target_positions"} & vars(built).keys():
+                config[name] = getattr(built, name)
 
 
 def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> None:
@@ -90,26 +73,33 @@ def refuse_unknown_options(args: DictConfig, model: str, fairseq_arch: str) -> N
     dataclass = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[fairseq_arch])
     fields = getattr(dataclass, "__dataclass_fields__", ())  # some are flags of the task
     flags = flags_of_model(model) | flags_of_model(str(option_value(args, "_name")))  # a subclass can have more
-    refuse_unknown_names(args, {"_name", "arch", *NESTED, *fields, *flags, *vars(sizes)})
-    is_filled = option_value(args, "base_layers") is not None  # by an architecture, which sets it, so with defaults
-    for name, config in NESTED.items():
-        if option_value(args, name) is None:
-            continue
-        refuse_unknown_names(args[name], config.__dataclass_fields__, f"model.{name}")
-        for option, value in options_of_part(name, option_dict(args)[name]).items():
-            if not is_filled and option_value(args, option) not in (None, value):
-                inside = f"model.{name}.{option.removeprefix(f'{name}_')}"
-                raise InputError(f"model.{option}: there is also a part model.{name}; write {inside} there instead")
+    parts = PARTS if model_sides({"arch": model}) == SIDES else {}
+    _refuse_unknown_names(args, {"_name", "arch", *parts, *fields, *flags, *vars(sizes)}, "model")
+    for part in (part for part in parts if option_value(args, part) is not None):
+        names = PARTS[part].__dataclass_fields__
+        _refuse_unknown_names(args[part], names, f"model.{part}")
+        twice = next((name for name in names if f"{part}_{name}" in args), None)
+        if twice:
+            raise InputError(f"model.{part}_{twice}: there is also a part model.{part}; write it there")
+
+
+def _refuse_unknown_names(names: Iterable[Any], known: Iterable[str], place: str) -> None:
+    """Raise an InputError for the first of *names*, keys of a configuration, that is not *known*."""
+    known_names = sorted(set(known))
+    for name in names:
+        if name not in known_names:
+            hint = nearest(str(name), known_names)
+            raise InputError(f"{place}.{name}: neither fairseq nor fairseq-rope has an option of this name{hint}")
 
 
 def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     """Set the options that *args* lacks: fairseq's base sizes, the position encodings and their options.
 
     *encodings* are those of the architecture, by the names of options. Returns the options, as read from *args*.
-    Raises the InputErrors of :func:`.read` and :func:`.refuse_encodings`.
+    Raises the errors of :func:`.read` and :func:`.refuse_encodings`.
     """
     sides = model_sides(args)
-    defaults = {name: option.default for name, option in options_of_sides(OF_POSITIONS, sides).items()}
+    defaults = {name: option.default for name, option in options_of_sides(POSITION_OPTIONS, sides).items()}
     if getattr(args, "position_encoding", None) is None:  # else the user's choice for both sides counts
         defaults.update(encodings)
     for name, default in defaults.items():
@@ -120,12 +110,7 @@ def set_defaults(args: Namespace, **encodings: str) -> ModelOptions:
     args.no_token_positional_embeddings = not any(ENCODINGS[name].absolute for name in names.values())
     FAIRSEQ_DEFAULTS[sides](args)
     options = read(args)
-    for name, option in options_of_sides({**used_options(args, names), **OF_BLOCK}, sides).items():
-        value = options.values[name]
-        # read() is called again with what is stored here. Text that it returns is the usual form of what was given.
-        if option.read is not None and not isinstance(value, str) and not hasattr(value, "text"):
-            value = getattr(args, name, None)
-        setattr(args, name, option.default if value is None else getattr(value, "text", value))
+    vars(args).update(options.values)
     return options
 
 
@@ -153,7 +138,10 @@ FAIRSEQ_DEFAULTS: dict[Any, Any] = {
 
 
 def complete(options: Any) -> Namespace | None:
-    """Return a copy of the *options* of a model, with its architecture's defaults; None if there are none."""
+    """Return a copy of the *options* of a model, with its architecture's defaults.
+
+    It returns None if there are none, and for the configuration of a model that is built, which is complete.
+    """
     if not (isinstance(options, (Namespace, dict)) or OmegaConf.is_config(options)):
         return None
     fill = ARCH_CONFIG_REGISTRY.get(option_value(options, "arch") or option_value(options, "_name"))

@@ -10,7 +10,7 @@ from ..positions.sharing import forward_pass
 from .block import fit_norms
 from .encodings import SidePositions, fit_positions
 from .layers import EncoderLayer, with_dropout, wrap_layer
-from .options import model_options
+from .options import read
 
 
 class Encoder(TransformerEncoderBase):
@@ -19,7 +19,7 @@ class Encoder(TransformerEncoderBase):
     def __init__(
         self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        self.options = model_options(cfg)
+        self.options = read(cfg)
         self.positions = SidePositions(self.options.encoder, cfg)
         without_positions = copy.copy(cfg)
         without_positions.no_token_positional_embeddings = True

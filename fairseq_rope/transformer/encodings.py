@@ -14,7 +14,6 @@ from ..checkpoints import current_reading, is_resumed
 from ..modules.shifted_sinusoids import ShiftedSinusoidalEmbedding
 from ..positions import PositionEncoding
 from .options import SideOptions, is_pruned
-from .refusals import refuse_position
 
 logger = logging.getLogger(__name__)
 # What some versions of fairseq write for sinusoids, which have no parameters; all versions can read it.
@@ -61,7 +60,6 @@ class SidePositions:
                 if side.features == side.head_dim:
                     raise
                 raise ValueError(f"--feature-map favor, with {side.features} features: {error}") from None
-        refuse_position(self.cfg, side, position)
         self._first = self._first or position
         for name in self.encoding.shared_parameters:
             setattr(position, name, getattr(self._first, name))
@@ -102,25 +100,26 @@ def fit_positions(module: nn.Module, positions: SidePositions, state_dict: dict[
     encoding, these keep their initial values. Both are logged as warnings. Layers that *module* does not
     have are kept: ``--encoder-layers-to-keep`` renumbers them later. *name* is that of *module* in *state_dict*.
     """
-    kept = _kept_layers(positions.options, state_dict, name)
-    own = {f"{name}.{key}": value for key, value in _trained_names(module, kept).items()}
-    loaded = {key for key in state_dict if key.startswith(f"{name}.") and is_of_positions(key[len(name) + 1 :])}
-    sinusoids = {f"{name}.{key}" for key in SINUSOIDS}
+    prefix, side = f"{name}.", positions.options
+    numbers = _kept_layers(side, state_dict, name)
+    own = {key: value for key, value in _trained_names(module, numbers).items() if key not in SINUSOIDS}
+    keys = (key.removeprefix(prefix) for key in state_dict if key.startswith(prefix))
+    loaded = [key for key in keys if is_of_positions(key)]
     if positions.encoding.absolute == "sinusoidal":
-        loaded -= sinusoids
-    of_model = f"this model's {positions.options.side} has the position encoding {positions.options.encoding}"
+        loaded = [key for key in loaded if key not in SINUSOIDS]
     own_kinds = {_kind(key) for key in own}
-    others = {key for key in loaded if _kind(key) not in own_kinds}
-    if others:
-        logger.warning(f"dropped {_in_words(others)} from the checkpoint: {of_model}")
-        for key in others:
-            del state_dict[key]
-    new = own.keys() - loaded - sinusoids
+    dropped = [key for key in loaded if _kind(key) not in own_kinds]
+    new = [key for key in own if key not in loaded]
+    of_model = f"this model's {side.side} has the position encoding {side.encoding}"
+    if dropped:
+        logger.warning(f"dropped {_kinds(prefix, dropped)} from the checkpoint: {of_model}")
+        for key in dropped:
+            del state_dict[prefix + key]
     # Outside a training, a checkpoint that has some of the parameters is damaged.
-    is_start = current_reading() is not None or not loaded - others - sinusoids
+    is_start = current_reading() is not None or len(dropped) == len(loaded)
     if new and is_start and not is_resumed():
-        logger.warning(f"the checkpoint has no {_in_words(new)}, which starts with new values: {of_model}")
-        state_dict.update({key: own[key].detach().clone() for key in own if key in new})
+        logger.warning(f"the checkpoint has no {_kinds(prefix, new)}, which starts with new values: {of_model}")
+        state_dict.update({prefix + key: own[key].detach().clone() for key in new})
 
 
 def layers_in(state_dict: Mapping[str, Tensor], name: str) -> int:
@@ -150,8 +149,8 @@ def is_of_positions(key: str) -> bool:
 
 def _kind(key: str) -> str:
     """Return *key* without the number of its layer."""
-    return re.sub(r"\.layers\.\d+\.", ".layers.*.", key, count=1)  # an encoding can have layers of its own
+    return re.sub(r"^layers\.\d+\.", "layers.*.", key)  # an encoding can have layers of its own
 
 
-def _in_words(keys: Iterable[str]) -> str:
-    return ", ".join(sorted({_kind(key) for key in keys}))
+def _kinds(prefix: str, keys: Iterable[str]) -> str:
+    return ", ".join(sorted({prefix + _kind(key) for key in keys}))

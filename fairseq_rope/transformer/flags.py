@@ -6,7 +6,6 @@ A flag of one side, such as ``--encoder-attention-type``, replaces the flag of b
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
-from functools import partial
 from typing import Any, Optional
 
 from fairseq import utils
@@ -15,8 +14,7 @@ from fairseq.models.transformer import TransformerConfig
 
 from ..errors import flag_of
 from ..positions import DEFAULT, ENCODINGS
-from ..positions.interface import SIDES, Option, natural_number
-from .sides import options_of_sides
+from ..positions.interface import SIDES, Option
 
 
 def length_scaling(value: Any, flag: str) -> float:
@@ -26,52 +24,31 @@ def length_scaling(value: Any, flag: str) -> float:
     return float(value)
 
 
-def one_of(*choices: str) -> Any:
-    """Return a function for ``Option.read`` that allows only *choices*."""
-
-    def read(value: Any, flag: str) -> str:
-        if value not in choices:
-            raise ValueError(f"{flag} {value}: must be one of {', '.join(choices)}")
-        return str(value)
-
-    return read
-
-
-LENGTH_SCALING = Option(
-    0.0,
-    "average number of tokens of a training sentence: queries of self- and cross-attention are multiplied by "
-    "ln(number of keys) / ln(this number); 0: they are not",
-    length_scaling,
-)
 # options of the block that both sides have
-OF_BOTH_BLOCKS = {
-    "norm_type": Option("layer", "layer norm (layer), or RMSNorm without mean and bias (rms)", one_of("layer", "rms")),
+BOTH_BLOCK_OPTIONS = {
+    "norm_type": Option("layer", "layer norm (layer), or RMSNorm without mean and bias (rms)", ("layer", "rms")),
     "ffn_type": Option(
-        "mlp", "feed-forward layers: fc2(act(fc1(x))) (mlp), or fc2(act(gate(x)) * up(x)) (glu)", one_of("mlp", "glu")
+        "mlp", "feed-forward layers: fc2(act(fc1(x))) (mlp), or fc2(act(gate(x)) * up(x)) (glu)", ("mlp", "glu")
     ),
     "scale_glu_width": Option(False, "gated layers have 2/3 of the inner width, which keeps the number of parameters"),
-    "attention_type": Option(
-        "softmax", "self-attention: softmax, or linear in the length", one_of("softmax", "linear")
-    ),
+    "attention_type": Option("softmax", "self-attention: softmax, or linear in the length", ("softmax", "linear")),
     "qk_norm": Option(False, "RMSNorm of each head's queries and keys of self-attention"),
     "no_projection_bias": Option(False, "no biases in attention's projections and in feed-forward layers"),
 }
-KV_HEADS = {
+KV_HEAD_OPTIONS = {
     f"{name}_kv_heads": Option(
         0,
         f"number of heads of keys and values in {where}; 0: as many as heads of queries, 1: multi-query attention",
-        natural_number,
+        range(2**16),
     )
     for name, where in (*((side, f"self-attention of the {side}") for side in SIDES), ("cross", "cross-attention"))
 }
-OF_FEATURES = {
+FEATURE_OPTIONS = {
     "feature_map": Option(
-        "elu1", "of linear attention: elu(x) + 1, or favor, random features for softmax", one_of("elu1", "favor")
+        "elu1", "of linear attention: elu(x) + 1, or favor, random features for softmax", ("elu1", "favor")
     ),
-    "favor_features": Option(
-        0, "number of favor's features of a head of D, even; 0: D ln D", partial(natural_number, largest=2**16, step=2)
-    ),
-    "favor_seed": Option(0, "seed of favor's random vectors", natural_number),
+    "favor_features": Option(0, "number of favor's features of a head of D, even; 0: D ln D", range(0, 2**16 + 1, 2)),
+    "favor_seed": Option(0, "seed of favor's random vectors"),
 }
 # options that also have a flag for each side
 WITH_SIDES = ("position_encoding", "rope_scaling", "attention_type")
@@ -80,8 +57,8 @@ WITH_SIDES = ("position_encoding", "rope_scaling", "attention_type")
 def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
     """Return *options*, with those of each side that replace them: "encoder_attention_type", …."""
     of_one_side = {
-        f"{side}_{name}": Option(
-            None if option.default else option.default, f"that of the {side}; default: {flag_of(name)}", option.read
+        f"{side}_{name}": option._replace(
+            default=None if option.default else option.default, help=f"that of the {side}; default: {flag_of(name)}"
         )
         for name, option in options.items()
         if name in WITH_SIDES
@@ -90,46 +67,56 @@ def _with_sides(options: Mapping[str, Option]) -> dict[str, Option]:
     return {**options, **of_one_side}
 
 
-OF_POSITIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of both sides")})
+POSITION_OPTIONS = _with_sides({"position_encoding": Option(DEFAULT, "position encoding of all sides")})
 # options of attention and of the block around it, with any encoding
-OF_BLOCK = {"attention_length_scaling": LENGTH_SCALING, **_with_sides(OF_BOTH_BLOCKS), **KV_HEADS, **OF_FEATURES}
+BLOCK_OPTIONS = {
+    "attention_length_scaling": Option(
+        0.0,
+        "average number of tokens of a training sentence: queries of self- and cross-attention are multiplied by "
+        "ln(number of keys) / ln(this number); 0: they are not",
+        read=length_scaling,
+    ),
+    **_with_sides(BOTH_BLOCK_OPTIONS),
+    **KV_HEAD_OPTIONS,
+    **FEATURE_OPTIONS,
+}
 
 
-def of_encodings(sides: Sequence[str] = SIDES) -> dict[str, Option]:
+def encoding_options(sides: Sequence[str] = SIDES) -> dict[str, Option]:
     """Return the options of all encodings on these *sides*, also of those that a user dir has added.
 
     Raises:
         ValueError: two encodings have different options of one name
     """
-    used = ((user, encoding, side) for user, encoding in ENCODINGS.items() for side in sides if side in encoding.sides)
-    options, owners = dict[str, Option](), dict[str, str]()
-    for user, encoding, side in used:
+    options: dict[str, Option] = {}
+    for encoding, side in ((one, side) for one in ENCODINGS.values() for side in sides if side in one.sides):
         for name, option in encoding.options_of(side).items():
-            known, owner = options.setdefault(name, option), owners.setdefault(name, user)
-            if (option.default, option.read) != (known.default, known.read):
-                raise ValueError(f"{user} and {owner} have different options {name}: give one of them another name")
+            known = options.setdefault(name, option)
+            if option._replace(help="") != known._replace(help=""):
+                raise ValueError(f"two position encodings have different options {name}: give one another name")
     return _with_sides(options)
 
 
-def users_of(name: str) -> list[str]:
-    """Return the encodings that use the option *name*, which can be that of a side; [] if it is no encoding's.
+def used_options(encodings: Mapping[str, str]) -> dict[str, Option]:
+    """Return the options of a model whose sides have these *encodings*: those of its positions and of its block."""
+    used = [(side, option) for side, name in encodings.items() for option in ENCODINGS[name].options_of(side)]
+    names = {name for side, option in used for name in (option, f"{side}_{option}")}
+    options = {name: option for name, option in encoding_options().items() if name in names}
+    return options_of_sides({**options, **BLOCK_OPTIONS}, list(encodings))
 
-    "alibi in the encoder" is an encoding that uses it there only.
-    """
-    users, of_side = [], [side for side in SIDES if name.startswith(f"{side}_")]
-    for user, encoding in ENCODINGS.items():
-        using = [side for side in SIDES if name in encoding.options_of(side)]
-        using = using or [side for side in of_side if name.partition("_")[2] in encoding.options_of(side)]
-        if using:
-            users.append(user if len(using) == len(SIDES) else f"{user} in the {using[0]}")
-    return users
+
+def options_of_sides(options: Mapping[str, Option], sides: Sequence[str]) -> dict[str, Option]:
+    """Return those of *options* that a model with these *sides* has; cross-attention needs both."""
+    missing = () if len(sides) == len(SIDES) else tuple(f"{side}_" for side in ("cross", *SIDES) if side not in sides)
+    return {name: option for name, option in options.items() if not name.startswith(missing)}
 
 
 def all_flags(sides: Sequence[str] = SIDES) -> dict[str, Option]:
     """Return the options that our models with these *sides* add to fairseq's."""
-    where = f"of {'both sides' if len(sides) == len(SIDES) else f'the {sides[0]}'}"
-    both = Option(DEFAULT, f"position encoding {where}: one of {', '.join(ENCODINGS)}")
-    return options_of_sides({**OF_POSITIONS, "position_encoding": both, **OF_BLOCK, **of_encodings(sides)}, sides)
+    flags = {**POSITION_OPTIONS, **BLOCK_OPTIONS, **encoding_options(sides)}
+    with_names = f"{flags['position_encoding'].help}: one of {', '.join(ENCODINGS)}"
+    flags["position_encoding"] = Option(DEFAULT, with_names)
+    return options_of_sides(flags, sides)
 
 
 def config_class(base: type[FairseqDataclass] = TransformerConfig, sides: Sequence[str] = SIDES) -> Any:

@@ -23,9 +23,10 @@ from omegaconf import DictConfig
 from ..checkpoints import option_value, options_of_task
 from ..patches.options import literal
 from .decoder import Decoder
-from .defaults import as_namespace, save_in_configuration
+from .defaults import as_namespace, save_options, set_defaults
 from .flags import config_class
-from .models import RopeModel, with_options
+from .models import RopeModel
+from .refusals import refuse_contradictions
 
 
 @register_model("transformer_lm_rope")
@@ -55,12 +56,16 @@ class TransformerRopeLanguageModel(RopeModel, TransformerLanguageModel):
             for options in (args, task_options)
         )
         args.max_target_positions = next(filter(None, lengths), DEFAULT_MAX_TARGET_POSITIONS)
-        with with_options(args):
-            refuse_untied_parts(args)
-            embed_tokens = cls.build_input_embeddings(args, task.source_dictionary)
-            cfg = TransformerConfig.from_namespace(args)
-            model = cls(Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
-        save_in_configuration(config, args)
+        refuse_contradictions(args, set_defaults(args))
+        if args.tie_adaptive_weights and args.adaptive_input_cutoff != args.adaptive_softmax_cutoff:
+            raise ValueError(
+                f"--tie-adaptive-weights: --adaptive-input-cutoff {args.adaptive_input_cutoff} must be equal to "
+                f"--adaptive-softmax-cutoff {args.adaptive_softmax_cutoff}"
+            )
+        embed_tokens = cls.build_input_embeddings(args, task.source_dictionary)
+        cfg = TransformerConfig.from_namespace(args)
+        model = cls(Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        save_options(config, args)
         return model
 
     @classmethod
@@ -78,33 +83,3 @@ class TransformerRopeLanguageModel(RopeModel, TransformerLanguageModel):
                 *(args.decoder_embed_dim, cutoff, args.quant_noise_pq, args.quant_noise_pq_block_size),
             )
         return cls.build_embedding(args, dictionary, args.decoder_input_dim)
-
-
-def refuse_untied_parts(args: Namespace) -> None:
-    """Raise a ValueError with one sentence if input and output cannot share the weights that *args* let them share."""
-    dims = args.decoder_input_dim, args.decoder_output_dim
-    if args.share_decoder_input_output_embed and dims[0] != dims[1] and not args.adaptive_softmax_cutoff:
-        raise ValueError(
-            f"--share-decoder-input-output-embed: --decoder-input-dim {dims[0]} must be equal to "
-            f"--decoder-output-dim {dims[1]}"
-        )
-    if args.tie_adaptive_weights:
-        if not args.adaptive_input:
-            raise ValueError("--tie-adaptive-weights: needs --adaptive-input; add it, or drop the flag")
-        for name in ("cutoff", "factor"):
-            of_input, of_softmax = (getattr(args, f"adaptive_{part}_{name}") for part in ("input", "softmax"))
-            if of_input != of_softmax:
-                raise ValueError(
-                    f"--tie-adaptive-weights: --adaptive-input-{name} {of_input} must be equal to "
-                    f"--adaptive-softmax-{name} {of_softmax}"
-                )
-        if args.decoder_input_dim != args.decoder_output_dim:
-            raise ValueError(
-                f"--tie-adaptive-weights: --decoder-input-dim {args.decoder_input_dim} must be equal to "
-                f"--decoder-output-dim {args.decoder_output_dim}"
-            )
-        if args.decoder_output_dim != args.decoder_embed_dim:  # fairseq does not project the output to another width
-            raise ValueError(
-                f"--tie-adaptive-weights: --decoder-output-dim {args.decoder_output_dim} must be equal to "
-                f"--decoder-embed-dim {args.decoder_embed_dim}"
-            )

@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerConfig
 from ..checkpoints import CheckpointError, option_value
 from ..errors import flag_of
 from .defaults import complete
-from .flags import OF_BOTH_BLOCKS, WITH_SIDES
+from .flags import BOTH_BLOCK_OPTIONS, WITH_SIDES
 from .options import ModelOptions, encodings_of, is_ours, is_pruned, read
 
 logger = logging.getLogger(__name__)
@@ -31,16 +31,17 @@ FUNCTION = (
     *("tie_adaptive_weights", "tie_adaptive_proj"),
 )
 # Options of fairseq's transformer_align, multilingual_transformer and roberta, which change the function.
-OF_OTHER_MODELS = (
+OTHER_MODEL_OPTIONS = (
     *("alignment_heads", "alignment_layer", "full_context_alignment"),
     *("share_encoder_embeddings", "share_decoder_embeddings", "share_encoders", "share_decoders"),
     *("untie_weights_roberta", "pooler_activation_fn"),
 )
 # Options that say how to read the weights, which with another value cannot even be a start, and what to do instead
-OF_WEIGHTS = {
+WEIGHT_OPTIONS = {
     "rope_layout": ", or convert the checkpoint first: python -m fairseq_rope convert-layout",
     "favor_seed": "",
 }
+IN_TRAINING_ONLY = ("shape_max_shift",)  # options of encodings that do not change what a trained model computes
 
 
 class Difference(NamedTuple):
@@ -55,14 +56,10 @@ class Difference(NamedTuple):
 def meaning_of(options: ModelOptions) -> dict[str, Any]:
     """Return what decides what the same weights compute, by the names of the options."""
     values: dict[str, Any] = {f"{side.side}_position_encoding": side.encoding for side in options.sides}
-    used_options = [(name, side.encoding_class.options[name]) for side in options.sides for name in side.position]
-    for name in dict.fromkeys(name for name, option in used_options if not option.in_training_only):
-        by_side = {side.side: side.position[name] for side in options.sides if name in side.position}
-        values[name] = one_value(
-            {name_of_side: getattr(value, "text", value) for name_of_side, value in by_side.items()}
-        )
+    for name in dict.fromkeys(name for side in options.sides for name in side.position if name not in IN_TRAINING_ONLY):
+        values[name] = one_value({side.side: side.position[name] for side in options.sides if name in side.position})
     values["attention_length_scaling"] = options.attention_length_scaling
-    for name in OF_BOTH_BLOCKS:
+    for name in BOTH_BLOCK_OPTIONS:
         if name in WITH_SIDES:
             values.update({f"{side.side}_{name}": getattr(side, name) for side in options.sides})
         else:
@@ -98,14 +95,14 @@ def meaning(options: Any) -> dict[str, Any]:
     """Return what decides what the same weights compute, by the names of options; equal models have equal dicts.
 
     *options* are those of a model on the command line, of hydra or in a checkpoint, also of fairseq's own models.
-    Raises the InputError of :func:`.options.read`.
+    Raises the errors of :func:`.options.read`.
     """
     options = _completed(options)
     if is_ours(options):
         values = meaning_of(read(options))
     else:  # the encodings alone: our block and scalings are not there, and the layers can be those of convolutions
         values = {f"{side}_position_encoding": encoding for side, encoding in encodings_of(options).items()}
-    for name in (*FUNCTION, *OF_OTHER_MODELS):
+    for name in (*FUNCTION, *OTHER_MODEL_OPTIONS):
         value = option_value(options, name)
         value = getattr(DEFAULTS, name, None) if value is None else value
         values[name] = None if value is False else value
@@ -123,17 +120,17 @@ def option_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> l
     return [Difference(name, flag_of(name), first[name], second[name]) for name in names]
 
 
-def in_words(different: Iterable[Difference]) -> str:
+def describe(different: Iterable[Difference]) -> str:
     """Return "with --FLAG FIRST, not SECOND" for each difference, and "with" and "without" for switches."""
     parts = []
     for _, flag, *values in different:
-        first, second = (_in_words(flag, value) for value in values)
+        first, second = (_with_flag(flag, value) for value in values)
         with_value = f"with {flag} "
         parts.append(f"{first}, not {second.removeprefix(with_value) if first.startswith(with_value) else second}")
     return " and ".join(parts)
 
 
-def _in_words(flag: str, value: Any) -> str:
+def _with_flag(flag: str, value: Any) -> str:
     if value is None or value is False or value == "":
         return f"without {flag}"
     return f"with {flag}" if value is True else f"with {flag} {value}"
@@ -158,11 +155,11 @@ def refuse_other_model(path: str, trained: Any, own: Any, is_meant: bool) -> Non
             flag = f"--{side.side}-layers-to-keep {side.layers_to_keep}"
             raise CheckpointError(f"{flag}: {path} has only the layers 0 to {of_checkpoint - 1} of the {side.side}")
     different = option_differences(meaning(trained), meaning(own))
-    unreadable = [difference for difference in different if difference.name in OF_WEIGHTS]
+    unreadable = [difference for difference in different if difference.name in WEIGHT_OPTIONS]
     if unreadable or (different and not is_meant):
         first = (unreadable or different)[0]
         start = f", or start another training from it, in another --save-dir, with --finetune-from-model {path}"
-        way_out = OF_WEIGHTS.get(first.name, start)
-        raise CheckpointError(f"{path} was trained {in_words([first])}; use the same value{way_out}")
+        way_out = WEIGHT_OPTIONS.get(first.name, start)
+        raise CheckpointError(f"{path} was trained {describe([first])}; use the same value{way_out}")
     if different:
-        logger.warning(f"{path} was trained {in_words(different)}: its weights are the start of another model")
+        logger.warning(f"{path} was trained {describe(different)}: its weights are the start of another model")

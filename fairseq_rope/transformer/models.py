@@ -5,8 +5,6 @@ So flags, parameter names and checkpoints are the same.
 """
 
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fairseq.criterions import CRITERION_REGISTRY
@@ -21,29 +19,13 @@ from ..checkpoints import option_value, options_of_task, set_option
 from ..modules.attention import SelfAttention
 from ..positions.interface import SIDES
 from .decoder import Decoder
-from .defaults import as_namespace, save_in_configuration, set_defaults
+from .defaults import as_namespace, save_options, set_defaults
 from .encoder import Encoder
 from .encodings import layers_in
 from .flags import config_class
 from .meaning import refuse_other_model
 from .options import is_pruned
-from .refusals import refuse_what_cannot_work
-
-
-@contextmanager
-def with_options(args: Namespace) -> Iterator[None]:
-    """Complete *args* and read its options; the configurations that fairseq makes of *args* in this context have them.
-
-    The options are an attribute of *args*, which fairseq copies. Afterwards they are removed, because *args* is saved
-    in checkpoints. Raises a ValueError if our models do not support an option.
-    """
-    options = set_defaults(args)  # fills in what checkpoints of older versions lack
-    refuse_what_cannot_work(args, options)
-    args.model_options = options
-    try:
-        yield
-    finally:
-        del args.model_options
+from .refusals import refuse_contradictions
 
 
 class RopeModel(BaseFairseqModel):
@@ -103,9 +85,9 @@ class TransformerRopeModel(RopeModel, TransformerModel):
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
         config, args = args, as_namespace(args)
-        with with_options(args):
-            model = super().build_model(args, task)
-        save_in_configuration(config, args)
+        refuse_contradictions(args, set_defaults(args))
+        model = super().build_model(args, task)
+        save_options(config, args)
         cfg = options_of_task(task)
         model.decoder.attention_in_training = needs_attention(args) or bool(option_value(cfg, "load_alignments"))
         right_padded = str(option_value(cfg, "left_pad_target")) == "False"

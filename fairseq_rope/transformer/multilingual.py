@@ -11,9 +11,10 @@ from fairseq.models import FairseqMultiModel, register_model
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from torch import nn
 
-from .defaults import as_namespace
+from .defaults import as_namespace, set_defaults
 from .meaning import refuse_other_model
-from .models import TransformerRopeModel, needs_attention, with_options
+from .models import TransformerRopeModel, needs_attention
+from .refusals import refuse_contradictions
 
 
 @register_model("multilingual_transformer_rope")
@@ -30,8 +31,8 @@ class MultilingualTransformerRopeModel(MultilingualTransformerModel):
     def build_model(cls, args: Namespace, task: Any) -> FairseqMultiModel:
         """Build the model that *args* describes. Raises the errors of TransformerRopeModel."""
         args = as_namespace(args)
-        with with_options(args):
-            model = super().build_model(args, task)
+        refuse_contradictions(args, set_defaults(args))
+        model = super().build_model(args, task)
         for of_pair in model.models.values():
             of_pair.decoder.attention_in_training = needs_attention(args)
         model.refuse_other_model = refuse_other_model  # fairseq builds an object of its own class

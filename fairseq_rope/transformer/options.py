@@ -1,4 +1,4 @@
-"""The options of our models: one reading of them.
+"""The options of our models.
 
 :func:`read` reads the command line, a configuration of hydra or the options of a checkpoint. All other modules use the
 attributes of the objects that it returns. ``flags.py`` has the table of the flags.
@@ -9,38 +9,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, FairseqEncoderModel, FairseqLanguageModel
 from fairseq.models.transformer import TransformerConfig
 
 from ..checkpoints import option_value
 from ..errors import InputError, flag_of
 from ..positions import DEFAULT, ENCODINGS, PositionEncoding
 from ..positions.interface import SIDES, Option
-from .flags import OF_BLOCK, OF_BOTH_BLOCKS, OF_FEATURES, OF_POSITIONS, of_encodings
-from .sides import model_sides, options_of_sides
+from .flags import BOTH_BLOCK_OPTIONS, FEATURE_OPTIONS, POSITION_OPTIONS, used_options
 
 KINDS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
+def model_name(options: Any) -> str | None:
+    """Return the model's name in *options*: "transformer_rope" for ``--arch transformer_rope_tiny``."""
+    arch = option_value(options, "arch") or option_value(options, "_name")
+    return ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
+
+
+def model_sides(args: Any) -> tuple[str, ...]:
+    """Return the sides of the model that *args* name: encoder and decoder, or the only one.
+
+    The class decides, because a user dir can register a subclass of a language model under a name of its own.
+    """
+    model = MODEL_REGISTRY.get(model_name(args), object)
+    for side, kind in (("decoder", FairseqLanguageModel), ("encoder", FairseqEncoderModel)):
+        if issubclass(model, kind):
+            return (side,)
+    return SIDES
+
+
 def value_of(args: Any, name: str, option: Option) -> Any:
-    """Return the value of the option *name* in *args*, or its default; raise an InputError if it is not allowed."""
+    """Return the value of the option *name* in *args*, or its default; raise a ValueError if it is not allowed."""
     value, flag = option_value(args, name), flag_of(name)
     value = option.default if value is None else value
     if value is None:
         return None
     if option.read is not None:
-        try:
-            return option.read(value, flag)
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        return option.read(value, flag)
     kind = str if option.default is None else type(option.default)
     if not isinstance(value, (float, int) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
         raise InputError(f"{flag} {value}: must be {KINDS.get(kind, kind.__name__)}")
+    choices = option.choices
+    if choices and value not in choices:
+        allowed = choices if isinstance(choices, range) else ", ".join(choices)
+        raise InputError(f"{flag} {value}: must be one of {allowed}")
     return value
-
-
-def values_of(args: Any, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of *options* in *args*."""
-    return {name: value_of(args, name, option) for name, option in options.items()}
 
 
 def side_value(values: Mapping[str, Any], name: str, side: str) -> Any:
@@ -53,19 +67,9 @@ def flag_of_side(args: Any, name: str, side: str) -> str:
     return flag_of(f"{side}_{name}" if option_value(args, f"{side}_{name}") else name)
 
 
-def numbers_of_kept_layers(layers_to_keep: str) -> list[int]:
-    """Return the numbers, in the model that was trained, of the layers that fairseq's pruning keeps."""
-    return sorted(int(number) for number in layers_to_keep.split(","))
-
-
 def is_pruned(layers: int | None, layers_to_keep: str) -> bool:
     """Return whether *layers*, the number of those in a checkpoint, are the layers to keep: no other layer is there."""
-    return layers == len(numbers_of_kept_layers(layers_to_keep))
-
-
-def inner_width(width: int) -> int:
-    """Return two thirds of *width*, rounded up to a multiple of 8: gated layers have three matrices, not two."""
-    return -(-2 * width // 24) * 8
+    return layers == len(layers_to_keep.split(","))
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,14 @@ class SideOptions:
     feature_map: str
     favor_features: int  # 0: D ln D
     favor_seed: int
-    learned_pos: bool  # fairseq's flag
-    xformers_att_config: str | None
     layers: int
     layers_to_keep: str | None  # fairseq's flag
 
     @property
     def kept_layers(self) -> list[int]:
         """The numbers that the layers of the model have in the model that was trained."""
-        return numbers_of_kept_layers(self.layers_to_keep) if self.layers_to_keep else list(range(self.layers))
+        numbers = self.layers_to_keep.split(",") if self.layers_to_keep else range(self.layers)
+        return sorted(int(number) for number in numbers)
 
     @property
     def encoding_class(self) -> type[PositionEncoding]:
@@ -120,11 +123,6 @@ class SideOptions:
             return self.head_dim
         return self.favor_features or max(8, math.ceil(self.head_dim * math.log(self.head_dim) / 8) * 8)
 
-    @property
-    def scales_width(self) -> bool:
-        """Whether the inner width of a gated feed-forward part is :func:`inner_width`."""
-        return self.scale_glu_width and self.ffn_type == "glu"
-
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -133,7 +131,7 @@ class ModelOptions:
     sides: tuple[SideOptions, ...]  # encoder and decoder, or the only one
     cross_kv_heads: int  # as many as heads of the decoder if no other number is given
     attention_length_scaling: float
-    values: Mapping[str, Any]  # the values of all flags of our models that are used, by name
+    values: Mapping[str, Any]  # the values of all options of our models that are used, by name
 
     @property
     def encoder(self) -> SideOptions:
@@ -148,51 +146,41 @@ class ModelOptions:
         return len(self.sides) == len(SIDES)
 
 
-def used_options(args: Any, encodings: Mapping[str, str]) -> dict[str, Option]:
-    """Return the options that the *encodings* of the two sides use, with the flags of each side."""
-    used = [(side, option) for side, name in encodings.items() for option in ENCODINGS[name].options_of(side)]
-    names = [name for side, option in used for name in (option, f"{side}_{option}")]
-    flags = of_encodings()
-    return {name: flags[name] for name in names if name in flags}
-
-
 def encodings_of(args: Any) -> dict[str, str]:
     """Return the name of each side's encoding in *args*, which can be options of fairseq's own models.
 
     Checkpoints of our oldest version have no option for the encoding, and are rotary. An encoding that does not exist
     raises an InputError.
     """
-    if is_ours(args):
-        values = {name: option_value(args, name) for name in OF_POSITIONS}
-        chosen = {side: side_value(values, "position_encoding", side) for side in model_sides(args)}
-        names = {side: DEFAULT if name is None else str(name) for side, name in chosen.items()}
-        for side, name in names.items():
-            if name not in ENCODINGS:
-                flag = flag_of_side(args, "position_encoding", side)
-                own = "if your own user dir adds it, give that as --user-dir"
-                raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}; {own}")
-        return names
-    if option_value(args, "no_token_positional_embeddings"):
-        return dict.fromkeys(model_sides(args), "none")
-    return {
-        side: "learned" if option_value(args, f"{side}_learned_pos") else "sinusoidal" for side in model_sides(args)
-    }
+    sides = model_sides(args)
+    if not is_ours(args):
+        if option_value(args, "no_token_positional_embeddings"):
+            return dict.fromkeys(sides, "none")
+        return {side: "learned" if option_value(args, f"{side}_learned_pos") else "sinusoidal" for side in sides}
+    values = {name: option_value(args, name) for name in POSITION_OPTIONS}
+    names: dict[str, Any] = {side: side_value(values, "position_encoding", side) for side in sides}
+    names = {side: DEFAULT if name is None else name for side, name in names.items()}
+    for side, name in names.items():
+        if name not in ENCODINGS:
+            own = "if your own user dir adds it, give that as --user-dir"
+            flag = flag_of_side(args, "position_encoding", side)
+            raise InputError(f"{flag} {name}: must be one of {', '.join(ENCODINGS)}; {own}")
+    return names
 
 
 def is_ours(args: Any) -> bool:
     """Return whether *args* are options of our models, and not of fairseq's."""
-    return any(option_value(args, name) is not None for name in ("rope_base", *OF_POSITIONS))
+    return any(option_value(args, name) is not None for name in ("rope_base", *POSITION_OPTIONS))
 
 
 def read(args: Any) -> ModelOptions:
     """Return the options in *args*, a namespace or configuration of the command line, hydra or a checkpoint.
 
     Missing options have their default values. The models of fairseq have none of our options, whatever *args* contains.
-    A value that is not allowed raises an InputError.
+    A value that is not allowed raises a ValueError.
     """
-    encodings = encodings_of(args)
-    used = options_of_sides({**used_options(args, encodings), **OF_BLOCK}, list(encodings))
-    values = values_of(args if is_ours(args) else {}, used)
+    encodings, ours = encodings_of(args), args if is_ours(args) else {}
+    values = {name: value_of(ours, name, option) for name, option in used_options(encodings).items()}
     sides = tuple(_side(args, side, name, values) for side, name in encodings.items())
     return ModelOptions(
         sides=sides,
@@ -216,16 +204,8 @@ def _side(args: Any, side: str, encoding: str, values: Mapping[str, Any]) -> Sid
         embed_dim=size("embed_dim"),
         heads=size("attention_heads"),
         kv_heads=values[f"{side}_kv_heads"] or size("attention_heads"),
-        **{name: side_value(values, name, side) for name in OF_BOTH_BLOCKS},
-        **{name: values[name] for name in OF_FEATURES},
-        learned_pos=bool(size("learned_pos")),
-        xformers_att_config=size("xformers_att_config"),
+        **{name: side_value(values, name, side) for name in BOTH_BLOCK_OPTIONS},
+        **{name: values[name] for name in FEATURE_OPTIONS},
         layers=size("layers"),
         layers_to_keep=size("layers_to_keep"),
     )
-
-
-def model_options(cfg: TransformerConfig) -> ModelOptions:
-    """Return the options of the model that *cfg* describes: those that ``build_model`` has read, or read here."""
-    options = vars(cfg).get("model_options")
-    return options if isinstance(options, ModelOptions) else read(cfg)

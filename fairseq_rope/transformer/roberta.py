@@ -21,13 +21,11 @@ from omegaconf import DictConfig
 from torch import nn
 
 from ..checkpoints import option_value, options_of_task
-from ..errors import flag_of
-from ..positions.shaw import Shaw
-from .defaults import as_namespace, save_in_configuration
+from .defaults import as_namespace, save_options, set_defaults
 from .encoder import Encoder
 from .flags import config_class
-from .models import RopeModel, with_options
-from .options import SideOptions
+from .models import RopeModel
+from .refusals import refuse_contradictions
 
 
 @contextmanager
@@ -74,8 +72,6 @@ class RobertaRopeModel(RopeModel, RobertaModel):
             ValueError: our models do not support an option in *args*, or its value is not allowed
         """
         config, args = args, as_namespace(args)
-        if option_value(args, "activation_fn") == "swish":
-            raise ValueError("--activation-fn swish: is not an activation function of RoBERTa's head; use gelu")
         task_options = options_of_task(task)  # fairseq-hydra-train does not copy these into the model's options
         lengths = (
             option_value(args, "max_positions"),
@@ -84,24 +80,7 @@ class RobertaRopeModel(RopeModel, RobertaModel):
         )
         args.max_positions = next(filter(None, lengths), 512)
         args.max_source_positions = args.max_positions
-        with with_options(args):
-            refuse_pruning(args, args.model_options.encoder)
-            model = cls(args, RobertaRopeEncoder(args, task.source_dictionary))
-        save_in_configuration(config, args)
+        refuse_contradictions(args, set_defaults(args))
+        model = cls(args, RobertaRopeEncoder(args, task.source_dictionary))
+        save_options(config, args)
         return model
-
-
-def refuse_pruning(args: Namespace, side: SideOptions) -> None:
-    """Raise a ValueError with one sentence if fairseq cannot prune the parts that *args* names, or rank them."""
-    of_layers = {"--ffn-type glu": side.ffn_type == "glu", "--no-projection-bias": side.no_projection_bias}
-    of_heads = {"--encoder-kv-heads": side.kv_heads != side.heads, "--no-projection-bias": side.no_projection_bias}
-    has_heads = side.encoding_class.overrides("bias", "values") and not issubclass(side.encoding_class, Shaw)
-    encoding = {f"--position-encoding {side.encoding}": has_heads}
-    rows = (
-        *(("ffn_blocks_to_remove", -1, of_layers), ("ffn_reg_scale_factor", 0.0, of_layers)),
-        *(("mha_heads_to_keep", -1, {**of_heads, **encoding}), ("mha_reg_scale_factor", 0.0, of_heads)),
-    )
-    for name, off, excluded in rows:
-        value, other = getattr(args, name, off), next((flag for flag, is_used in excluded.items() if is_used), None)
-        if value != off and other:
-            raise ValueError(f"{flag_of(name)} {value}: fairseq's pruning does not know {other}; drop one of the two")

@@ -181,9 +181,9 @@ def test_frequencies_and_attention_factors_are_those_that_hugging_faces_function
 )
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_rotated_vectors_are_longer_by_the_attention_factor(case, factor, layout):
-    rotary, x = RotaryEmbedding(16, layout=layout, scaling=RopeScaling(case)), torch.randn(2, 50, 16)
+    rotary, x = RotaryEmbedding(16, layout=layout, scaling=case), torch.randn(2, 50, 16)
     torch.testing.assert_close(rotary(x).norm(dim=-1), x.norm(dim=-1) * factor)
-    rotary = RotaryEmbedding(32, layout=layout, fraction=0.5, scaling=RopeScaling(case))
+    rotary = RotaryEmbedding(32, layout=layout, fraction=0.5, scaling=case)
     x = torch.randn(2, 50, 32)
     assert torch.equal(rotary(x)[..., 16:], x[..., 16:]), "what does not rotate is not scaled either"
 
@@ -191,8 +191,7 @@ def test_rotated_vectors_are_longer_by_the_attention_factor(case, factor, layout
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 @pytest.mark.parametrize("case", cases(16), ids=lambda case: case["rope_type"])
 def test_the_rotation_and_its_gradient_have_these_frequencies(case, layout):
-    parsed = RopeScaling(case)
-    rotary = RotaryEmbedding(16, layout=layout, scaling=parsed)
+    rotary = RotaryEmbedding(16, layout=layout, scaling=case)
     x = torch.randn(12, 16, dtype=torch.float64, requires_grad=True)
     with forward_pass(300):
         out = rotary(x, offset=5)
@@ -201,7 +200,7 @@ def test_the_rotation_and_its_gradient_have_these_frequencies(case, layout):
         for i in range(8):
             a, b = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + 8)
             angle = (t + 5) * FORMULAS[case["rope_type"]](i, 16, 10000.0, 300, case)
-            factor = parsed.attention_factor()
+            factor = rotary.attention_factor
             expected[t, a] = factor * (x[t, a] * math.cos(angle) - x[t, b] * math.sin(angle)).item()
             expected[t, b] = factor * (x[t, a] * math.sin(angle) + x[t, b] * math.cos(angle)).item()
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
@@ -213,9 +212,9 @@ def test_the_rotation_and_its_gradient_have_these_frequencies(case, layout):
 
 @pytest.mark.parametrize("length, is_long", [(None, False), (100, False), (129, True)])
 def test_the_length_of_the_source_chooses_the_frequencies(length, is_long):
-    case = RopeScaling(scaling("longrope", short_factor=[1] * 8, long_factor=[4] * 8, **{L: 128}))
+    case = scaling("longrope", short_factor=[1] * 8, long_factor=[4] * 8, **{L: 128})
     rotary, x = RotaryEmbedding(16, scaling=case), torch.randn(3, 16)
-    by_four = RotaryEmbedding(16, scaling=RopeScaling(scaling("linear", factor=4)))
+    by_four = RotaryEmbedding(16, scaling=scaling("linear", factor=4))
     with forward_pass(length):
         assert torch.equal(rotary(x, 7), (by_four if is_long else RotaryEmbedding(16))(x, 7))
 
@@ -223,40 +222,25 @@ def test_the_length_of_the_source_chooses_the_frequencies(length, is_long):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ("{", r"--rope-scaling \{: must be a JSON object like .* \(.*\)"),
-        ("[1]", r"--rope-scaling \[1\]: must be a JSON object like .* \(it is not an object\)"),
-        ("{}", r"--rope-scaling \{\}: has no key rope_type; must be a JSON object like"),
-        ({"type": "linear"}, "has no key rope_type; must be a JSON object like"),
-        (4, "--rope-scaling 4: must be a JSON object like"),
-        ({1: 2}, "must be a JSON object like .* \\(it is not an object\\)"),
-        ("[" * 100_000, r"--rope-scaling \[+…: must be a JSON object like"),
-        ('{"rope_type": "linear", "factor": 2, "factor": 8}', r"\(it has the key factor twice\)"),
-        ('{"rope_type": null}', "rope_type is None, and must be one of default, linear, ntk, dynamic, yarn, llama3, "),
-        ('{"rope_type": "su"}', "rope_type is 'su', and must be one of "),
-        ('{"rope_type": ["linear"]}', "rope_type is .*, and must be one of "),
-        (scaling("linear", factor=10**400), "factor is 10+, and must be a number from 1 to 1e9"),
-        (scaling("linear", factor={2}), r"factor is \{2\}, and must be a number from 1 to 1e9"),
+        *((given, "JSON object") for given in ("{", "[1]", "4", 4, "{}", {"type": "linear"}, '{"rope_type": "su"}')),
+        *((scaling("linear", factor=value), "factor is ") for value in (10**400, {2}, 0.5, "4", math.inf, True)),
         (scaling("linear"), "linear needs the key factor"),
-        (scaling("linear", factor=0.5), "factor is 0.5, and must be a number from 1 to 1e9"),
-        (scaling("linear", factor="4"), "factor is '4', and must be a number from 1 to 1e9"),
-        (scaling("linear", factor=math.inf), "factor is inf, and must be a number from 1 to 1e9"),
-        (scaling("linear", factor=True), "factor is True, and must be a number from 1 to 1e9"),
-        (scaling("linear", factor=2, beta_fast=3), "linear has no key beta_fast, but factor$"),
-        (scaling("linear", factor=2, rope_theta=3), "linear has no key rope_theta, .*; the base is --rope-base"),
-        (scaling("default", factor=2), "default has no key factor, but none"),
-        (scaling("yarn", factor=2, **{L: 1.5}), f"{L} is 1.5, and must be an integer above 1"),
-        (scaling("yarn", factor=2, truncate=1, **{L: 64}), "truncate is 1, and must be true or false"),
-        (scaling("yarn", factor=2, beta_slow=32, **{L: 64}), "beta_slow is 32, and must be below beta_fast, 32"),
-        (scaling("yarn", factor=2, attention_factor=0, **{L: 64}), "attention_factor is 0, and must be a number above"),
-        (scaling("llama3", **{**LLAMA3, "low_freq_factor": 4}), "low_freq_factor is 4, and must be below high_freq"),
-        (scaling("longrope", short_factor=[], long_factor=[0], **{L: 64}), r"long_factor is \[0\], and must be a list"),
-        (scaling("proportional", partial_rotary_factor=1.5), r"partial_rotary_factor is 1.5, .* in \(0, 1\]"),
+        (scaling("linear", factor=2, rope_theta=3), "linear has no key rope_theta"),
+        (scaling("default", factor=2), "default has no key factor"),
+        (scaling("yarn", factor=2, **{L: 1.5}), f"{L} is 1.5"),
+        (scaling("yarn", factor=2, truncate=1, **{L: 64}), "truncate is 1"),
+        (scaling("yarn", factor=2, beta_slow=32, **{L: 64}), "beta_slow is 32"),
+        (scaling("yarn", factor=2, attention_factor=0, **{L: 64}), "attention_factor is 0"),
+        (scaling("llama3", **{**LLAMA3, "low_freq_factor": 4}), "low_freq_factor is 4"),
+        (scaling("longrope", short_factor=[], long_factor=[0], **{L: 64}), r"long_factor is \[0\]"),
+        (scaling("longrope", short_factor=1, long_factor=[2], **{L: 64}), "short_factor is 1"),
+        (scaling("proportional", partial_rotary_factor=1.5), "partial_rotary_factor is 1.5"),
     ],
 )
 def test_a_wrong_scaling_is_refused_in_one_sentence(given, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=f"^--rope-scaling .*{message}") as error:
         RopeScaling(given)
-    assert "--rope-scaling" in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 # -- models --------------------------------------------------------------------------------------------
@@ -347,14 +331,19 @@ def test_dynamic_has_no_effect_up_to_the_training_length(build):
 
 
 def test_tracing_refuses_frequencies_that_depend_on_the_length():
-    rotary = RotaryEmbedding(16, scaling=RopeScaling(scaling("dynamic", factor=2, **{L: 64})))
+    rotary = RotaryEmbedding(16, scaling=scaling("dynamic", factor=2, **{L: 64}))
     with pytest.raises(RuntimeError, match="^--rope-scaling: torch.jit.trace does not support dynamic and longrope$"):
         torch.jit.trace(rotary, torch.randn(3, 16))
 
 
 def test_activation_checkpointing_with_a_scaling_by_length_is_refused(build):
-    with pytest.raises(ValueError, match="--rope-scaling .*dynamic.*--checkpoint-activations"):
-        build(rope_scaling=scaling("dynamic", factor=2, **{L: 64}), checkpoint_activations=True)
+    options = {"rope_scaling": scaling("dynamic", factor=2, **{L: 4})}
+    tokens, lengths = torch.randint(4, 40, (2, 7)), torch.tensor([7, 7])
+    model = build(**options, checkpoint_activations=True)
+    with pytest.raises(ValueError, match="^--rope-scaling "):
+        model.train()(tokens, lengths, tokens[:, :5])[0].sum().backward()
+    with torch.autograd.graph.save_on_cpu():  # computes no layer again
+        build(**options)(tokens, lengths, tokens[:, :5])[0].sum().backward()
 
 
 # -- a trained model -----------------------------------------------------------------------------------
@@ -392,8 +381,9 @@ def test_overrides_reach_a_checkpoint_of_hydra_that_lacks_the_option(data_bin, t
 
 def test_the_options_of_a_model_contain_its_scaling():
     args = Namespace(rope_scaling={"rope_type": "linear", "factor": 4})
-    scaling = set_defaults(args).encoder.position["rope_scaling"]
-    assert args.rope_scaling == scaling.text == '{"factor": 4, "rope_type": "linear"}'
+    options = set_defaults(args)
+    text = '{"factor": 4, "rope_type": "linear"}'
+    assert args.rope_scaling == options.encoder.position["rope_scaling"] == text
     assert set(KEYS) == set(FORMULAS)
 
 

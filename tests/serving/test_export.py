@@ -39,7 +39,7 @@ from fairseq_rope.tools import average
 from fairseq_rope.tools import export as command
 from fairseq_rope.tools.export import main
 from fairseq_rope.transformer import architectures as presets
-from fairseq_rope.transformer.options import of_encodings
+from fairseq_rope.transformer.flags import encoding_options
 from tests.commands import ENVIRONMENT, LIMIT, ROOT
 from tests.models import FOUR_HEADS, LLAMA
 from tests.serving.exports import exported
@@ -543,7 +543,7 @@ def test_a_model_with_an_encoding_of_a_user_dir_needs_this_user_dir(trained, dat
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["cfg"]["model"].position_encoding = "near"
     state["cfg"]["model"].encoder_position_encoding = state["cfg"]["model"].decoder_position_encoding = None
-    for name in of_encodings():
+    for name in encoding_options():
         setattr(state["cfg"]["model"], name, None)
     torch.save(state, tmp_path / "one.pt")
     state["model"] = {name: weight * 1.01 for name, weight in state["model"].items()}

@@ -147,7 +147,7 @@ def test_options_that_fairseq_reads_as_a_configuration_are_kept(trained):
     "change, message",
     [
         (lambda state: state["cfg"].update(model=None), "it has no options of its model"),
-        (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "its rope_layout is neox, and must"),
+        (lambda state: setattr(state["cfg"]["model"], "rope_layout", "neox"), "--rope-layout neox: "),
         (
             lambda state: setattr(state["cfg"]["model"], "encoder_attention_heads", 5),
             "has 64 rows, which is not a multiple of the 12 of a head",

@@ -17,7 +17,8 @@ from fairseq_rope.search.cache import Beams
 from fairseq_rope.search.decoding import last_features
 from fairseq_rope.search.ensemble import FastEnsemble
 from fairseq_rope.tools.average import AverageError, average_checkpoints
-from fairseq_rope.transformer.options import inner_width, read
+from fairseq_rope.transformer.block import inner_width
+from fairseq_rope.transformer.options import read
 from tests.commands import train
 from tests.models import BLOCK_OPTIONS, ENCODING_OPTIONS, FOUR_HEADS, LLAMA, batch, teacher_forced, with_different_norms
 from tests.references import rotated
@@ -343,8 +344,6 @@ OF_SIDES = [
     ({"encoder_attention_type": "linear"}, "attention_type", ("linear", "softmax")),
     ({"cross_kv_heads": 1}, "kv_heads", (8, 8)),
     ({"encoder_kv_heads": 4}, "kv_heads", (4, 8)),
-    ({"scale_glu_width": True, "ffn_type": "glu"}, "scales_width", (True, True)),
-    ({"scale_glu_width": True}, "scales_width", (False, False)),
 ]
 
 

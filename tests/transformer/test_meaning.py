@@ -8,10 +8,8 @@ import torch
 from fairseq.models import MODEL_REGISTRY
 
 from fairseq_rope.errors import InputError
-from fairseq_rope.positions.scaling import RopeScaling
-from fairseq_rope.transformer import options
 from fairseq_rope.transformer.flags import all_flags
-from fairseq_rope.transformer.meaning import FUNCTION, OF_OTHER_MODELS, in_words, meaning, option_differences
+from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS, describe, meaning, option_differences
 from tests.commands import train
 from tests.models import FOUR_HEADS
 
@@ -34,7 +32,7 @@ OTHER_VALUES = {
 }  # fmt: skip
 # SHARING changes which weights are the same, but no output. The model refuses the options in NOT_BUILT, or they need
 # files, several processes or an adaptive softmax.
-SHARING = {name for name in (*FUNCTION, *OF_OTHER_MODELS) if name.startswith(("share_", "merge_", "tie_"))}
+SHARING = {name for name in (*FUNCTION, *OTHER_MODEL_OPTIONS) if name.startswith(("share_", "merge_", "tie_"))}
 NOT_BUILT = {
     *("encoder_embed_path", "decoder_embed_path", "encoder_xformers_att_config"),
     *("decoder_xformers_att_config", "cross_self_attention", "base_layers", "adaptive_input"),
@@ -111,23 +109,7 @@ PAIRS = [
 @pytest.mark.parametrize("first, second, expected", PAIRS)
 def test_two_models_differ_in_what_changes_their_function(first, second, expected):
     one, other = (meaning(Namespace(**{"arch": "transformer_rope_tiny", **given})) for given in (first, second))
-    assert in_words(option_differences(one, other)) == expected
-
-
-def test_a_model_reads_each_option_once(task, monkeypatch):
-    parsed, read = [], []
-    parse, value_of = RopeScaling.__init__, options.value_of
-    monkeypatch.setattr(RopeScaling, "__init__", lambda *args: parsed.append(args[2]) or parse(*args))
-    monkeypatch.setattr(
-        options, "value_of", lambda args, name, option: read.append(name) or value_of(args, name, option)
-    )
-    args = Namespace(arch="transformer_rope_tiny", rope_scaling=SCALING, encoder_layers=3)
-    build_model = MODEL_REGISTRY["transformer_rope"].build_model
-    model = build_model(args, task)
-    assert parsed == ["--rope-scaling"] and len(read) == len(set(read)) > 10
-    encoder, decoder = model.encoder.layers[2].self_attn, model.decoder.layers[0].self_attn
-    assert encoder.position.scaling is decoder.position.scaling is not None
-    assert "model_options" not in vars(args)  # which fairseq saves
+    assert describe(option_differences(one, other)) == expected
 
 
 RESUMED = [
