@@ -89,12 +89,8 @@ class Reading:
     files: Sequence[str]  # the checkpoints that the call was given
     languages: Languages = UNKNOWN  # those of the data
     builds_model: bool = False  # whether the call builds the model that a checkpoint describes
-    builds_task: bool = False  # and its task
     resumes: bool = False  # whether the call resumes the training of a checkpoint
-    # If a training continues with --store-ema: prunes the weights of an average as the model is pruned.
-    averages: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    check: Callable[[str, Any], None] = lambda path, options: None  # compares the options of a model with the call's
-    path: str = "the checkpoint"  # the file that was read last
+    check: Callable[[str, dict[str, Any]], None] = lambda path, state: None  # refuses or reports the state of a file
     trained_languages: Languages = UNKNOWN  # those that the file was trained with, before any override
 
     def is_given(self, path: str) -> bool:
@@ -103,8 +99,8 @@ class Reading:
         return path in self.files or any(re.fullmatch(rf"{name}(-[\w-]*|_part\d+)\.pt", path) for name in names)
 
 
-# fairseq passes no argument from the functions that patches/loading.py replaces to those that read a file, upgrade its
-# state or load it into a model. Each thread has its own value.
+# fairseq passes no argument from the functions that patches/loading.py and starting.py replace to those that read a
+# file, upgrade its state or load it into a model. Each thread has its own value.
 _reading: ContextVar[Reading | None] = ContextVar("fairseq_rope_reading", default=None)
 
 

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from .modules.overrides import hooked, is_exactly, is_plain_linear
 from .patches.linear import with_few_sizes
+from .transformer import Decoder, TransformerRopeModel
 
 CHUNK = 32 * 2**20  # scores that are in memory at a time: 128 MiB
 UNDERFLOW = 1e-20  # a smaller probability may be 0 or inexact in float32, so its logarithm is computed from scores
@@ -208,8 +209,6 @@ def output_weight(model: nn.Module) -> Tensor | None:
 
     It is None for subclasses of fairseq's transformer and of ``transformer_rope``, because their output can be another.
     """
-    from .transformer import Decoder, TransformerRopeModel  # registers models, which importing the criterion must not
-
     inner: Any = model
     while hasattr(inner, "module"):  # DistributedDataParallel and fairseq's wrappers
         known = type(inner).__module__.split(".")[0] in ("torch", "fairseq", "fairscale")

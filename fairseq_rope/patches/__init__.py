@@ -14,7 +14,7 @@ from ..checkpoints import allow_checkpoint_classes  # noqa: E402
 from . import (  # noqa: E402
     batches,
     ending,
-    ignored,
+    flags,
     indexed,
     loading,
     moses,
@@ -26,19 +26,20 @@ from . import (  # noqa: E402
     resuming,
     saving,
     searching,
+    starting,
     unknown_words,
 )
 from .compiled import provide_missing  # noqa: E402
-from .other_tasks import adaptive, criteria, ema, fasta, huffman, nan, roberta, task_options  # noqa: E402
+from .other_tasks import adaptive, ema, fasta, nan, roberta, task_options  # noqa: E402
 from .registry import Patch, apply, owners, patches_of, replaces  # noqa: E402
 
 __all__ = ["MODULES", "PATCHES", "Patch", "apply", "owners", "patches_of", "replaces"]
 
 # In the order of the page of differences from fairseq
 MODULES = (
-    *(loading, options, saving, batches, resuming, precision, optimizers, numpy_names),
-    *(searching, unknown_words, ignored, indexed, moses, pieces, ending),
-    *(adaptive, criteria, ema, fasta, huffman, nan, roberta, task_options),
+    *(loading, starting, options, flags, saving, batches, resuming, precision, optimizers, numpy_names),
+    *(searching, unknown_words, indexed, moses, pieces, ending),
+    *(adaptive, ema, fasta, nan, roberta, task_options),
 )
 PATCHES = patches_of(*MODULES)
 

@@ -9,14 +9,12 @@ from .registry import replaces
 
 
 class NumpyWithOldNames(types.ModuleType):
-    """``numpy`` with ``float``, ``compat.long`` and ``percentile(…, interpolation=…)``.
+    """``numpy`` with ``compat.long`` and ``percentile(…, interpolation=…)``.
 
-    Newer versions of NumPy have no np.compat.long and no np.float, and call interpolation method. So
-    --sample-break-mode eos, generation with a language model, --num-batch-buckets and --arch nacrf_transformer end with
-    an AttributeError or a TypeError.
+    Newer versions of NumPy have no np.compat.long, and call interpolation method. So --sample-break-mode eos,
+    generation with a language model and --num-batch-buckets end with an AttributeError or a TypeError.
     """
 
-    float = float
     compat = types.SimpleNamespace(long=int)
 
     @staticmethod
@@ -32,7 +30,6 @@ NUMPY = replaces(
     "fairseq.data.token_block_dataset.np",
     "fairseq.data.language_pair_dataset.np",
     "fairseq.data.data_utils.np",
-    "fairseq.modules.dynamic_crf_layer.np",
     prevents="an unreadable error",
     until="fairseq uses the names of NumPy 2",
 )(NumpyWithOldNames("numpy"))

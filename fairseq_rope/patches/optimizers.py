@@ -1,6 +1,5 @@
 """Optimisers: Adam in one pass over its numbers, and float32 copies of 16-bit weights that are saved."""
 
-import inspect
 import logging
 import math
 from collections import defaultdict
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass.configs import CommonConfig
 from fairseq.optim import amp_optimizer, fp16_optimizer
 from fairseq.optim.adam import Adam as FairseqAdam
 from torch import Tensor
@@ -24,10 +22,8 @@ _Mixin = fp16_optimizer._FP16OptimizerMixin
 _load_state_dict = _Mixin.load_state_dict
 _state_dict = _Mixin.state_dict
 _zero_grad = _Mixin.zero_grad
-_init_amp = amp_optimizer.AMPOptimizer.__init__
 
 NARROW = (torch.float16, torch.bfloat16)
-WIDE = (torch.float32, torch.float64)
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has the kernel
 
 
@@ -40,21 +36,15 @@ class Adam(FairseqAdam):
     fairseq's Adam is a loop over the weights with several passes over the numbers of each. Here torch's fused kernel
     makes one pass. The formula and the state in checkpoints are fairseq's, up to rounding.
 
-    The formula is fairseq's, up to rounding; so are the hyperparameters and the state, which checkpoints contain.
     fairseq adds eps to the root of the second moment v before the correction of its bias, and torch adds it afterwards:
 
         sqrt(v) + eps = sqrt(1 - beta2^t) * (sqrt(v / (1 - beta2^t)) + eps / sqrt(1 - beta2^t))
 
     So the kernel gets eps / sqrt(1 - beta2^t). Weights in 16 bits are updated in float32, one at a time, as in fairseq.
-    On other devices (TPUs), and for complex weights and beta2 = 1, fairseq's own code runs.
+    On other devices, such as TPUs, fairseq's own code runs.
     """
 
     supports_step_with_scale = True  # FP16Optimizer then leaves the division to the kernel
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "supports_step_with_scale" not in vars(cls):  # a user's step can have no scale, as in fairseq's Adam
-            cls.supports_step_with_scale = "scale" in inspect.signature(cls.step).parameters
 
     def __init__(
         self,
@@ -102,9 +92,8 @@ class Adam(FairseqAdam):
     @staticmethod
     def _is_fused(group: dict[str, Any]) -> bool:
         """Return whether the kernel can update the weights of *group*."""
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        is_possible = (w.device.type in FUSED_ON and w.dtype in NARROW + WIDE and not w.grad.is_sparse for w in weights)
-        return group["betas"][1] < 1 and all(is_possible)
+        weights = (weight for weight in group["params"] if weight.grad is not None)
+        return all(weight.device.type in FUSED_ON and not weight.grad.is_sparse for weight in weights)
 
     def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of *weight*: fairseq's keys, with moments in float32, or in float64 for such weights."""
@@ -237,26 +226,6 @@ def zero_grad(self: Any) -> None:
     _zero_grad(self)
     if self.scaler is None:
         self._multiply_factor = 1.0
-
-
-@replaces(
-    "fairseq.optim.amp_optimizer.AMPOptimizer.__init__",
-    prevents="wrong results",
-    until="fairseq gives both options to torch's GradScaler",
-    wraps=_init_amp,
-)
-def init_amp(self: Any, cfg: Any, *args: Any, **kwargs: Any) -> None:
-    """Set up the optimiser with the scale and the window of the flags.
-
-    fairseq ignores --amp-init-scale, and takes its value as the window if --amp-scale-window is given.
-    """
-    _init_amp(self, cfg, *args, **kwargs)
-    default = CommonConfig()
-    own_scale, window = cfg.common.amp_init_scale != default.amp_init_scale, cfg.common.amp_scale_window
-    if self.scaler.is_enabled() and (own_scale or window is not None):  # not without a GPU
-        scale = cfg.common.amp_init_scale if own_scale else cfg.common.fp16_init_scale  # the one that fairseq has given
-        window = window or self.scaler.get_growth_interval()
-        self._grad_scaler = torch.cuda.amp.GradScaler(init_scale=scale, growth_interval=window)
 
 
 @replaces(

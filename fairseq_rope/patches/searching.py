@@ -1,4 +1,4 @@
-"""The search: missing constraints, groups of a diverse search, prefixes of several sentences from Python, ensembles."""
+"""The search: words that must not repeat, groups of a diverse search, prefixes from Python, ensembles."""
 
 import copy
 import inspect
@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 from fairseq.hub_utils import GeneratorHubInterface
-from fairseq.search import DiverseBeamSearch, LexicallyConstrainedBeamSearch
+from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from ..errors import InputError
 from .registry import replaces
 from .saving import InPlaceOf
 
-_init_constraints = LexicallyConstrainedBeamSearch.init_constraints
 _diverse_step = DiverseBeamSearch.step
 _generate = GeneratorHubInterface.generate
 _score = SequenceScorer.generate
@@ -22,23 +20,33 @@ _generate_arguments = inspect.signature(_generate)
 
 
 @replaces(
-    "fairseq.search.LexicallyConstrainedBeamSearch.init_constraints",
-    prevents="an unreadable error",
-    until="fairseq refuses --constraints without constraints",
-    wraps=_init_constraints,
+    "fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",
+    prevents="wrong results",
+    until="fairseq compares the words so far",
 )
-def init_constraints(self: Any, batch_constraints: Tensor | None, beam_size: int) -> None:
-    """Set the constraints, or raise an InputError if there are none.
+def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
+    """Set the scores of words to -inf that would repeat *n* words of their hypothesis. TorchScript compiles this.
 
-    fairseq-generate has --constraints and reads no constraints, so it ends with "'NoneType' object is not iterable",
-    and so does a call from Python that gives none. Here both end in one sentence.
+    fairseq ignores --no-repeat-ngram-size, if its extension for GPUs is not built: it looks for the last words of the
+    sentence at the end of a tensor that ends with padding. Here no hypothesis repeats so many words, except where no
+    other word is possible, as in a prefix that the user gives.
+
+    Args:
+        tokens: (bsz * beam_size, any length): the end of sentence, then the *step* words so far, then padding
+        lprobs: (bsz * beam_size, words): the scores of the next word
     """
-    if batch_constraints is None:
-        raise InputError(
-            f"--constraints {self.representation}: there are no constraints; fairseq-generate does not read any, and "
-            "fairseq-interactive reads them from its input, each after a tab"
-        )
-    _init_constraints(self, batch_constraints, beam_size)
+    size: int = self.no_repeat_ngram_size
+    if step >= size:
+        so_far = tokens[:, 1 : step + 1]
+        ngrams = so_far.unfold(1, size, 1)  # (rows, step - size + 1, size)
+        last = so_far[:, step - size + 1 :]  # (rows, size - 1)
+        begins_alike = (ngrams[:, :, : size - 1] == last.unsqueeze(1)).all(dim=2)
+        counts = torch.zeros_like(lprobs, dtype=torch.int32)
+        counts = counts.scatter_add(1, ngrams[:, :, size - 1], begins_alike.int())
+        repeats = counts > 0
+        has_rest = (lprobs.masked_fill(repeats, float("-inf")) > float("-inf")).any(dim=1, keepdim=True)
+        lprobs = lprobs.masked_fill_(repeats & has_rest, float("-inf"))
+    return lprobs
 
 
 @replaces(

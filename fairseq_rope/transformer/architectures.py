@@ -13,8 +13,7 @@ from typing import Any
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, register_model_architecture
 from omegaconf import DictConfig
 
-from ..checkpoints import current_reading, flags_of_model
-from ..patches.loading import FOR_TRANSLATION_ALONE
+from ..checkpoints import current_reading
 from . import align, language_model, multilingual, roberta  # noqa: F401  they register their models
 from .defaults import PARTS, flatten_parts, option_dict, refuse_unknown_options, set_defaults
 from .options import model_name
@@ -111,6 +110,3 @@ for _arch, _encodings in ENCODINGS_OF.items():
     _register(_arch, "transformer_rope", "transformer", _encodings)
 for _arch, _fairseq_arch in BLOCKS.items():
     _register(_arch, "transformer_rope", _fairseq_arch, block=LLAMA)
-
-# such as a scaling of RoPE
-FOR_TRANSLATION_ALONE.append(lambda: flags_of_model("transformer_rope") - flags_of_model("transformer"))

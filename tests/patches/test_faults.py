@@ -13,7 +13,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from argparse import Namespace
 
 import pytest
 import torch
@@ -21,8 +20,6 @@ from fairseq import checkpoint_utils, file_io
 
 from fairseq_rope.checkpoints import CheckpointError, load_checkpoint, naming_the_file
 from fairseq_rope.patches.ending import refusal as refusal_of
-from fairseq_rope.patches.loading import why_weights_do_not_fit
-from fairseq_rope.tools import export
 from fairseq_rope.tools.average import main as average
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import BIN, ENVIRONMENT, LIMIT, PLUGIN, call, run_program, train, training, valid_losses
@@ -155,19 +152,17 @@ BROKEN = {
     "empty": (lambda good: b"", r"is not a valid checkpoint: "),
     "damaged": (damaged, r"is not a valid checkpoint: its part \S+ is damaged"),
     "foreign": (lambda good: saved({"state": WEIGHTS}), r"is not a fairseq checkpoint: it has no entry 'model' with w"),
-    "foreign with a model": (lambda good: saved({"model": WEIGHTS}), r"is not a fairseq checkpoint: it has no entry '"),
     "no model": (lambda good: changed(good, model=[1]), r"is not a fairseq checkpoint: it has no entry 'model'"),
     "a number in place of a name": (
         lambda good: changed(good, model={3: torch.ones(2)}),
         r"is not a fairseq checkpoint: it has a weight with the name 3",
     ),
-    "no history": (lambda good: changed(good, optimizer_history=7), r"is not a fairseq checkpoint: "),
     "text": (lambda good: b"This is no checkpoint.\n", r"was not loaded, and no code in it was run: "),
     "hostile": (
         lambda good: saved({"model": WEIGHTS, "cfg": RunsCode("was_run")}),
         r"was not loaded, and no code in it was run: it contains (posix|nt)\.mkdir",
     ),
-    "a folder": (lambda good: None, r"(Is a directory|is a folder, and must be a file)"),
+    "a folder": (lambda good: None, r"(Is|is) a (directory|folder)"),
 }
 
 
@@ -195,16 +190,6 @@ def test_a_broken_checkpoint_is_named_and_no_file_changes(data_bin, trained, tmp
     assert not (tmp_path / "was_run").exists()
 
 
-@pytest.mark.parametrize("cfg", [None, {"a": 1}, [1]])
-def test_a_checkpoint_without_options_can_be_finetuned_but_not_translated_with(data_bin, trained, tmp_path, cfg):
-    path = tmp_path / "checkpoint_last.pt"
-    path.write_bytes(changed(trained / path.name, cfg=cfg))
-    assert f"{path} is not a fairseq checkpoint: " in refusal(load, path)
-    if cfg != [1]:
-        train(data_bin, tmp_path / "new", "--finetune-from-model", path, "--max-update", 1)
-        assert (tmp_path / "new" / path.name).exists()
-
-
 def test_an_unreadable_checkpoint_is_named(trained):
     with tempfile.TemporaryDirectory() as open_to_all:
         os.chmod(open_to_all, 0o755)
@@ -218,98 +203,6 @@ def test_an_unreadable_checkpoint_is_named(trained):
                 checkpoint_utils.load_model_ensemble_and_task([path])
         finally:
             os.seteuid(os.getuid())
-
-
-def test_a_missing_checkpoint_is_named(data_bin, tmp_path):
-    missing = tmp_path / "no.pt"
-    assert refusal(*generate(data_bin, missing)) == f"Model file not found: {missing}"
-    sentence = refusal(*training(data_bin, tmp_path / "new", "--finetune-from-model", missing))
-    assert sentence == f"--finetune-from-model {missing} does not exist"
-
-
-def test_the_model_of_a_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path):
-    """As with the user dir of someone else, or with an architecture that this plugin no longer has."""
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_of_others"
-    path = tmp_path / "theirs.pt"
-    torch.save(state, path)
-    expected = f"{path}: neither fairseq nor --user-dir has its model, transformer_of_others"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
-        call(*generate(data_bin, path))
-    to_export = ["--path", str(path), "--data", str(data_bin), "--output", str(tmp_path / "exported")]
-    with pytest.raises(SystemExit, match="neither fairseq nor --user-dir has its model, transformer_of_others$"):
-        export.main(to_export)
-    state["cfg"]["model"]._name = state["cfg"]["model"].arch = "transformer_rope_tiny"
-    state["cfg"]["task"]["_name"] = "task_of_others"
-    torch.save(state, path)
-    with pytest.raises(SystemExit, match="neither fairseq nor --user-dir has its task, task_of_others$"):
-        export.main(to_export)
-    call(*generate(data_bin, path))  # has a task of its own
-    # With an override, fairseq reads the entry of a task of fairseq up to 0.10; and the task of the first file alone.
-    theirs, ours = str(path), str(trained / "checkpoint_last.pt")
-    state["cfg"]["task"] = Namespace(
-        **{**vars(state["cfg"]["model"]), **state["cfg"]["task"], "task": "task_of_others"}
-    )
-    torch.save(state, path)
-    data = {"data": str(data_bin)}
-    assert checkpoint_utils.load_model_ensemble_and_task([theirs], {**data, "task": "translation"})
-    assert checkpoint_utils.load_model_ensemble_and_task([ours, theirs], data)
-    with pytest.raises(CheckpointError, match="has its task, task_of_others"):
-        checkpoint_utils.load_model_ensemble_and_task([theirs, ours], data)
-
-
-@pytest.mark.parametrize(
-    "part, flag", [("model", "arch"), *((part, part) for part in ("task", "criterion", "optimizer", "lr_scheduler"))]
-)
-def test_a_part_of_an_old_checkpoint_that_no_user_dir_has_is_named(data_bin, trained, tmp_path, part, flag):
-    """fairseq looks for all parts of the training while it upgrades a checkpoint of fairseq up to 0.10."""
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["args"], state["cfg"] = state["cfg"]["model"], None
-    setattr(state["args"], flag, "of_others")
-    path = tmp_path / "theirs.pt"
-    torch.save(state, path)
-    expected = f"{path}: neither fairseq nor --user-dir has its {part}, of_others"
-    with pytest.raises(CheckpointError, match=f"^{re.escape(expected)}$"):
-        call(*generate(data_bin, path))
-
-
-def test_training_without_the_restore_file_starts_from_the_beginning_with_a_message(data_bin, tmp_path):
-    missing = tmp_path / "new" / "checkpoint_best.pt"
-    options = ["--max-epoch", 1, "--restore-file", missing]
-    log = train(data_bin, tmp_path / "new", *options)
-    assert f"--restore-file {missing} does not exist: training starts from the beginning" in log
-    # the next start of the same command finds the file
-    assert "does not exist" not in train(data_bin, tmp_path / "new", *options, "--max-epoch", 2)
-    assert (tmp_path / "new" / "checkpoint2.pt").exists()
-
-
-def test_a_dictionary_that_does_not_fit_is_reported(data_bin, trained, tmp_path, tmp_path_factory):
-    path, other = tmp_path / "checkpoint_last.pt", tmp_path_factory.mktemp("other") / "bin"
-    shutil.copytree(data_bin, other)
-    for dictionary in other.glob("dict.*.txt"):
-        dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:-8]))
-    shutil.copy(trained / path.name, path)
-    before = digests(tmp_path)
-    for command in (generate(other, path), training(other, tmp_path, "--max-epoch", 30)):
-        assert re.search(
-            rf"{path} does not fit the model: \S+embed_tokens.weight has the shape \[\d+, 64\] in the checkpoint and "
-            r"\[\d+, 64\] in the model; "
-            r"the dictionaries \(dict\.\*\.txt in the data folder\) are not those it was trained with",
-            refusal(*command),
-        )
-    assert digests(tmp_path) == before
-
-
-def test_another_model_in_the_same_folder_is_reported(data_bin, trained, tmp_path):
-    shutil.copy(trained / "checkpoint_last.pt", tmp_path)
-    before = digests(tmp_path)
-    for flag, reason in (
-        ("--encoder-ffn-embed-dim", r"\[64, 64\] in the checkpoint and \[3, 64\] in the model; --arch or"),
-        ("--decoder-layers", "it lacks decoder.layers.2.* are not those it was trained with"),
-    ):
-        sentence = refusal(*training(data_bin, tmp_path, "--max-epoch", 30, flag, 3))
-        assert re.search(f"{tmp_path}/checkpoint_last.pt does not fit the model: .*{reason}", sentence), sentence
-    assert digests(tmp_path) == before
 
 
 def test_data_of_the_other_direction_are_refused(data_bin, trained, tmp_path):
@@ -437,13 +330,6 @@ def test_a_storage_that_cannot_rename_gets_the_same_checkpoints(data_bin, tmp_pa
             torch.testing.assert_close(written[name][part], state[part], rtol=0, atol=0)
 
 
-def test_missing_data_are_named(trained, data_bin, tmp_path):
-    no_data, no_test = tmp_path / "no-data", tmp_path / "bin"
-    shutil.copytree(data_bin, no_test, ignore=shutil.ignore_patterns("test.en-de.en.*"))
-    assert str(no_data) in refusal(*training(no_data, tmp_path / "new", "--source-lang", "en", "--target-lang", "de"))
-    assert refusal(*generate(no_test, trained / "checkpoint_last.pt")) == f"Dataset not found: test ({no_test})"
-
-
 @pytest.mark.parametrize(
     "flags, reason",
     [
@@ -455,23 +341,6 @@ def test_wrong_flags_are_named_before_training_begins(data_bin, tmp_path, flags,
     sentence = refusal(*training(data_bin, tmp_path / "new", *flags))
     assert reason in sentence
     assert not (tmp_path / "new").exists() or digests(tmp_path / "new") == {}
-
-
-def test_reasons_are_extracted_from_torchs_message():
-    model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(5, 2), "fc1": torch.nn.Linear(2, 3)})
-    good = model.state_dict()
-    in_embedding = "has the shape [7, 2] in the checkpoint and [5, 2] in the model; the dictionaries"
-    in_layer = "fc1.bias has the shape [4] in the checkpoint and [3] in the model; --arch or the sizes"
-    cases = [
-        ({**good, "embed_tokens.weight": torch.ones(7, 2)}, in_embedding),
-        ({**good, "fc1.bias": torch.ones(4)}, in_layer),
-        ({**good, "fc2.bias": torch.ones(4)}, "only it has fc2.bias; --arch or options"),
-        ({name: good[name] for name in list(good)[:2]}, "it lacks fc1.bias; --arch or options"),
-    ]
-    for weights, reason in cases:
-        with pytest.raises(RuntimeError) as refused:
-            model.load_state_dict(weights)
-        assert reason in why_weights_do_not_fit(str(refused.value))
 
 
 # -- a full disk ---------------------------------------------------------------------------------------

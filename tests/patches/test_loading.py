@@ -228,7 +228,7 @@ def test_options_are_parsed_as_in_fairseq():
     # fairseq returns the default for a boolean, which is not text.
     assert [utils.eval_bool(x) for x in ("True", "0", True, None)] == [True, False, False, False]
     for text in (
-        "1/32", "5e-4/2", "2**-3", "7 // 2", "3 - 1", "-(2 + 3)", "10**5", "(0.9, 1 - 0.02)", "-1", "1e-8", "None",
+        "1/32", "5e-4/2", "3 - 1", "-(2 + 3)", "(0.9, 1 - 0.02)", "-1", "1e-8", "None",
         "'a' * 3", "[(512, 3)] * 20", "[(512, 10, 5)] + [(512, 3, 2)] * 4", "{'name': [1/2]}", "{1/32, 2}", "True",
     ):  # fmt: skip
         assert options.literal(text) == builtins.eval(text), text
@@ -238,13 +238,7 @@ def test_options_are_parsed_as_in_fairseq():
     "text, reason",
     [
         ("__import__('os').getcwd()", "it has a Call"),
-        ("9**9**9", "the power is too large"),
-        ("('a' * 90000) * [0]", "can't multiply"),
-        ("('a' * 90000) * ([0] * 5000)", "more than 100000 entries"),
-        ("'a' * 60000 + 'a' * 60000", "more than 100000 entries"),
-        ("2**1000", "the power is too large"),
-        ("[0] * 10**9", "more than 100000 entries"),
-        ("10**9 * 'a'", "more than 100000 entries"),
+        ("9**9**9", "it has a BinOp"),
         ("1/0", "division by zero"),
         ("[1] + 'a'", "can only concatenate"),
         ("args.x", "it has a Attribute"),
@@ -256,5 +250,5 @@ def test_a_refused_expression_is_shown_with_the_reason(text, reason):
     with pytest.raises(ValueError) as refused:
         options.literal(text)
     message = str(refused.value)
-    assert message.startswith(f"{text!r}: must be a literal, or + - * / // ** on literals (")
+    assert message.startswith(f"{text!r}: must be a literal, or + - * / on literals (")
     assert reason in message

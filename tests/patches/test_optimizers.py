@@ -1,6 +1,5 @@
 """fairseq_rope/patches/optimizers.py: Adam's formula and state, the float32 copies, loss scales."""
 
-import functools
 import itertools
 from types import SimpleNamespace
 
@@ -130,27 +129,6 @@ def test_a_scale_divides_the_gradients(scale, dtype):
         torch.testing.assert_close(one, other)
 
 
-def test_a_users_adam_whose_step_has_no_scale_gets_divided_gradients():
-    class Mine(optimizers.Adam):
-        def step(self, closure=None):
-            return super().step(closure)
-
-    class MineTold(optimizers.Adam):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.supports_step_with_scale = False
-
-    weights = []
-    for kind in (optimizers.Adam, Mine, MineTold):
-        weight = torch.nn.Parameter(torch.ones(3))
-        optimizer = FairseqAdam.__new__(FairseqAdam)
-        optimizer._optimizer = kind([weight], lr=0.1)
-        weight.grad = torch.tensor([1.0, -2.0, 3.0])
-        optimizer.step(scale=2.0)
-        weights.append(weight.detach())
-    assert all(torch.equal(weights[0], other) for other in weights[1:])
-
-
 def test_a_closure_is_called_with_gradients_and_sparse_gradients_are_refused():
     weight = torch.ones(3, requires_grad=True)
     optimizer = adam.Adam([weight], lr=0.1)
@@ -165,19 +143,6 @@ def test_a_closure_is_called_with_gradients_and_sparse_gradients_are_refused():
     weight.grad = torch.ones(3).to_sparse()
     with pytest.raises(RuntimeError, match="sparse gradients"):
         optimizer.step()
-
-
-@pytest.mark.parametrize("dtype, beta2", [(torch.complex64, 0.9), (torch.float32, 1.0)])
-def test_fairseqs_code_updates_what_the_kernel_cannot(dtype, beta2, monkeypatch):
-    ends = []
-    for cls, scale in ((optimizers.Adam, 2.0), (optimizers.FairseqAdam, 1.0)):
-        weight = torch.nn.Parameter(torch.arange(3.0).to(dtype))
-        weight.grad = scale * torch.tensor([1.0, 2.0, -3.0]).to(dtype)
-        optimizer = optimizers.Adam([weight], lr=0.1, betas=(0.9, beta2))
-        with torch.no_grad():
-            cls.step(optimizer, **({"scale": scale} if scale != 1 else {}))
-        ends.append([weight.detach(), optimizer.state[weight]["exp_avg"]])
-    assert all(map(torch.equal, *ends)) and ends[0][1].tolist() == pytest.approx([0.1, 0.2, -0.3])
 
 
 def test_a_device_without_the_kernel_is_left_to_fairseqs_code():
@@ -324,38 +289,6 @@ def test_amp_divides_gradients_by_the_loss_scale_once():
     amp.clip_grad_norm(0.0)
     amp.step()
     assert weight.tolist() == [0.5, 0.0, -0.5]
-
-
-@pytest.mark.parametrize(
-    "given, scale, window",
-    [
-        ({}, 128, 2000),
-        ({"amp_init_scale": 4}, 4, 2000),
-        ({"amp_scale_window": 7}, 128, 7),
-        ({"fp16_init_scale": 2}, 2, 2000),
-        ({"fp16_init_scale": 2, "amp_scale_window": 7}, 2, 7),
-        ({"fp16_init_scale": 2, "amp_init_scale": 4}, 4, 2000),
-    ],
-)
-def test_amp_takes_its_scale_and_its_window_from_their_flags(given, scale, window, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        torch.cuda.amp, "GradScaler", lambda **options: made.append(options) or torch.amp.GradScaler("cpu", **options)
-    )
-    common = {"fp16_init_scale": 128, "amp_init_scale": 128, "amp_scale_window": None, "min_loss_scale": 1e-4, **given}
-    cfg = SimpleNamespace(optimizer=config().optimizer, common=SimpleNamespace(**common))
-    optimizer = amp_optimizer.AMPOptimizer.build_optimizer(cfg, [torch.nn.Parameter(torch.ones(2))])
-    assert (optimizer.scaler.get_scale(), optimizer.scaler.get_growth_interval()) == (scale, window)
-
-
-def test_amp_without_a_gpu_scales_nothing(monkeypatch):
-    """torch's scaler is then disabled, and lacks most of its numbers."""
-    disabled = functools.partial(torch.amp.GradScaler, "cpu", enabled=False)
-    monkeypatch.setattr(torch.cuda.amp, "GradScaler", disabled)
-    common = {"fp16_init_scale": 128, "amp_init_scale": 4, "amp_scale_window": None, "min_loss_scale": 1e-4}
-    cfg = SimpleNamespace(optimizer=config().optimizer, common=SimpleNamespace(**common))
-    optimizer = amp_optimizer.AMPOptimizer.build_optimizer(cfg, [torch.nn.Parameter(torch.ones(2))])
-    assert optimizer.scaler.get_scale() == 1.0
 
 
 def test_fairseqs_adam_is_the_one_of_the_plugin():

@@ -1,4 +1,4 @@
-"""fairseq_rope/patches/precision.py: --bf16, --fp16, --amp and --tpu do what they say, or end in one sentence."""
+"""fairseq_rope/patches/precision.py: --bf16 and --fp16 do what they say."""
 
 import functools
 import re
@@ -15,11 +15,9 @@ from fairseq.trainer import Trainer
 from torch import nn
 
 from fairseq_rope.checkpoints import FLOAT32_COPIES, load_checkpoint
-from fairseq_rope.errors import InputError
 from fairseq_rope.patches.linear import Linear
-from fairseq_rope.patches.precision import refuse_precision
 from tests import forked_programs
-from tests.commands import PLUGIN, call, outputs, run_program, train, training, valid_losses
+from tests.commands import PLUGIN, call, outputs, run_program, train, valid_losses
 
 FEW = ["--max-tokens", 250, "--log-interval", 1]
 
@@ -34,51 +32,6 @@ def test_only_tpu_means_a_tpu(flag):
     args = parsed(flag)
     assert (args.bf16, args.tpu, args.fp16) == (True, False, False)
     assert parsed(flag, "--tpu").tpu and parsed("--tpu").tpu and not parsed().tpu
-
-
-@pytest.mark.parametrize(
-    "program, flags",
-    [
-        ("fairseq-train", ["--fp16", "--bf16"]),
-        ("fairseq-train", ["--amp", "--memory-efficient-bf16"]),
-        ("fairseq-train", ["--amp", "--fp16"]),
-        ("fairseq-generate", ["--fp16", "--memory-efficient-bf16"]),
-    ],
-)
-def test_flags_of_two_types_are_refused(flags, program, tmp_path):
-    words = [program, tmp_path / "missing", "--user-dir", PLUGIN, "--cpu", *flags, "-s", "en", "-t", "de"]
-    words += ["--arch", "transformer_rope_tiny"] if program == "fairseq-train" else ["--path", "missing.pt"]
-    done = run_program(*words, check=False, programs=forked_programs.folder())
-    assert done.returncode == 1
-    sentence = f"{program}: error: {' and '.join(sorted(flags))} exclude each other: give one of them\n"
-    assert done.stderr.endswith(sentence) and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--fp16"], "--fp16: needs a GPU in training (--cpu); on a CPU, give --bf16, --memory-efficient-fp16, or"),
-        (["--tpu"], "--tpu: needs torch_xla, which is not installed"),
-        (["--use-bmuf", "--bf16"], "--use-bmuf with --bf16: fairseq would not update the weights; give --memory"),
-        (["--use-bmuf", "--memory-efficient-fp16"], "--use-bmuf with --memory-efficient-fp16: fairseq would not"),
-    ],
-)
-def test_a_training_that_a_cpu_cannot_do_ends_before_it_reads_data(flags, message, tmp_path):
-    words = training(tmp_path / "missing", tmp_path, "-s", "en", "-t", "de", *flags)
-    done = run_program(*words, check=False, programs=forked_programs.folder())
-    assert done.returncode == 1 and f"fairseq-train: error: {message}" in done.stderr
-    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
-
-
-def test_amp_with_cpu_is_refused_on_a_machine_with_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InputError, match=r"^--amp: needs a GPU \(--cpu\); on a CPU, give --bf16, or no such flag for"):
-        refuse_precision(Namespace(amp=True, cpu=True), Namespace())
-
-
-def test_hydra_refuses_them_too(data_bin, tmp_path):
-    done = by_hydra(data_bin, tmp_path, "common.fp16=true", check=False)
-    assert done.returncode != 0 and "--fp16: needs a GPU in training (--cpu)" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("flag, cls", [("--bf16", Linear), ("--memory-efficient-fp16", Linear), (None, nn.Linear)])
@@ -117,15 +70,6 @@ def test_hydra_trains_in_16_bits(data_bin, tmp_path, name):
     assert_rounded(state, torch.bfloat16 if "bf16" in name else torch.float16)
     expected = "FP16Optimizer" if name == "bf16" else "MemoryEfficientFP16Optimizer"
     assert state["optimizer_history"][-1]["optimizer_name"] == expected
-
-
-def test_an_update_with_an_overflow_is_left_out_on_a_machine_without_a_gpu(data_bin, tmp_path):
-    log = train(data_bin, tmp_path, "--memory-efficient-fp16", "--fp16-init-scale", 2**40, "--log-interval", 1)
-    skipped = log.count("gradient overflow detected")
-    assert skipped > 1 and "Saved checkpoint" in log
-    whole = train(data_bin, tmp_path / "whole", "--memory-efficient-fp16", "--fp16-init-scale", 4, "--log-interval", 1)
-    assert "overflow" not in whole
-    assert whole.count("train_inner") - log.count("train_inner") in (0, skipped)
 
 
 @pytest.mark.slow
@@ -199,27 +143,6 @@ def test_16_bits_train_on_a_cpu_close_to_float32_and_resume_to_the_last_bit(
     assert next(model.parameters()).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "before, now, message",
-    [
-        ([], ["--bf16"], "trained with FairseqAdam (float32), and this is FP16Optimizer (--fp16 or --bf16)"),
-        (["--bf16"], [], "trained with FP16Optimizer (--fp16 or --bf16), and this is FairseqAdam (float32)"),
-        (
-            ["--bf16"],
-            ["--memory-efficient-bf16"],
-            "and this is MemoryEfficientFP16Optimizer (--memory-efficient-fp16 or --memory-efficient-bf16)",
-        ),
-    ],
-)
-def test_a_training_resumes_in_its_own_precision_only(data_bin, tmp_path, before, now, message):
-    train(data_bin, tmp_path, *before, "--max-update", 1)
-    with pytest.raises(InputError, match=re.escape(message)) as raised:
-        train(data_bin, tmp_path, *now, "--max-update", 2)
-    assert "checkpoint_last.pt" in str(raised.value) and "--reset-optimizer" in str(raised.value)
-    log = train(data_bin, tmp_path, *now, "--reset-optimizer", "--max-update", 2)
-    assert "Loaded checkpoint" in log
-
-
 def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_so(data_bin, tmp_path):
     train(data_bin, tmp_path, "--bf16", "--max-update", 3)  # the first has the learning rate 0
     path = str(tmp_path / "checkpoint_last.pt")
@@ -232,14 +155,6 @@ def test_copies_that_are_none_are_not_used_and_a_training_in_another_type_says_s
     torch.save(state, path)
     log = train(data_bin, tmp_path, "--fp16", "--fp16-no-flatten-grads", "--max-update", 4, "--no-save")
     assert "weights in the checkpoint are not their float32_params rounded to torch.float16" in log
-
-
-def test_fp16_and_bf16_are_not_mixed(data_bin, tmp_path, monkeypatch):
-    train(data_bin, tmp_path, "--bf16", "--max-update", 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # all that --fp16 needs of a GPU here
-    monkeypatch.setattr("fairseq_rope.patches.precision.refuse_precision", lambda *_: None)
-    with pytest.raises(InputError, match="checkpoint_last.pt was trained in another type .--fp16 keeps"):
-        train(data_bin, tmp_path, "--fp16", "--max-update", 2)
 
 
 # -- programs that load models -------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
@@ -274,7 +273,7 @@ def test_a_language_model_of_fairseq_continues_with_rope(text_bin, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_path, monkeypatch):
+def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_path):
     with_dictionary, target = shutil.copytree(data_bin, tmp_path / "bin"), data_bin.parent / "text"
     shutil.copy(data_bin / "dict.de.txt", with_dictionary / "dict.txt")  # where a language model looks for it
     prefixes = [word for name in ("train", "valid") for word in (f"--{name}pref", target / f"{name}.de")]
@@ -285,50 +284,10 @@ def test_a_translation_is_searched_with_a_language_model(data_bin, trained, tmp_
     plain = call("fairseq-generate", *words)
     fused = {w: scores(call("fairseq-generate", *words, *with_lm(tmp_path / "lm", w))) for w in (0, 0.5)}
     assert fused[0] == scores(plain) and all(fused[0.5][row] < one for row, one in scores(plain).items())
-    # A scaling is for the translation model alone.
-    used = []
-    monkeypatch.setattr(
-        TransformerRopeLanguageModel, "prepare_for_inference_", lambda self, cfg: used.append(self.eval())
-    )
-    scaled = [*words, "--model-overrides", "{'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}"]
-    assert scores(call("fairseq-generate", *scaled, *with_lm(tmp_path / "lm", 0))) == scores(
-        call("fairseq-generate", *scaled)
-    )
-    (unscaled,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "lm" / "checkpoint_last.pt")])
-    tokens = torch.randint(4, 20, (2, 7))
-    assert torch.equal(used[0](tokens)[0], unscaled.eval()(tokens)[0])
 
 
 def with_lm(folder, weight):
     return ["--lm-path", folder / "checkpoint_last.pt", "--lm-weight", weight]
-
-
-def test_an_evaluation_that_leaves_out_samples_says_so(text_bin, tmp_path):
-    """fairseq ends in an AssertionError in the first case, and prints a perplexity of 1.00 in the last one.
-
-    In the second case, it prints the perplexity of the last block, as in its own test_transformer_lm.
-    """
-    fit(TINY, text_bin, tmp_path, "--max-update", 1)
-    words = ["--path", tmp_path / "checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu", "--gen-subset", "valid"]
-    with pytest.raises(InputError, match=r"^sentence \d+ has 32 tokens, more than --max-tokens 20: give 32 or more$"):
-        call("fairseq-eval-lm", text_bin, *words, "--tokens-per-sample", 32, "--max-tokens", 20)
-    too_long = "samples have more tokens than the model has positions, 32"
-    instead = r"""or --model-overrides "\{'max_target_positions': N\}" if the positions are not learned$"""
-    with pytest.raises(InputError, match=f"^1 of 1 {too_long}: give --tokens-per-sample 32 or less, {instead}"):
-        call("fairseq-eval-lm", text_bin, *words)
-    for flags in (["--tokens-per-sample", 100], ["--context-window", 8, "--tokens-per-sample", 100]):
-        log = call("fairseq-eval-lm", text_bin, *words, *flags)
-        (warning,) = [line for line in log.splitlines() if too_long in line]
-        of_whole = re.search(rf"(\d) of (\d) samples .*: give --tokens-per-sample 32 or less, {instead}", warning)
-        evaluated = int(re.search(r"Evaluated ([\d,]+) tokens", log)[1].replace(",", ""))
-        assert int(of_whole[1]) == int(of_whole[2]) - 1 and 0 < evaluated < 32, "the last block"
-    longer = ["--tokens-per-sample", 100, "--model-overrides", "{'max_target_positions': 100}"]
-    log = call("fairseq-eval-lm", text_bin, *words, *longer)
-    assert too_long not in log and int(re.search(r"Evaluated ([\d,]+) tokens", log)[1].replace(",", "")) > 100
-    by_line = ["--sample-break-mode", "eos", "--model-overrides"]
-    assert "Perplexity" in call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 8}")
-    with pytest.raises(InputError, match="^20 of 20 samples have more tokens than the model has positions, 2: give"):
-        call("fairseq-eval-lm", text_bin, *words, *by_line, "{'max_target_positions': 2}")
 
 
 MADE = ("yaml", "flags")
