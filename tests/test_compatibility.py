@@ -175,23 +175,6 @@ def test_constraints_that_nobody_reads_are_refused(data_bin, model_path, kind):
     assert "HOUSE" in hub.translate(["the dog"], beam=8, max_len_b=20, **given)[0].split()
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_alignments_are_printed_for_every_target_word(data_bin, model_path, kind):
-    printed = generate(data_bin, model_path, "--beam", 2, "--print-alignment", kind)
-    alignments, hypotheses = outputs(printed, "A"), outputs(printed)
-    for number, source in enumerate(text(data_bin, "test.en")):
-        targets, sources = len(hypotheses[number][0].split()), len(source.split())
-        if kind == "hard":
-            pairs = [tuple(map(int, pair.split("-"))) for pair in alignments[number][0].split()]
-            assert all(0 <= s <= sources for s, _ in pairs)
-            assert [t for _, t in pairs] == sorted({t for _, t in pairs}) and len(pairs) <= targets + 1
-            assert pairs
-        else:
-            rows = [[float(w) for w in row.split(",")] for row in alignments[number][0].split()]
-            assert len(rows) == targets + 1
-            assert all(sum(row) == pytest.approx(1, abs=1e-3) and len(row) == sources + 1 for row in rows)
-
-
 UNKNOWN = ("the dog zyzzyva", "flub takes the big qux red", "house")
 
 
