@@ -1,7 +1,7 @@
 """Make the tests, and the processes that they start, begin sooner.
 
 Importing scikit-learn and scipy.stats takes seconds. fairseq imports four functions of them; here a call of one of them
-imports both. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
+imports it. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
 here they are excluded without it. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
 """
 
