@@ -37,10 +37,11 @@ def install_package(served: Path, data: Path, folder: Path, programs: Path) -> d
 
     *programs* is the bin folder of their environment. They need no network, since spacy splits sentences.
     """
-    blank = f"import spacy; spacy.blank('en').to_disk({str(folder / 'splitter')!r})"
+    flags = ["--model", served, "--data", data, "--output", folder / "packages", "--force"]
+    package.main(list(map(str, flags)))
+    (installed,) = (folder / "packages").glob("translate-*/")
+    blank = f"import spacy; spacy.blank('en').to_disk({str(installed / 'spacy')!r})"
     subprocess.run([programs / "python", "-c", blank], check=True)
-    flags = ["--model", served, "--data", data, "--output", folder, "--install", folder / "packages"]
-    package.main([*map(str, flags), "--splitter", str(folder / "splitter"), "--force"])
     return {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **{name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")},

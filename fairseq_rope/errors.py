@@ -7,8 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 # The requirement for each module that a tool may lack, as in pyproject.toml.
 REQUIREMENTS = {
@@ -48,8 +47,11 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     """
     # Otherwise, fairseq's wav2vec2_classification.py lets all packages log everything to standard error.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    in_main_thread = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
-    previous_handlers = handle_signals(lambda number, _: sys.exit(128 + number)) if in_main_thread else {}
+    previous_handlers = {}
+    if threading.current_thread() is threading.main_thread():  # others cannot set signal handlers
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                previous_handlers[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
         sys.stdout.flush()
@@ -65,7 +67,9 @@ def ending_in_one_sentence(program: str) -> Iterator[None]:
     except InputError as error:
         sys.exit(f"{program}: {error}")
     except OSError as error:
-        sys.exit(128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else f"{program}: {sentence_of(error)}")
+        reason = str(error.strerror or error)
+        sentence = f"{error.filename}: {reason}" if error.filename else reason
+        sys.exit(128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else f"{program}: {sentence}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -96,27 +100,12 @@ def naming_what_fairseq_reads(where: str) -> Iterator[None]:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
 
 
-def handle_signals(handler: Callable[[int, Any], None]) -> dict[int, Any]:
-    """Call *handler* at SIGHUP and SIGTERM, and return the previous handlers. A signal that is ignored remains ignored.
-
-    ``nohup`` starts a program with SIGHUP ignored, so that it goes on after its terminal is closed.
-    """
-    numbers = (number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN)
-    return {number: signal.signal(number, handler) for number in numbers}
-
-
-def sentence_of(error: OSError, place: object = "") -> str:
-    """Return the file of an OSError and the reason. *place* stands for the file if the error names none."""
-    file = error.filename or place
-    return f"{file}: {error.strerror or error}" if file else str(error.strerror or error)
-
-
-def refuse_other_bytes(text: str, flag: str, must: str = "the name must be UTF-8; give the folder another one") -> None:
-    """Raise an InputError if a name or *text* is not UTF-8, which libraries in C++ and files in JSON need."""
+def refuse_other_bytes(path: str, flag: str) -> None:
+    """Raise an InputError if the name *path* is not UTF-8, which libraries in C++ and files in JSON need."""
     try:
-        text.encode()
+        path.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{flag} {text}: {must}") from None
+        raise InputError(f"{flag} {path}: the name must be UTF-8; give the folder another one") from None
 
 
 def refuse_output(path: str, flag: str = "--output") -> None:

@@ -30,7 +30,7 @@ class Metric(NamedTuple):
 
     name: str  # as the report prints it
     what: str  # a short description
-    scorer: Any  # of sacrebleu
+    sacrebleu: Any  # its implementation there
     tokens: str | None = None  # the name of its tokens in the report of the references
 
     def count_tokens(self, line: str) -> int:
@@ -38,8 +38,8 @@ class Metric(NamedTuple):
         if self.name == "chrF2":
             return len("".join(line.split()))
         if self.name == "chrF2++":  # sacrebleu has no public name for its words
-            return len(self.scorer._remove_punctuation(line))
-        return len(self.scorer.tokenizer(line).split())
+            return len(self.sacrebleu._remove_punctuation(line))
+        return len(self.sacrebleu.tokenizer(line).split())
 
 
 def metrics_for(target_lang: str, tokenize: str) -> list[Metric]:
@@ -87,7 +87,7 @@ def score_systems(
     """
     from sacrebleu.significance import PairedTest
 
-    scorer, results = metric.scorer, list[Any]()
+    scorer, results = metric.sacrebleu, list[Any]()
     if len(systems) > 1:
         numbered = [(str(number), lines) for number, lines in enumerate(systems)]
         signatures, columns = PairedTest(numbered, {"": scorer}, references, "bs", n_samples=RESAMPLES)()
@@ -145,7 +145,7 @@ def by_source_length(
         chosen = [n for n, line in enumerate(source) if len(line.split()) in lengths]
         if chosen:
             lines, *expected = ([text[n] for n in chosen] for text in (system, *references))
-            result = metric.scorer.corpus_score(lines, expected)
+            result = metric.sacrebleu.corpus_score(lines, expected)
             values = {"score": result.score, "reference_tokens": result.ref_len}
             buckets.append({"words": words, "sentences": len(chosen), **values})
     return buckets

@@ -22,11 +22,6 @@ from .lines import split
 PLACEHOLDERS = ("{source}", "{hypothesis}", "{reference}")
 BUILT_IN = ("sacreBLEU", "BLEU", "chrF2", "chrF2++", "TER")  # no program can have these names
 COMET = re.compile(r"^.*\tSegment \d+\tscore: (\S+)$", re.MULTILINE)  # what comet-score prints for a sentence
-SCORER_HELP = (
-    "also score with a program that prints one number for each sentence; {source}, {hypothesis} and {reference} in "
-    "COMMAND become the names of files; the flag can be repeated"
-)
-LOWER_HELP = "programs of --scorer whose lower scores are better, such as MetricX"
 
 
 @dataclass(frozen=True)
@@ -36,14 +31,6 @@ class Scorer:
     name: str
     command: str  # quoted as for a shell, with PLACEHOLDERS
     lower_is_better: bool = False
-
-    def words(self, source: str, hypothesis: str, references: Sequence[str]) -> list[str]:
-        """Return the words of the command for these files; a word with {reference} is repeated for each reference."""
-        return [
-            word.replace("{source}", source).replace("{hypothesis}", hypothesis).replace("{reference}", reference)
-            for word in shlex.split(self.command)
-            for reference in (references if "{reference}" in word else [""])
-        ]
 
     def scores(
         self, source: Sequence[str], hypothesis: Sequence[str], references: Sequence[Sequence[str]]
@@ -59,7 +46,12 @@ class Scorer:
                 with open(paths[-1], "w", encoding="utf-8", newline="\n") as file:
                     # Many programs also split lines at CR, NEL, U+2028 and similar characters.
                     file.writelines(" ".join(line.splitlines()) + "\n" for line in lines)
-            words = self.words(paths[0], paths[1], paths[2:])
+            # A word with {reference} is repeated for each reference.
+            words = [
+                word.replace("{source}", paths[0]).replace("{hypothesis}", paths[1]).replace("{reference}", reference)
+                for word in shlex.split(self.command)
+                for reference in (paths[2:] if "{reference}" in word else [""])
+            ]
             run = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", check=False
             )
@@ -81,13 +73,10 @@ class Scorer:
         return values
 
 
-def read_scorers(
-    values: Sequence[str], lower_is_better: Sequence[str], folder: str = "", path: str | None = None
-) -> tuple[Scorer, ...]:
+def read_scorers(values: Sequence[str], lower_is_better: Sequence[str]) -> list[Scorer]:
     """Return the programs that the values of ``--scorer`` and ``--lower-is-better`` describe.
 
-    They will run in *folder*, and are searched in *path*; the defaults are the current folder and the PATH. An
-    InputError is raised if a value cannot be used, or a program does not exist.
+    An InputError is raised if a value cannot be used, or a program does not exist.
     """
     scorers: dict[str, Scorer] = {}
     for value in values:
@@ -100,14 +89,13 @@ def read_scorers(
         unknown = [text for text in re.findall(r"\{\w+\}", command) if text not in PLACEHOLDERS]
         if not words:
             raise InputError(f"{where}: must have the form NAME='COMMAND'")
-        program = os.path.join(folder, words[0]) if os.path.dirname(words[0]) else words[0]
         for allowed, refusal in (
             (re.fullmatch(r"\w[\w.+-]*", name), f"the name {name} must consist of letters, digits, _, ., + and -"),
             (name.casefold() not in map(str.casefold, BUILT_IN), f"{name} is the name of a metric that is built in"),
             (name.casefold() not in map(str.casefold, scorers), f"the name {name} is given twice"),
             (not unknown, f"{''.join(unknown[:1])} must be one of {', '.join(PLACEHOLDERS)}"),
             ("{hypothesis}" in command, "the command must contain {hypothesis}"),
-            (shutil.which(program, path=path), f"the program {words[0]} does not exist or cannot be executed"),
+            (shutil.which(words[0]), f"the program {words[0]} does not exist or cannot be executed"),
         ):
             if not allowed:
                 raise InputError(f"{where}: {refusal}")
@@ -115,4 +103,4 @@ def read_scorers(
     for name in lower_is_better:
         if name not in scorers:
             raise InputError(f"--lower-is-better {name}: must be a name of --scorer ({', '.join(scorers) or 'none'})")
-    return tuple(scorers.values())
+    return list(scorers.values())

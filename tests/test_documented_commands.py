@@ -65,6 +65,7 @@ PLACEHOLDERS = {
     "^fairseq-generate …": "fairseq-generate data-bin/wmt17_en_de --user-dir fairseq_rope --path averaged.pt",
     "^fairseq-rope export …": "fairseq-rope export --path averaged.pt --data data-bin --output new",
     "…your other flags…$| …$": "",
+    "^fairseq-rope package --model served": "fairseq-rope package --model exported",  # served has segments of documents
     r"\bRECIPE\b": "demo",
     r"recipes/\w+/work/(model/)?": "",
     r"=(/data|\$PWD/(more|student|joined))/\w+": "=$PWD/test",
@@ -158,7 +159,7 @@ def write_files(folder, data_bin, text_bin, pairs_bin):
         (folder / "bin" / name).write_text(f"{head}{code}\n")
         (folder / "bin" / name).chmod(0o755)
     of_model = ["--path", str(last), "--data", str(folder / "data-bin"), "--output", str(folder / "exported")]
-    fairseq_rope(["export", *of_model])
+    fairseq_rope(["export", *of_model, "--segment-tokens", "1"])
 
 
 def codes_of(words):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import refuse_other_bytes
-from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, vocabulary
-from .target import Pair, Scores
+from .exported_folder import INT8, LONGEST_LINE, Pair, TranslateError, separator_of, vocabulary
 
 # Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
 # benchmarks/serve.py (docs/benchmarks.md). The size for GPUs is not measured.
@@ -80,7 +79,7 @@ def with_copies(words: Tokens, line: Tokens, attention: Sequence[Sequence[float]
     ]
 
 
-def score(folder: str, pairs: Sequence[Pair]) -> Scores:
+def score(folder: str, pairs: Sequence[Pair]) -> tuple[list[list[float]], str]:
     """Return the scores of *pairs* with the model in *folder*, on the CPU and in the type of its weights."""
     import ctranslate2
 
@@ -89,7 +88,7 @@ def score(folder: str, pairs: Sequence[Pair]) -> Scores:
     model = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     sides = [[["<blank>" if word == "<pad>" else word for word in pair[n]] for pair in pairs] for n in (0, 1)]
     results = model.score_batch(*sides, max_input_length=0, max_batch_size=SCORED_TOKENS, batch_type="tokens")
-    return Scores([list(result.log_probs) for result in results], model.compute_type)
+    return [list(result.log_probs) for result in results], model.compute_type
 
 
 class Search:

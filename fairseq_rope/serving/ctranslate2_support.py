@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .target import ExportError
+from .exported_folder import ExportError
 
 # fairseq's names of activation functions, and CTranslate2's
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_accurate": "GELUTanh", "gelu_fast": "GELUTanh", "swish": "SWISH"}

@@ -10,13 +10,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import flag_of, naming_what_fairseq_reads, nearest, refuse_other_bytes, warn
+from ..errors import naming_what_fairseq_reads, nearest, refuse_other_bytes, warn
 from ..files import naming
 from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
@@ -24,13 +22,10 @@ from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
 from ..text.tokens import Tokeniser
 from . import shortlist
-from .ctranslate2_model import INT8_BITS, counts_padding, positions, quantize, to_spec
-from .ctranslate2_search import score
+from .ctranslate2_model import counts_padding, positions, quantize, to_spec
 from .ctranslate2_support import refuse_unsupported
 from .export_checks import NEEDED, Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
-from .exported_folder import ALLOWED, INT8, SETTINGS, SHORTLIST, separator_of, write_folder
-from .target import ExportError, Pair, Scores, Target, Words
-from .translator import Translator
+from .exported_folder import SETTINGS, SHORTLIST, ExportError, Pair, is_allowed, separator_of, write_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -38,52 +33,6 @@ if TYPE_CHECKING:
 MAX_LEN_B = 50  # an output may have this many tokens more than its source, as in the recipes
 SPACE_OF_GPT2 = "\u0120"  # begins a word in its byte-level subwords; fairseq's own files have their numbers
 SUBWORD_FLAGS = {"--bpe-codes": "subword_nmt", "--sentencepiece-model": "sentencepiece"}
-
-
-@dataclass
-class CTranslate2(Target):
-    """The export of a checkpoint to a folder for CTranslate2 and ``fairseq-rope translate``.
-
-    Args:
-        model: the checkpoint's, in eval mode, float32 and on the CPU
-        task: its task
-        path: of the checkpoint, for messages
-        quantization: the type of the weights; None: float32
-        int8_bits: of a weight in int8, 7 or 8
-        settings: of the exported folder, with the name that the subword model has there
-        subword_file: the subword model, or None
-        built: the shortlist, or None
-        folder: as in :class:`Target`
-    """
-
-    model: Any
-    task: Any
-    path: str
-    quantization: str | None = None
-    int8_bits: int = INT8_BITS
-    settings: dict[str, Any] | None = None
-    subword_file: str | None = None
-    built: shortlist.Shortlist | None = None
-    folder: str = ""
-
-    def refuse(self) -> None:
-        refuse_unsupported(self.model, self.path, self.quantization or "float32")
-
-    def write(self, folder: str) -> None:
-        self.folder = folder
-        spec = to_spec(self.model, self.task.source_dictionary, self.task.target_dictionary)
-        spec.validate()
-        quantize(spec, self.quantization, self.int8_bits)
-        if os.path.exists(folder):
-            shutil.rmtree(folder)
-        write_folder(folder, spec, self.settings or {}, self.subword_file, self.built)
-
-    def score(self, pairs: Sequence[Pair]) -> Scores:
-        return score(self.folder, pairs)
-
-    def translate(self, sources: Sequence[Words]) -> list[Words]:
-        with Translator(self.folder, shortlist=False) as translator:
-            return [best for [(best, _)] in translator.search(sources)]
 
 
 def subwords(args: argparse.Namespace, *dictionaries: "Dictionary") -> tuple[str | None, str | None]:
@@ -129,11 +78,9 @@ def tokenisation(
 
 
 def segment_settings(args: argparse.Namespace, task: Any) -> dict[str, Any] | None:
-    """Return the setting ``segments`` of the flags and, for a flag that is not given, of the data folder."""
+    """Return the setting ``segments`` of ``--segment-tokens`` and, without the flag, of the data folder."""
     path = os.path.join(args.data, SEGMENTS)
-    flags = {"tokens": args.segment_tokens, "separator": args.separator}
-    flags = {name: value for name, value in flags.items() if value is not None}
-    segments: dict[str, Any] = {"separator": SEPARATOR}
+    segments: Any = {"separator": SEPARATOR}
     if os.path.exists(path):
         try:
             with open(path, encoding="utf-8") as file:
@@ -142,25 +89,19 @@ def segment_settings(args: argparse.Namespace, task: Any) -> dict[str, Any] | No
                 raise ValueError("it is not a JSON object")
         except (ValueError, RecursionError) as error:
             raise ExportError(f"{path}: cannot be read ({error})") from None
-    elif not flags:
+    elif args.segment_tokens is None:
         return None
-    segments = {**segments, **flags}
-    is_allowed, allowed = ALLOWED["segments"]
-    if not is_allowed(segments):
-        shown = f"--segment-tokens, --separator and {path} give {json.dumps(segments)[:200]}"
-        raise ExportError(f"{shown}, and the segments must be {allowed}")
+    if args.segment_tokens is not None:
+        segments["tokens"] = args.segment_tokens
+    if not is_allowed("segments", segments):
+        raise ExportError(f"{path}: has {json.dumps(segments)[:200]}, and must have tokens and a separator")
     if segments["tokens"] == 1:  # trained on single sentences
-        if "separator" in flags:
-            raise ExportError(
-                f"--separator {segments['separator']}: the segments have 1 token, so no sentences are joined"
-            )
         return None
     separator = segments["separator"]
     languages = (task.cfg.source_lang, task.cfg.target_lang)
     for language, dictionary in zip(languages, (task.source_dictionary, task.target_dictionary)):
         if dictionary.index(separator) < dictionary.nspecial:  # a word that is not there has the index of <unk>
-            where = f"--separator {separator}" if "separator" in flags else path
-            raise ExportError(f"{where}: the separator {separator} is not a word of dict.{language}.txt in {args.data}")
+            raise ExportError(f"{path}: the separator {separator} is not a word of dict.{language}.txt in {args.data}")
     return {"tokens": segments["tokens"], "separator": separator}
 
 
@@ -188,21 +129,7 @@ def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: An
         if data.tgt is None:
             raise ExportError(f"{training} has no target side; name two files of parallel text")
         pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
-    return shortlist.build(pairs, args.shortlist_candidates, args.shortlist_frequent, separator_of(settings))
-
-
-def languages_given(args: argparse.Namespace) -> dict[str, str]:
-    """Return the languages of the flags, for a checkpoint that lacks them. Raises an ExportError if it has others."""
-    from ..checkpoints import languages_of, load_checkpoint, part_of
-
-    given = {"source_lang": args.source_lang, "target_lang": args.target_lang}
-    if None in given.values():
-        return {}
-    of_checkpoint = languages_of(part_of(load_checkpoint(args.path), "task"))
-    for flag, own in zip(given, of_checkpoint, strict=True):
-        if own not in (None, given[flag]):
-            raise ExportError(f"{flag_of(flag)} {given[flag]}: --path {args.path} was trained with {own}")
-    return given
+    return shortlist.build(pairs, separator=separator_of(settings))
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -235,8 +162,9 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         raise ExportError(f"--model-overrides {args.model_overrides}: {refused[0]} cannot be changed here; drop it")
     # The checkpoint can have been trained on data of another kind, such as plain text.
     ends = {os.path.splitext(name)[1] for name in os.listdir(args.data)}
-    own |= {"dataset_impl": None} if ".idx" in ends and ".fasta" not in ends else {}
-    overrides = {**own, **given, **languages_given(args)}
+    own |= {"dataset_impl": None} if ".idx" in ends else {}
+    languages = {"source_lang": args.source_lang, "target_lang": args.target_lang}
+    overrides = {**own, **given, **(languages if args.source_lang else {})}
     with naming_what_fairseq_reads(f"--path {args.path}, --data {args.data}"):
         models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], overrides)
     if type(task) is not TranslationTask:
@@ -248,9 +176,6 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
         if name not in known:
             no_option = f"neither the model nor its task has the option {name}{nearest(name, known)}"
             raise ExportError(f"--model-overrides {args.model_overrides}: {no_option}")
-    for dictionary in (task.source_dictionary, task.target_dictionary):
-        # fairseq's reader of FASTA adds unknown words to the dictionary, for which the model has no embeddings.
-        dictionary.encode_line = partial(dictionary.encode_line, add_if_not_exist=False)
     return models[0].float().eval(), task
 
 
@@ -279,7 +204,6 @@ def settings_of(args: argparse.Namespace, model: Any, task: Any, kind: str | Non
         "max_len_b": args.max_len_b,
         "segments": segment_settings(args, task),  # of translate --documents (null: not trained on segments)
         "quantization": args.quantization,
-        "int8_bits": args.int8_bits if args.quantization in INT8 else None,
         "checkpoint": os.fsencode(os.path.basename(args.path)).decode("utf-8", "backslashreplace"),
         "model": meaning(model.cfg),
         "version": __version__,
@@ -292,9 +216,7 @@ def convert(args: argparse.Namespace, folder: str) -> str:
     import ctranslate2  # noqa: F401  named first if it is missing
 
     model, task = load(args)
-    quantized = None if args.quantization == "float32" else args.quantization
-    target = CTranslate2(model, task, args.path, quantized, args.int8_bits)
-    target.refuse()
+    refuse_unsupported(model, args.path, args.quantization)
     kind, file = subwords(args, task.source_dictionary, task.target_dictionary)
     if has_only_small_letters(task.source_dictionary):
         warn("export", f"--data {args.data}: the source has no capital letters, so translate's input must have none")
@@ -306,16 +228,19 @@ def convert(args: argparse.Namespace, folder: str) -> str:
         built = build_shortlist(args, settings, task)
     if kind:
         settings["subwords"] = {"kind": kind, "file": SUBWORDS[kind]}
-    target.settings, target.subword_file, target.built = settings, file, built
     search = {"beam": args.beam, "lenpen": args.lenpen, "max_len_b": args.max_len_b}
     reference = Reference(model, task, separator_of(settings), **search)
     report = []
     with naming(f"--output {args.output}"):
         # Only float32 scores are exact enough to tell the right model from a wrong one, so they come first.
-        for quantization in dict.fromkeys([None, quantized]):
-            target = replace(target, quantization=quantization)
-            target.write(folder)
-            report.append(check_model(target, reference, quantization, args.force))
+        for quantization in dict.fromkeys([None, None if args.quantization == "float32" else args.quantization]):
+            spec = to_spec(model, task.source_dictionary, task.target_dictionary)
+            spec.validate()
+            quantize(spec, quantization)
+            if os.path.exists(folder):
+                shutil.rmtree(folder)
+            write_folder(folder, spec, settings, file, built)
+            report.append(check_model(folder, reference, quantization, args.force))
         if not reference.real:
             text_report.append(f"translations were not compared: the data lack {NEEDED} that the model can translate")
         if built is not None:

@@ -18,9 +18,9 @@ from ..text.segments import divided, joined
 from ..text.tokens import Tokeniser
 from . import shortlist
 from .ctranslate2_model import positions
+from .ctranslate2_search import score
 from .ctranslate2_support import position_of_side, scaling_of
-from .exported_folder import separator_of
-from .target import ExportError, Pair, Target, Words
+from .exported_folder import ExportError, Pair, Words, separator_of
 from .translator import Translator
 
 if TYPE_CHECKING:
@@ -198,25 +198,23 @@ def bleu(translations: Sequence[str], references: Sequence[str], language: str) 
 
 
 def check_scores(
-    target: Target,
-    pairs: Sequence[Pair],
-    expected: Sequence[Sequence[float]],
-    quantization: str | None,
-    whose: str = "the checkpoint's",
+    folder: str, pairs: Sequence[Pair], expected: Sequence[Sequence[float]], quantization: str | None
 ) -> tuple[str, str]:
-    """Compare the scores of *pairs* in *target* with *expected*, and return the type of the weights and a sentence.
+    """Compare the scores of *pairs* by the exported model in *folder* with *expected*.
 
     The score of a sentence is the mean log-probability of its words and its end. In float32, BOUNDS are for each
     sentence; quantised, for the mean. An ExportError is raised if the scores differ by more.
 
     Args:
-        expected: as :class:`Scores` has them
+        expected: for each pair, the log-probability (base e) of each word of its translation and of the end
         quantization: the type of the weights; None: float32
-        whose: the model that *expected* comes from, for the sentence
+
+    Returns:
+        the type of the weights, with that of the computation if it differs, and a sentence that reports the difference
     """
-    exported, computed = target.score(pairs)
+    exported, computed = score(folder, pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
-        raise ExportError(f"{type(target).__name__} does not score every word: nothing was written")
+        raise ExportError("CTranslate2 does not score every word: nothing was written")
     if quantization:
         distances = [[abs(a - b) for a, b in zip(*scores)] for scores in zip(expected, exported)]
         measured, what = statistics.mean(map(statistics.mean, distances)), "on average"
@@ -228,22 +226,24 @@ def check_scores(
         bound = max(bound, BOUNDS.get(computed, 0.0))
         name += f" (computed in {computed} on this machine)"
     if not measured <= bound:  # also true for NaN
-        differ = f"the exported model's scores differ from {whose} by {measured:.2g} per word {what}"
+        differ = f"the exported model's scores differ from the checkpoint's by {measured:.2g} per word {what}"
         raise ExportError(f"{differ}, and {bound:g} is allowed: nothing was written")
-    report = f"{name}: the scores of {len(expected)} sentences differ from {whose} by {measured:.1e} per "
+    report = f"{name}: the scores of {len(expected)} sentences differ from the checkpoint's by {measured:.1e} per "
     return name, f"{report}word {what} ({bound:g} is allowed)"
 
 
-def check_model(target: Target, reference: Reference, quantization: str | None, force: bool = False) -> str:
-    """Compare the written model of *target* with the checkpoint, and return sentences that report the differences.
+def check_model(folder: str, reference: Reference, quantization: str | None, force: bool = False) -> str:
+    """Compare the exported model in *folder* with the checkpoint, and return sentences that report the differences.
 
     :func:`check_scores` says what is allowed. SAME_TRANSLATIONS is needed, too, without *force*: scores do not show
     what is wrong in a search, such as its positions.
     """
     pairs = list(in_words(reference.task, reference.pairs))
-    name, report = check_scores(target, pairs, reference.scores, quantization)
+    name, report = check_scores(folder, pairs, reference.scores, quantization)
     if reference.real:
-        translations = target.translate([source for source, _ in reference.translations])
+        with Translator(folder, shortlist=False) as translator:
+            found = translator.search([source for source, _ in reference.translations])
+        translations = [best for [(best, _)] in found]
         expected = [translation for _, translation in reference.translations]
         same, count = agreeing(translations, expected, reference.separator)
         translated = "sentences of the validation set are translated into the same words as by the checkpoint"

@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import math
 import os
 import re
 import shutil
-from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -31,86 +29,72 @@ LONGEST_LINE = 4096  # tokens
 CHARACTERS = 8 * LONGEST_LINE
 
 
+Words = list[str]  # of a sentence, as in the data: subwords, without the end
+Pair = tuple[Words, Words]  # a source and its translation
+
+
+class ExportError(InputError):
+    """A model cannot be exported, a flag cannot be used, or a check failed; the message says which."""
+
+
 class TranslateError(InputError):
     """A folder or file cannot be used, or a line cannot be translated; the message says which one and why."""
 
 
-Rule = tuple[Callable[[Any], bool], str]  # returns whether a value is allowed; describes the allowed values
-
-
-def _integer(least: int, most: float = math.inf) -> Rule:
-    def is_allowed(value: Any) -> bool:
-        return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
-
-    return is_allowed, f"an integer from {least} to {most}"
-
-
-def _number(most: int) -> Rule:
-    def is_allowed(value: Any) -> bool:
-        return isinstance(value, Real) and not isinstance(value, bool) and -most <= value <= most  # type: ignore[operator]
-
-    return is_allowed, f"a number from -{most} to {most}"
-
-
-def _is_moses(value: Any) -> bool:
-    types = {"source": str, "target": str, "dash_splits": bool}
-    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in types.items())
-
-
-def _is_positions(value: Any) -> bool:
-    if not isinstance(value, dict) or type(value.get("counts_padding", False)) is not bool:
-        return False
-    is_count, _ = _integer(1)
-    return all(side in value and (value[side] is None or is_count(value[side])) for side in ("source", "target"))
-
-
-def _is_checksums(value: Any) -> bool:
-    return isinstance(value, dict) and all(re.fullmatch(r"\w[\w.-]*", name, re.ASCII) for name in value)
-
-
-def _is_segments(value: Any) -> bool:
-    if not isinstance(value, dict) or not NUMBERS["segment_tokens"][0](value.get("tokens")):
-        return False
-    separator = value.get("separator")
-    return isinstance(separator, str) and separator.split() == [separator]
-
-
-# The allowed values of numeric options. Larger ones would exhaust the memory or overflow.
-NUMBERS = {
-    "beam": _integer(1, 1000),
-    **dict.fromkeys(("nbest", "n"), _integer(1, 1000)),
-    "threads": _integer(1, 1024),
-    "jobs": _integer(1, 1024),
-    "max_len_b": _integer(0, 10_000),
-    "sampling_topk": _integer(0, 1_000_000),
-    "seed": _integer(0, 2**32 - 2),
-    "lenpen": _number(100),
-    "segment_tokens": _integer(1, LONGEST_LINE),
-    "shortlist_candidates": _integer(1, 1_000_000),
-    "shortlist_frequent": _integer(1, 1_000_000),
+# The least and the largest value of numeric options. Larger ones would exhaust the memory or overflow.
+RANGES: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("beam", "nbest", "n"), (1, 1000)),
+    **dict.fromkeys(("threads", "jobs"), (1, 1024)),
+    "max_len_b": (0, 10_000),
+    "sampling_topk": (0, 1_000_000),
+    "seed": (0, 2**32 - 2),
+    "lenpen": (-100, 100),
+    "segment_tokens": (1, LONGEST_LINE),
 }
-_SUBWORD_SETTINGS = [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
-# The allowed values of each setting.
-ALLOWED: dict[str, Rule] = {
-    "moses": (lambda value: value is None or _is_moses(value), "null or an object with source, target and dash_splits"),
-    # No other file is opened, because the folder may come from someone else.
-    "subwords": (lambda value: value in [None, *_SUBWORD_SETTINGS], f"null or one of {_SUBWORD_SETTINGS}"),
-    "positions": (
-        _is_positions,
-        "an object with source and target, each null or an integer of at least 1, and true or false as counts_padding",
-    ),
-    **{name: NUMBERS[name] for name in ("beam", "lenpen", "max_len_b")},
-    "quantization": (lambda value: isinstance(value, str), "a string"),
-    "segments": (
-        lambda value: value is None or _is_segments(value),
-        f"null or an object with tokens, {NUMBERS['segment_tokens'][1]}, and separator, one token",
-    ),
-    "sha256": (_is_checksums, "an object with the checksums of files in the folder"),
-}
+
+
+def problem_of(name: str, value: Any) -> str:
+    """Return what *value* of the numeric option *name* must be; "" if it is allowed."""
+    least, largest = RANGES[name]
+    kind, in_words = (Real, "a number") if name == "lenpen" else (Integral, "an integer")
+    if isinstance(value, kind) and not isinstance(value, bool) and least <= value <= largest:  # type: ignore[operator]
+        return ""
+    return f"must be {in_words} from {least} to {largest}"
+
+
+def is_allowed(name: str, value: Any) -> bool:
+    """Return whether *value* is allowed for the setting *name* of a folder, which may come from someone else."""
+    if name in RANGES:
+        return not problem_of(name, value)
+    if name == "quantization":
+        return isinstance(value, str)
+    if name == "subwords":  # no other file is opened
+        return value is None or value in [{"kind": kind, "file": file} for kind, file in SUBWORDS.items()]
+    if value is None:
+        return name in ("moses", "segments")
+    if not isinstance(value, dict):
+        return False
+    if name == "moses":
+        return (
+            all(type(value.get(key)) is str for key in ("source", "target")) and type(value.get("dash_splits")) is bool
+        )
+    if name == "positions":
+        counts = [value.get(side, 0) for side in ("source", "target")]
+        has_counts = all(count is None or (type(count) is int and count > 0) for count in counts)
+        return has_counts and type(value.get("counts_padding", False)) is bool
+    if name == "segments":
+        separator = value.get("separator")
+        has_separator = isinstance(separator, str) and separator.split() == [separator]
+        return has_separator and not problem_of("segment_tokens", value.get("tokens"))
+    return all(re.fullmatch(r"\w[\w.-]*", file, re.ASCII) for file in value)  # sha256
+
+
+# What fairseq_rope.json must have: the checksums of the other files, and the settings of text and search
+NEEDED = ("moses", "subwords", "positions", "beam", "lenpen", "max_len_b", "quantization", "segments", "sha256")
 
 
 def exported_settings(folder: str) -> dict[str, Any]:
-    """Return the settings of an exported *folder*; raise a TranslateError if a value is not in ALLOWED."""
+    """Return the settings of an exported *folder*; raise a TranslateError if a value is not allowed."""
     try:
         with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
             settings = json.load(file)
@@ -120,12 +104,10 @@ def exported_settings(folder: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         folders = "must be a folder that fairseq-rope export wrote"
         raise TranslateError(f"--model {folder}: {folders}, and {SETTINGS} cannot be read there ({reason})") from None
-    for name, (is_allowed, allowed) in ALLOWED.items():
-        value = settings.get(name)
-        if not is_allowed(value):
-            shown = json.dumps(value)
-            shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
-            raise TranslateError(f"--model {folder}: in {SETTINGS}, {name} is {shown}, and must be {allowed}")
+    for name in NEEDED:
+        if not is_allowed(name, settings.get(name)):
+            shown = json.dumps(settings.get(name))[:100]
+            raise TranslateError(f"--model {folder}: in {SETTINGS}, {name} is {shown}, which fairseq-rope never writes")
     return settings
 
 
@@ -161,12 +143,12 @@ def vocabulary(folder: str, side: str) -> tuple[str, list[str]]:
     return name, words
 
 
-def refuse_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def refuse_out_of_range(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with the usage and an error if a number in *args* is out of its range."""
-    for name, (is_allowed, allowed) in NUMBERS.items():
+    for name in RANGES:
         value = getattr(args, name, None)
-        if value is not None and not is_allowed(value):
-            parser.error(f"{flag_of(name)} {value}: must be {allowed}")
+        if value is not None and (problem := problem_of(name, value)):
+            parser.error(f"{flag_of(name)} {value}: {problem}")
 
 
 README = """# {source} to {target}

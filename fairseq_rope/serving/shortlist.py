@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
 from ..lines import GZIP, count_lines, lines_of
-from .target import Pair
+from .exported_folder import Pair
 
 ALIGNER = "eflomal-align"
 CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave

@@ -25,11 +25,11 @@ from .documents import segments_of
 from .exported_folder import (
     CHARACTERS,
     LONGEST_LINE,
-    NUMBERS,
     SETTINGS,
     SHORTLIST,
     TranslateError,
     exported_settings,
+    problem_of,
     refuse_changed_files,
 )
 
@@ -360,11 +360,10 @@ def available_cores() -> int:
 
 
 def refuse_options(**options: Any) -> None:
-    """Raise a TranslateError if one of *options* has a value that is neither None nor in NUMBERS."""
+    """Raise a TranslateError if one of *options* has a value that is neither None nor allowed."""
     for name, value in options.items():
-        is_allowed, allowed = NUMBERS[name]
-        if value is not None and not is_allowed(value):
-            raise TranslateError(f"{name} {value!r}: must be {allowed}")
+        if value is not None and (problem := problem_of(name, value)):
+            raise TranslateError(f"{name} {value!r}: {problem}")
 
 
 def decoded(line: bytes, name: str, number: int) -> str:

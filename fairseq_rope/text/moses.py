@@ -25,23 +25,6 @@ def moses_round_trip(lang: str, tokenise: Callable[[str], str]) -> Callable[[str
     return lambda line: str(moses.detokenize(tokenise(line).split()))
 
 
-def aggressive_tokeniser(lang: str) -> Callable[[str], str]:
-    """Return Moses' tokeniser with ``-a`` in the version of November 2018.
-
-    That version always separates a full stop at the end of a line. sacremoses 0.2.0 has an older rule, which
-    may leave it on the last word ("iPhone 5.").
-    """
-    from sacremoses import MosesTokenizer
-
-    moses = MosesTokenizer(lang)
-
-    def tokenise(line: str) -> str:
-        tokens = moses.tokenize(line, aggressive_dash_splits=True, return_str=True)
-        return re.sub(r"(?<=[^\s.])\.$", " .", tokens)
-
-    return tokenise
-
-
 def compound_split(line: str) -> str:
     """Return tokenised text after the split of Vaswani et al.: ``Ab-Cd`` becomes ``Ab ##AT##-##AT## Cd``.
 

@@ -77,8 +77,8 @@ def undo_preprocessing(lines: Sequence[str], lang: str, hypotheses: Iterable[str
     """
     from sacremoses import MosesDetokenizer
 
-    lines, subwords = undo_subwords(lines, hypotheses)
-    undone = [subwords] if subwords else []
+    lines, step = undo_subwords(lines, hypotheses)
+    undone = [step] if step else []
     if looks_tokenised(lines):
         moses = MosesDetokenizer(lang)
         lines = [moses.detokenize(line.split()) for line in lines]

@@ -1,9 +1,9 @@
 """Average the weights of several checkpoints: ``fairseq-rope average``.
 
-The flags are those of fairseq's ``scripts/average_checkpoints.py``, which cannot load checkpoints on
-torch >= 2.6. Only the sums and one checkpoint are in memory at a time. Everything else in the output comes from the
-first checkpoint, which is the newest one if the last are chosen, without what belongs to its weights: the state of the
-optimiser and the averages of ``--store-ema``.
+The flags are those of fairseq's ``scripts/average_checkpoints.py``, which cannot load checkpoints on torch >= 2.6. Only
+the sums and one checkpoint are in memory at a time. Everything else in the output comes from the first checkpoint, or
+from the newest one if the last are chosen, without what belongs to its weights: the state of the optimiser and the
+averages of ``--store-ema``.
 """
 
 import argparse
@@ -25,7 +25,6 @@ NUMBERED = {
     "--num-epoch-checkpoints": ("the last N checkpointEPOCH.pt", NUMBERS["epoch"]),
     "--num-update-checkpoints": ("the last N checkpoint_EPOCH_UPDATE.pt", NUMBERS["update"]),
 }
-BEST = "--num-best-checkpoints"
 
 
 class AverageError(InputError):
@@ -125,91 +124,37 @@ def _refuse(path: str, first: str, difference: str) -> None:
     raise AverageError(f"{path} and {first} are not of the same model: {difference}")
 
 
-def last_checkpoints(folder: str, count: int, flag: str, upper_bound: int | None = None) -> list[str]:
-    """Return the *count* newest checkpoints in *folder*, newest first, with numbers up to *upper_bound*.
+def last_checkpoints(folders: Sequence[str], count: int, flag: str) -> list[str]:
+    """Return the *count* newest checkpoints in the only one of *folders*, newest first.
 
     *flag* is a key of NUMBERED, which has the pattern of their names.
     """
-    if not os.path.isdir(folder):
-        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, and {folder} is not a folder")
+    if len(folders) != 1 or not os.path.isdir(folders[0]):
+        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, not {' '.join(folders)}")
+    if count < 1:
+        raise AverageError(f"{flag} {count}: must be at least 1")
+    folder = folders[0]
     matches = [match for match in (re.fullmatch(NUMBERED[flag][1], name) for name in os.listdir(folder)) if match]
-    numbered = sorted(((int(match[1]), match[0]) for match in matches), reverse=True)
-    newest_first = [name for number, name in numbered if upper_bound is None or number <= upper_bound]
+    newest_first = [name for _, name in sorted(((int(match[1]), match[0]) for match in matches), reverse=True)]
     if len(newest_first) < count:
-        bound = "" if upper_bound is None else f" up to --checkpoint-upper-bound {upper_bound}"
         names = ", ".join(newest_first) or "none"
-        raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints{bound} ({names})")
+        raise AverageError(f"{flag} {count}: {folder} has only {len(newest_first)} checkpoints ({names})")
     return [os.path.join(folder, name) for name in newest_first[:count]]
-
-
-def best_checkpoints(inputs: Sequence[str], count: int) -> list[str]:
-    """Return the *count* best of ``checkpoint.best_METRIC_VALUE.pt`` in *inputs*, files or one folder, best first.
-
-    The options in the checkpoints say whether high values are best (``--maximize-best-checkpoint-metric``).
-    fairseq's script always takes the lowest values, which are the worst for BLEU. Values that are not finite are never
-    the best.
-
-    Raises:
-        AverageError: there are fewer than *count*, a file has another name, or the values are of different metrics
-    """
-    from ..checkpoints import load_checkpoint, option_value, part_of
-
-    # fairseq appends a random digit to the value, also to inf and nan.
-    pattern = r"checkpoint[._]best_(?:(.+)_)?(-?\d+\.?\d*|(?:-?inf|nan)\d*)\.pt"
-    if len(inputs) == 1 and os.path.isdir(inputs[0]):
-        names = [name for name in os.listdir(inputs[0]) if re.fullmatch(pattern, name)]
-        inputs = [os.path.join(inputs[0], name) for name in names]
-    valued, path_of = [], {}
-    for path in inputs:
-        match = re.fullmatch(pattern, os.path.basename(path))
-        if match is None:
-            raise AverageError(f"{BEST}: the name of {path} is not checkpoint.best_METRIC_VALUE.pt")
-        metric, value = match.groups()
-        if not value.lstrip("-").startswith(("inf", "nan")):
-            valued.append((float(value), path))
-            path_of[metric] = path
-    if len(valued) < count:
-        raise AverageError(f"{BEST} {count}: there are only {len(valued)} such checkpoints with a finite value")
-    if len(path_of) > 1:
-        raise AverageError(f"{BEST}: {' and '.join(path_of.values())} have values of different metrics")
-    options = part_of(load_checkpoint(valued[0][1]), "checkpoint")
-    maximize = bool(option_value(options, "maximize_best_checkpoint_metric"))
-    return [path for _, path in sorted(valued, reverse=maximize)][:count]
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; the flags are those of fairseq's script."""
     example = "--inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt"
     parser = command_parser("average", "Average the weights of several fairseq checkpoints.", example)
-    bounded = "ignore epochs (--num-epoch-checkpoints) or updates (--num-update-checkpoints) above N"
     rows = [
         ("--inputs", {**REQUIRED, "nargs": "+", "action": "extend"}, "checkpoint files, or one folder of them"),
         ("--output", {**REQUIRED, **FILE}, "where to write the average"),
-        ("--checkpoint-upper-bound", INTEGER, bounded),
         USER_DIR,
     ]
     add_flags(parser, rows)
     counts = [(flag, INTEGER, f"average {what}") for flag, (what, _) in NUMBERED.items()]
-    counts.append((BEST, INTEGER, "average the best N checkpoint.best_METRIC_VALUE.pt"))
     add_flags(parser.add_mutually_exclusive_group(), counts)
     return parser
-
-
-def _choose(args: argparse.Namespace) -> list[str]:
-    counts = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in (*NUMBERED, BEST)}
-    flag, count = next(((flag, count) for flag, count in counts.items() if count is not None), (None, 0))
-    if args.checkpoint_upper_bound is not None and flag not in NUMBERED:
-        raise AverageError(f"--checkpoint-upper-bound needs {' or '.join(NUMBERED)}")
-    if flag is None:
-        return list(args.inputs)
-    if count < 1:
-        raise AverageError(f"{flag} {count}: must be at least 1")
-    if flag == BEST:  # reads the checkpoints, which may have classes of the user dir
-        load_user_dir(args.user_dir)
-        return best_checkpoints(args.inputs, count)
-    if len(args.inputs) != 1:
-        raise AverageError(f"{flag} needs one folder of checkpoints as --inputs, got {len(args.inputs)}")
-    return last_checkpoints(args.inputs[0], count, flag, args.checkpoint_upper_bound)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -219,7 +164,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         from ..checkpoints import save_checkpoint
 
         refuse_output(args.output)
-        paths = _choose(args)
+        counts = {flag: getattr(args, flag[2:].replace("-", "_")) for flag in NUMBERED}
+        flag = next((flag for flag, count in counts.items() if count is not None), None)
+        paths = args.inputs if flag is None else last_checkpoints(args.inputs, counts[flag], flag)
         for path in paths:  # before the first one is read
             os.stat(path)
             if os.path.exists(args.output) and os.path.samefile(path, args.output):

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, ending_in_one_sentence, flag_of, refuse_output
+from ..errors import InputError, ending_in_one_sentence, refuse_output
 from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def convert_layout(state: dict[str, Any], layout: str) -> dict[str, Any]:
 def _options(state: dict[str, Any]) -> "ModelOptions":
     """Return the options of the rotary model in *state*."""
     from ..checkpoints import part_of
-    from ..positions.rotary import LAYOUTS
     from ..transformer.defaults import complete
     from ..transformer.options import is_ours, read
     from ..transformer.sides import model_name
@@ -104,18 +103,14 @@ def _options(state: dict[str, Any]) -> "ModelOptions":
         encodings = " and ".join(dict.fromkeys(side.encoding for side in options.sides))
         raise LayoutError(f"its position encoding is {encodings}, which does not rotate")
     layout = _rotation(options, "rope_layout")
-    if layout not in LAYOUTS:
-        raise LayoutError(f"its rope_layout is {layout}, and must be one of {', '.join(LAYOUTS)}")
+    if layout not in CHOICES:
+        raise LayoutError(f"its rope_layout is {layout}, and must be one of {', '.join(CHOICES)}")
     return options
 
 
 def _rotation(options: "ModelOptions", name: str) -> Any:
     """Return an option of the rotation, which both sides have in common."""
-    values = next(side.position for side in options.sides if _rotates(side))
-    if name not in values:  # a user's subclass of RotaryEmbedding
-        encodings = " and ".join(dict.fromkeys(side.encoding for side in options.sides))
-        raise LayoutError(f"its position encoding is {encodings}, which has no {flag_of(name)}")
-    return values[name]
+    return next(side.position[name] for side in options.sides if _rotates(side))
 
 
 def _rotates(side: "SideOptions") -> bool:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from .. import __version__, metrics
 from ..errors import InputError, ending_in_one_sentence, warn
 from ..lines import named, read_lines
-from ..scorers import LOWER_HELP, SCORER_HELP, Scorer, read_scorers
+from ..scorers import Scorer, read_scorers
 from ..text.generated import read_generated
 from ..text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
-from ..text.moses import aggressive_tokeniser, moses_round_trip
+from ..text.moses import moses_round_trip
 from ..text.plain import check_plain, undo_preprocessing
 from . import FILE, REQUIRED, SWITCH, Parser, add_flags, command_parser
 
@@ -31,7 +31,7 @@ class Sentences(NamedTuple):
     undone: Sequence[str] = ()  # the steps of preprocessing that were undone, in this order
 
 
-def score(
+def build_report(
     systems: dict[str, Sentences],
     references: Sequence[Sentences],
     target_lang: str,
@@ -54,16 +54,13 @@ def score(
     expected, outputs = [text.lines for text in references], [text.lines for text in systems.values()]
     built = metrics.metrics_for(target_lang, tokenize)
     counts = {metric: [sum(map(metric.count_tokens, lines)) for lines in expected] for metric in built}
-    aggressive = aggressive_tokeniser(language(target_lang))
     files: list[dict[str, Any]] = []
     for number, (path, lines, _) in enumerate(references):
         tokens = {metric.tokens: count[number] for metric, count in counts.items() if metric.tokens}
-        if len(tokens) > 1:
-            tokens["Moses -a"] = sum(len(aggressive(line).split()) for line in lines)
         files.append({"file": path, "lines": len(lines), "tokens": tokens})
         if len(tokens) > 1:
-            changed = list(map(moses_round_trip(language(target_lang), built[1].scorer.tokenizer), lines))
-            files[-1]["sacreBLEU_after_moses"] = built[0].scorer.corpus_score(changed, [lines]).score
+            changed = list(map(moses_round_trip(language(target_lang), built[1].sacrebleu.tokenizer), lines))
+            files[-1]["sacreBLEU_after_moses"] = built[0].sacrebleu.corpus_score(changed, [lines]).score
     bootstrap = None
     if len(systems) > 1:
         drawn = {"resamples": metrics.RESAMPLES, "seed": metrics.bootstrap_seed(), "confidence": 0.95}
@@ -89,7 +86,7 @@ def score(
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """Return the report of :func:`score` as text for a terminal."""
+    """Return the report of :func:`build_report` as text for a terminal."""
     systems, bootstrap = report["systems"], report["paired_bootstrap"]
     lines = []
     for reference in report["references"]:
@@ -143,6 +140,11 @@ def build_parser() -> Parser:
     generated = "translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone"
     usual = "one for the target language, usually 13a; sacrebleu downloads flores101 and flores200"
     source = "the source as plain text, for BLEU by its length in words; default: from --generate-output"
+    program = (
+        "also score with a program that prints one number for each sentence; {source}, {hypothesis} and {reference} in "
+        "COMMAND become the names of files; the flag can be repeated"
+    )
+    lower = "programs of --scorer whose lower scores are better, such as MetricX"
     rows = [
         ("--sys", {**files, "default": []}, "translations, as detokenised text"),
         ("--generate-output", {**files, "default": []}, generated),
@@ -151,8 +153,8 @@ def build_parser() -> Parser:
         ("--tokenize", {"choices": TOKENIZERS}, f"sacreBLEU's tokeniser; default: {usual}"),
         ("--src", FILE, source),
         ("--names", names, "names of the systems, those of --sys first; default: their files"),
-        ("--scorer", {"action": "append", "default": [], "metavar": "NAME=COMMAND"}, SCORER_HELP),
-        ("--lower-is-better", {**names, "default": []}, LOWER_HELP),
+        ("--scorer", {"action": "append", "default": [], "metavar": "NAME=COMMAND"}, program),
+        ("--lower-is-better", {**names, "default": []}, lower),
         ("--json", SWITCH, "print the whole report as JSON"),
     ]
     add_flags(parser, rows)
@@ -193,7 +195,7 @@ def _checked(text: Sentences, reference: Sentences | None = None, is_reference: 
     return text
 
 
-def _report(args: argparse.Namespace) -> dict[str, Any]:
+def score_files(args: argparse.Namespace) -> dict[str, Any]:
     """Return the report on the files that the flags name."""
     import sacrebleu  # noqa: F401  report missing packages before reading files
     import sacremoses  # noqa: F401
@@ -225,12 +227,12 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
         # S- lines are detokenised for the target language, which is enough to count words only.
         if "{source}" in scorer.command and args.src is None:
             raise InputError(f"--scorer {scorer.name}={scorer.command}: needs the source text: give --src")
-    return score(dict(zip(names, texts)), references, args.target_lang, tokenize, source, scorers)
+    return build_report(dict(zip(names, texts)), references, args.target_lang, tokenize, source, scorers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     args = build_parser().parse_args(argv)
     with ending_in_one_sentence("fairseq-rope score"):
-        report = _report(args)
+        report = score_files(args)
         print(json.dumps(report, indent=1) if args.json else format_report(report))

@@ -20,7 +20,7 @@ from ..errors import ending_in_one_sentence, refuse_output
 from ..files import checksum, written_whole
 from ..lines import GZIP, naming_damage
 from ..serving.ctranslate2_search import Sampling
-from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_numbers
+from ..serving.exported_folder import CHARACTERS, SETTINGS, TranslateError, exported_settings, refuse_out_of_range
 from ..serving.parts import Settings, divide, lines_of, translate_files
 from ..serving.translator import LINES, Translator, available_cores, decoded, in_chunks
 from . import FILE, INTEGER, NUMBER, REQUIRED, SWITCH, add_flags, command_parser
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; after an error, exit with status 1 and print one sentence to standard error."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    refuse_numbers(parser, args)
+    refuse_out_of_range(parser, args)
     with ending_in_one_sentence("fairseq-rope translate"):
         _refuse_contradictions(args)
         if args.output_dir is not None:

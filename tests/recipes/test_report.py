@@ -14,7 +14,7 @@ import sacrebleu
 
 from fairseq_rope.errors import InputError
 from fairseq_rope.metrics import SOURCE_WORDS, score_sentences
-from fairseq_rope.tools.score import Sentences, score
+from fairseq_rope.tools.score import Sentences, build_report
 from recipes.report import contents, page, plots
 from recipes.report.bootstrap import corpus_bleu, draw, holm, paired_bootstrap, scores_of_draws, statistics
 from recipes.report.comparison import compared, in_order
@@ -241,7 +241,7 @@ def make_run(folder, draw, system, seed, right, sets):
         references, source = [lines(path) for path in one.references], lines(one.source)
         hypotheses = [" ".join(draw.choice([*[word] * right, "the"]) for word in line.split()) for line in source]
         texts = [Sentences("", text) for text in references]
-        report = score({system: Sentences("", hypotheses)}, texts, "de", "13a", source)
+        report = build_report({system: Sentences("", hypotheses)}, texts, "de", "13a", source)
         report["systems"][0]["metrics"] += [
             {**row, "name": "unlike", "signature": "unlike {hypothesis}", "what": "the mean: lower is better"}
             for row in score_sentences([[*map(unlike, hypotheses)]])

@@ -4,12 +4,10 @@ import argparse
 import ast
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import signal
@@ -31,8 +29,9 @@ from fairseq_rope.positions.alibi import ALiBi
 from fairseq_rope.positions.rotary import RotaryEmbedding
 from fairseq_rope.serving import ctranslate2_model, export, export_checks
 from fairseq_rope.serving.ctranslate2_model import quantize, to_spec, words
-from fairseq_rope.serving.ctranslate2_support import ExportError, refuse_unsupported
-from fairseq_rope.serving.exported_folder import QUANTIZATIONS, TranslateError
+from fairseq_rope.serving.ctranslate2_search import score
+from fairseq_rope.serving.ctranslate2_support import refuse_unsupported
+from fairseq_rope.serving.exported_folder import QUANTIZATIONS, ExportError, TranslateError
 from fairseq_rope.serving.replaced_folder import replacing
 from fairseq_rope.serving.translator import Translator
 from fairseq_rope.text.tokens import Tokeniser
@@ -68,11 +67,11 @@ def strong(model):
     return model
 
 
-def write(model, task, folder, quantization=None, change=lambda spec: None, **options):
+def write(model, task, folder, quantization=None, change=lambda spec: None):
     spec = to_spec(model, task.source_dictionary, task.target_dictionary)
     change(spec)
     spec.validate()
-    quantize(spec, quantization, **options)
+    quantize(spec, quantization)
     folder.mkdir()
     spec.save(str(folder))
     return str(folder)
@@ -80,8 +79,7 @@ def write(model, task, folder, quantization=None, change=lambda spec: None, **op
 
 def check(folder, model, task, quantization=None, force=False):
     reference = export_checks.Reference(model, task, beam=4, lenpen=0.6, max_len_b=50)
-    target = export.CTranslate2(model, task, "model.pt", folder=str(folder))
-    return export_checks.check_model(target, reference, quantization, force)
+    return export_checks.check_model(str(folder), reference, quantization, force)
 
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -229,9 +227,9 @@ def test_another_bias_of_the_distance_is_exported_if_layers_share_it(build, task
 )
 def test_exported_positions_continue_beyond_those_of_training(build, task, tmp_path, arch, encoding):
     model = build(arch, max_source_positions=3000, max_target_positions=3000, **encoding)
-    target = export.CTranslate2(model, task, "model.pt", folder=write(model, task, tmp_path / "model"))
+    folder = write(model, task, tmp_path / "model")
     pairs = [([task.source_dictionary.nspecial] * 2100, [task.target_dictionary.nspecial] * 1400)]
-    (actual,), computed_in = target.score(list(export_checks.in_words(task, pairs)))
+    (actual,), computed_in = score(folder, list(export_checks.in_words(task, pairs)))
     assert computed_in == "float32"
     (expected,) = export_checks.torch_scores(model, task, pairs)
     assert actual == pytest.approx(expected, abs=1e-4) and len(actual) == 1401
@@ -254,8 +252,9 @@ def test_a_quantised_model_is_within_its_bound_and_the_checkpoint_stays_unchange
 
 
 @pytest.mark.parametrize("name", ["shared embeddings", "all parts"])
-@pytest.mark.parametrize("quantization, bits, most", [("int8", 7, 63), ("int8", 8, 127), ("int8_float32", 7, 63)])
-def test_int8_weights_are_the_nearest_whole_numbers(build, task, quantization, bits, most, name):
+@pytest.mark.parametrize("quantization", ["int8", "int8_float32"])
+def test_int8_weights_are_the_nearest_whole_numbers(build, task, quantization, name):
+    most = 63
     model = strong(build("transformer_rope_tiny", **EXPORTED[name]))
     first, second = model.encoder.layers[0].fc2, model.encoder.layers[1].fc2
     with torch.no_grad():
@@ -270,7 +269,7 @@ def test_int8_weights_are_the_nearest_whole_numbers(build, task, quantization, b
 
     exact = variables(lambda spec: spec.optimize())  # CTranslate2's own
     expected = variables(lambda spec: spec.optimize(quantization=quantization))
-    actual = variables(lambda spec: quantize(spec, quantization, bits))
+    actual = variables(lambda spec: quantize(spec, quantization))
     assert actual.keys() == expected.keys()
     weights = 0
     for key, value in expected.items():
@@ -308,17 +307,14 @@ def test_int8_weights_of_7_bits_do_not_overflow_on_cpus_without_vnni(build, task
     # oneDNN's own switch for the instructions that it may use
     environment = {**os.environ, "CT2_USE_MKL": "0", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
-    def scores(quantization, **bits):
-        folder = write(model, task, tmp_path / f"{quantization}{bits}", quantization, **bits)
+    def scores(quantization):
+        folder = write(model, task, tmp_path / str(quantization), quantization)
         command = [sys.executable, "-c", SCORES, folder, json.dumps(pairs)]
         done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=LIMIT)
         return np.array(json.loads(done.stdout))
 
     exact = scores(None)
-    error = {bits: np.abs(scores("int8", int8_bits=bits) - exact).mean() for bits in (7, 8)}
-    assert error[7] < 0.03, error
-    if platform.machine() in ("x86_64", "AMD64"):  # other CPUs do not overflow with 8 bits either
-        assert error[8] > 10 * error[7], error
+    assert np.abs(scores("int8") - exact).mean() < 0.03
 
 
 def of_self_attention(spec, name, value=None):
@@ -585,10 +581,6 @@ def test_the_sinusoidal_model_is_exported_without_a_validation_set(sinusoidal, d
     assert settings["segments"] == {"tokens": 12, "separator": "cat"}
     assert "in segments of up to 12 tokens" in (tmp_path / "exported" / "README.md").read_text()
     assert list(Translator(str(tmp_path / "exported")).translate_documents([[""]])) == [[""]]
-    exported(sinusoidal, tmp_path / "data", tmp_path / "other", "--quantization", "int8", "--int8-bits", 8)
-    other = json.loads((tmp_path / "other" / "fairseq_rope.json").read_text())
-    assert (settings["int8_bits"], other["int8_bits"]) == (7, 8)
-    assert (tmp_path / "other" / "model.bin").read_bytes() != (tmp_path / "exported" / "model.bin").read_bytes()
 
 
 @pytest.mark.usefixtures("without_validation_set")
@@ -718,25 +710,11 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_is_replaced_on_a_disk_without_locks_after_a_warning(tmp_path, monkeypatch, capsys):
-    def flock(descriptor, operation):
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    for text in ("old", "new"):
-        with replacing(str(tmp_path / "model")) as folder:
-            os.mkdir(folder)
-            (Path(folder) / "a").write_text(text)
-    assert (tmp_path / "model" / "a").read_text() == "new"
-    assert capsys.readouterr().err.count("its disk has no locks") == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 @pytest.mark.usefixtures("without_validation_set")
 @pytest.mark.parametrize("ended", [KeyboardInterrupt, MemoryError, signal.SIGTERM])
 def test_an_interrupted_export_leaves_no_files(trained, data_bin, tmp_path, monkeypatch, ended):
-    def ending(target, *args):
-        assert os.path.exists(os.path.join(target.folder, "model.bin"))
+    def ending(folder, *args):
+        assert os.path.exists(os.path.join(folder, "model.bin"))
         if ended is signal.SIGTERM:
             signal.raise_signal(ended)
         raise ended
@@ -771,26 +749,26 @@ def test_scores_that_are_nan_are_refused(build, task, tmp_path):
             check(folder, model, task, quantization)
 
 
-def test_one_score_that_is_nan_is_refused():
+def test_one_score_that_is_nan_is_refused(monkeypatch):
     expected = [[-1.0, -2.0], [-1.0, -2.0]]
-    target = SimpleNamespace(score=lambda pairs: ([[-1.0, -2.0], [math.nan, -2.0]], "float32"))
+    monkeypatch.setattr(export_checks, "score", lambda *_: ([[-1.0, -2.0], [math.nan, -2.0]], "float32"))
     with pytest.raises(ExportError, match="by nan per word"):
-        export_checks.check_scores(target, [], expected, None)
+        export_checks.check_scores("", [], expected, None)
 
 
 @pytest.mark.parametrize(
     "quantization, allowed",
     [(None, 1e-4), ("int16", 0.02), ("float16", 0.02), ("bfloat16", 0.1), ("int8", 0.3), ("int8_float32", 0.3)],
 )
-def test_larger_differences_of_scores_than_the_documented_ones_are_refused(quantization, allowed):
+def test_larger_differences_of_scores_than_the_documented_ones_are_refused(monkeypatch, quantization, allowed):
     """In float32, one sentence among many is enough."""
     expected = [[-1.0, -2.0]] * 10
     for share, is_refused in ((0.9, False), (1.1, True)):
         different = 1 if quantization is None else 10
         scores = [[score - share * allowed for score in line] for line in expected[:different]] + expected[different:]
-        target = SimpleNamespace(score=lambda pairs, scores=scores: (scores, quantization or "float32"))
+        monkeypatch.setattr(export_checks, "score", lambda *_, scores=scores: (scores, quantization or "float32"))
         with pytest.raises(ExportError, match="is allowed") if is_refused else contextlib.nullcontext():
-            export_checks.check_scores(target, [], expected, quantization)
+            export_checks.check_scores("", [], expected, quantization)
 
 
 @pytest.mark.parametrize("most", [(150, 1024), (1024, 150)])
@@ -843,17 +821,13 @@ def test_subwords_without_their_codes_are_refused(tmp_path):
         main([*map(str, given), "--bpe-codes", str(tmp_path / "none")])
 
 
-@pytest.mark.parametrize("words", [("1212", "318", "257"), ("\u0120the", "\u0120dog", "s")])
-def test_subwords_of_gpt2_are_refused(tmp_path, words):
+def test_subwords_of_gpt2_are_refused(tmp_path):
     """Moses would take the numbers of a text for subwords, and all words for unknown ones."""
     args = argparse.Namespace(data=str(tmp_path), bpe_codes=None, sentencepiece_model=None, tokenizer=None)
-    with pytest.raises(ExportError, match=rf"subwords of GPT-2 \({words[0]}, {words[1]}"):
-        export.subwords(args, dictionary_of(*words), dictionary_of("a"))
+    with pytest.raises(ExportError, match="GPT-2"):
+        export.subwords(args, dictionary_of("1212", "318", "257"), dictionary_of("a"))
     args.tokenizer = "none"
-    assert export.subwords(args, dictionary_of(*words), dictionary_of("a")) == (None, None)
-    args.tokenizer = None
-    # a text with a few numbers, translated into units of speech
-    assert export.subwords(args, dictionary_of("1984", *"abcdef"), dictionary_of(*words)) == (None, None)
+    assert export.subwords(args, dictionary_of("1212", "318", "257"), dictionary_of("a")) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -871,16 +845,6 @@ def test_dictionaries_without_capital_letters_are_recognised(words, expected):
     assert export.has_only_small_letters(dictionary_of(*words)) is expected
 
 
-@pytest.mark.parametrize("kind", ["raw", "lazy"])
-def test_the_data_need_not_be_of_the_kind_that_the_model_was_trained_on(trained, data_bin, tmp_path, capsys, kind):
-    """As after --raw-text and --lazy-load of fairseq up to 0.9."""
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["task"]["dataset_impl"] = kind
-    torch.save(state, tmp_path / "other.pt")
-    exported(tmp_path / "other.pt", data_bin, tmp_path / "model", "--force")
-    assert "20 of 20 sources of the validation set are tokenised" in capsys.readouterr().out
-
-
 def test_the_report_says_that_there_is_no_validation_set(trained, data_bin, tmp_path, capsys):
     data = shutil.copytree(data_bin, tmp_path / "data", ignore=shutil.ignore_patterns("valid*"))
     exported(trained, data, tmp_path / "model")
@@ -896,16 +860,6 @@ def test_options_that_export_sets_are_refused_as_overrides(trained, data_bin, tm
     with pytest.raises(SystemExit, match=f"{option} cannot be changed here"):
         exported(trained, data_bin, tmp_path / "model", "--model-overrides", {option: "x"})
     assert not (tmp_path / "model").exists()
-
-
-def test_an_override_may_have_the_value_that_export_sets(data_bin, monkeypatch):
-    monkeypatch.setattr("fairseq.checkpoint_utils.load_model_ensemble_and_task", lambda *_: 1 / 0)
-    given = {"data": str(data_bin), "num_batch_buckets": 0, "encoder_embed_path": None, "dropout": 0.0}
-    args = SimpleNamespace(
-        path="x.pt", data=str(data_bin), source_lang=None, target_lang=None, model_overrides=str(given)
-    )
-    with pytest.raises(ZeroDivisionError):  # none is refused
-        export.load(args)
 
 
 @pytest.mark.parametrize(
@@ -933,15 +887,14 @@ def test_samples_have_all_lengths_and_are_deterministic(task):
 
 def test_validation_translations_are_compared_and_fairseq_searches_only_once(model, loaded, monkeypatch):
     checkpoint, task = loaded
-    target = export.CTranslate2(checkpoint, task, "model.pt", folder=str(model))
     with torch.no_grad():  # gives other translations
         checkpoint.decoder.layers[0].fc2.weight.neg_()
     reference = export_checks.Reference(checkpoint, task, beam=4, lenpen=0.6, max_len_b=50)
     monkeypatch.setitem(export_checks.BOUNDS, None, 1e9)
     with pytest.raises(ExportError, match=r"^float32: \d of 20 sentences .*, and 10 are needed"):
-        export_checks.check_model(target, reference, None)
+        export_checks.check_model(str(model), reference, None)
     monkeypatch.setattr("fairseq.sequence_generator.SequenceGenerator", None)
-    report = export_checks.check_model(target, reference, None, force=True)
+    report = export_checks.check_model(str(model), reference, None, force=True)
     same = int(re.search(r"(\d+) of 20 sentences of the validation set are translated", report)[1])
     assert same < 20
 
@@ -1003,15 +956,6 @@ def test_a_model_of_a_training_in_buckets_is_checked_with_sentences_without_padd
     assert pairs and not words & {word for pair in pairs for side in pair for word in side}
 
 
-def test_a_name_of_a_checkpoint_that_is_not_utf_8_is_written_with_escapes(model, trained, data_bin, tmp_path):
-    path = os.fsencode(tmp_path) + b"/mod\xe8le.pt"
-    os.link(trained / "checkpoint_last.pt", path)
-    exported(Path(os.fsdecode(path)), data_bin, tmp_path / "model")
-    settings = json.loads((tmp_path / "model" / "fairseq_rope.json").read_text(encoding="utf-8"))
-    assert settings["checkpoint"] == r"mod\xe8le.pt"
-    assert r"mod\xe8le.pt" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-
-
 def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trained, data_bin, tmp_path, capsys):
     """fairseq saves no languages if it has read them from names of files, and would read the embeddings again."""
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
@@ -1030,7 +974,7 @@ def test_a_checkpoint_without_languages_and_files_of_embeddings_is_exported(trai
     exported(tmp_path / "model.pt", tmp_path / "dictionaries", tmp_path / "served", *languages)
     expected = exported(trained, data_bin, tmp_path / "expected", *languages)
     assert (tmp_path / "served" / "model.bin").read_bytes() == (expected / "model.bin").read_bytes()
-    with pytest.raises(SystemExit, match="^.*--source-lang de: --path .* was trained with en$"):
+    with pytest.raises(SystemExit, match="trained from en to de"):
         exported(trained, data_bin, tmp_path / "other", "--source-lang", "de", "--target-lang", "en")
 
 
@@ -1046,35 +990,20 @@ def test_a_damaged_dictionary_is_named(trained, data_bin, tmp_path, added, reaso
     assert "\n" not in stopped.value.code and not (tmp_path / "model").exists()
 
 
-@pytest.mark.filterwarnings("ignore:string or file could not be read:DeprecationWarning")
-def test_reading_fasta_does_not_add_words_to_the_dictionary(trained, data_bin, model, tmp_path, capsys):
-    """fairseq's reader of FASTA splits a line into characters and adds those that are unknown."""
-    data = shutil.copytree(data_bin, tmp_path / "data")
-    for language in ("en", "de"):
-        (data / f"valid.en-de.{language}.fasta").write_text(">1\nqq\n>2\nxyz\n")
-        np.save(data / f"valid.en-de.{language}.fasta.idx.npy", [[0, 6], [2, 3]])  # offsets, lengths
-    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
-    state["cfg"]["task"]["dataset_impl"] = "fasta"
-    torch.save(state, tmp_path / "checkpoint_last.pt")
-    folder = exported(tmp_path, data, tmp_path / "model")
-    assert (folder / "shared_vocabulary.json").read_bytes() == (model / "shared_vocabulary.json").read_bytes()
-    assert "2 of 2 sentences of the validation set" in capsys.readouterr().out
-
-
 @pytest.fixture
 def segment_settings(tmp_path):
     """The function export.segment_settings for flags and a text in segments.json, or None for no file."""
-    dictionaries = [dictionary_of("dog", "<sep>", "<s2>"), dictionary_of("DOG", "<sep>", "<s2>", "<s3>")]
+    dictionaries = [dictionary_of("dog", "<sep>", "‖"), dictionary_of("DOG", "<sep>", "‖", "<s3>")]
     task = SimpleNamespace(
         cfg=SimpleNamespace(source_lang="en", target_lang="de"),
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[1],
     )
 
-    def run(text, tokens=None, separator=None):
+    def run(text, tokens=None):
         if text is not None:
             (tmp_path / "segments.json").write_text(text)
-        args = argparse.Namespace(data=str(tmp_path), segment_tokens=tokens, separator=separator)
+        args = argparse.Namespace(data=str(tmp_path), segment_tokens=tokens)
         return export.segment_settings(args, task)
 
     return run
@@ -1087,11 +1016,9 @@ PRESENT = '{"tokens": 128, "separator": "<sep>", "share": 0.5}'
     "text, flags, expected",
     [
         (None, (), None),
-        (None, (64,), (64, "<sep>")),
-        (None, (64, "<s2>"), (64, "<s2>")),
+        (None, (64,), (64, "‖")),
         (PRESENT, (), (128, "<sep>")),
         (PRESENT, (64,), (64, "<sep>")),
-        (PRESENT, (None, "<s2>"), (128, "<s2>")),
         ('{"tokens": 1, "separator": "<s9>"}', (), None),
         (PRESENT, (1,), None),
     ],
@@ -1102,28 +1029,18 @@ def test_the_segments_are_those_of_the_data_or_the_flags(segment_settings, text,
 
 
 @pytest.mark.parametrize(
-    "text, flags, message",
+    "text",
     [
-        (None, (None, "<sep>"), r'give {"separator": "<sep>"}, and the segments must be .* an object with tokens, an'),
-        (None, (64, "a b"), "must be .* separator, one token"),
-        ('{"tokens": 1}', (None, "<sep>"), "--separator <sep>: the segments have 1 token"),
-        (None, (64, "<s3>"), "--separator <s3>: the separator <s3> is not a word of dict.en.txt in"),
-        (None, (64, "dog"), "--separator dog: the separator dog is not a word of dict.de.txt in"),
-        *((None, (64, mark), f"the separator {mark} is not a word") for mark in ("<unk>", "<pad>", "<s>", "</s>")),
-        ('{"tokens": 64, "separator": "DOG"}', (), "segments.json: the separator DOG is not a word of dict.en.txt"),
-        ('{"tokens": 0, "separator": "<sep>"}', (), "and the segments must be"),
-        ('{"tokens": true, "separator": "<sep>"}', (), "and the segments must be"),
-        ('{"tokens": 64, "separator": null}', (), "and the segments must be"),
-        ("{}", (), "give {}, and the segments must be"),
-        ("[]", (64, "<sep>"), r"segments.json: cannot be read \(it is not a JSON object\)"),
-        ("null", (), r"segments.json: cannot be read \(it is not a JSON object\)"),
-        ("{", (), r"segments.json: cannot be read \("),
+        *(
+            json.dumps({"tokens": 64, "separator": word})
+            for word in ("<s3>", "dog", "<unk>", "<pad>", "<s>", None, "a b")
+        ),
+        *('{"tokens": 0, "separator": "<sep>"}', '{"tokens": true, "separator": "<sep>"}', "{}", "[]", "null", "{"),
     ],
 )
-def test_segments_that_cannot_be_translated_are_refused(segment_settings, text, flags, message):
-    with pytest.raises(ExportError, match=message) as refused:
-        segment_settings(text, *flags)
-    assert "\n" not in str(refused.value)
+def test_segments_that_cannot_be_translated_are_refused(segment_settings, tmp_path, text):
+    with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/segments.json: ")):
+        segment_settings(text)
 
 
 def test_sources_of_up_to_200_tokens_are_compared_even_if_most_are_longer(task):

@@ -31,9 +31,9 @@ def test_dividing_undoes_joining(sentences):
 @pytest.mark.parametrize(
     "translation, count, sentences",
     [
-        ("a . <sep> b .", 3, [["a", "."], ["b", "."], []]),
-        ("a <sep> b <sep> c", 2, [["a"], ["b", "c"]]),
-        ("a <sep> b", 1, [["a", "b"]]),
+        ("a . ‖ b .", 3, [["a", "."], ["b", "."], []]),
+        ("a ‖ b ‖ c", 2, [["a"], ["b", "c"]]),
+        ("a ‖ b", 1, [["a", "b"]]),
         ("", 2, [[], []]),
     ],
 )

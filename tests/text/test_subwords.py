@@ -1,11 +1,8 @@
 """fairseq_rope/text/subwords.py: pieces of SentencePiece become the text that they were made of."""
 
-import json
-
 import pytest
 import sentencepiece
 
-from fairseq_rope.serving import argos
 from fairseq_rope.text import tokens
 from fairseq_rope.text.subwords import text_of_pieces, undo_subwords
 from fairseq_rope.text.tokens import Tokeniser
@@ -104,12 +101,3 @@ def test_moses_tokens_of_pieces_are_detokenised(byte_pieces):
     settings = {"moses": moses, "subwords": {"kind": "sentencepiece", "file": byte_pieces.name}}
     tokeniser = Tokeniser(str(byte_pieces.parent), settings)
     assert tokeniser.plain(tokeniser.tokens("the dog's house, (5 €).")) == "the dog's house, (5 €)."
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_survives_the_pieces_of_a_package(byte_pieces, tmp_path, monkeypatch, text):
-    monkeypatch.setattr("ctranslate2.Translator", lambda *args, **options: None)
-    (tmp_path / argos.METADATA).write_text(json.dumps({"from_code": "en", "to_code": "de"}))
-    (tmp_path / argos.SENTENCEPIECE).symlink_to(byte_pieces)
-    package = argos.Package(str(tmp_path))
-    assert package.plain(package.tokens(text)) == text

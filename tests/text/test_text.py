@@ -10,7 +10,7 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.lines import read_lines
 from fairseq_rope.text import languages
 from fairseq_rope.text.generated import read_generated
-from fairseq_rope.text.moses import aggressive_tokeniser, compound_split, moses_tokeniser
+from fairseq_rope.text.moses import compound_split
 from fairseq_rope.text.plain import looks_subworded, looks_tokenised, undo_preprocessing
 from fairseq_rope.text.subwords import undo_subwords
 from fairseq_rope.text.tokens import Tokeniser
@@ -31,14 +31,6 @@ from recipes.text.translations import main as write_translations
 )
 def test_compound_split_is_one_pass_from_the_left(line, split):
     assert compound_split(line) == split
-
-
-def test_aggressive_hyphen_splitting_follows_current_moses():
-    tokenise = aggressive_tokeniser("de")
-    assert tokenise("Das Nord-Süd-I-Phone 5.") == "Das Nord @-@ Süd @-@ I @-@ Phone 5 ."
-    assert tokenise("Ein-/Ausgang ... und so weiter ...") == "Ein- / Ausgang ... und so weiter ..."
-    # the older rule, which sacremoses has
-    assert moses_tokeniser("de")("Das I-Phone 5.") == "Das I-Phone 5."
 
 
 @pytest.mark.parametrize(

@@ -168,18 +168,6 @@ def test_a_checkpoint_that_cannot_be_converted_is_refused_by_name(trained, tmp_p
         convert(path, "half", tmp_path / "x.pt")
 
 
-def test_a_rotation_of_the_user_without_layouts_is_refused(trained, monkeypatch):
-    own = type("Own", (ENCODINGS["rope"],), {"options": {}})
-    monkeypatch.setitem(ENCODINGS, "own", own)
-    state = load_checkpoint(str(trained / "checkpoint_last.pt"))
-    options = vars(state["cfg"]["model"])
-    for name in [name for name in options if name.startswith("rope_") or "_rope_" in name]:
-        del options[name]
-    options["position_encoding"] = "own"
-    with pytest.raises(layout.LayoutError, match="^its position encoding is own, which has no --rope-layout$"):
-        layout.convert_layout(state, "half")
-
-
 def test_a_rotation_with_parameters_is_refused(trained, monkeypatch):
     """Only its author knows how its dimensions are ordered."""
     own = type("Own", (ENCODINGS["rope"],), {})
