@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "fairseq_rope"
 BIN = Path(sys.executable).parent
 
-# How long a test waits for a process or a thread, in seconds. tests/test_limits.py checks that every wait has a limit.
+# How long a test waits for a process or a thread, in seconds
 LIMIT = 300
 
 QUICK_START = str(ROOT / "tests" / "quick_start")

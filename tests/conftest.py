@@ -1,13 +1,11 @@
 """Fixtures: a tiny corpus in fairseq's binary form, and models for it; a limit on the time of each test."""
 
-import gc
 import os
 import random
 import shutil
 import signal
 import threading
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,45 +24,6 @@ from tests.real_slurm import RealSlurm, lacking
 
 # Their assertions print the values that they compare, like those of test modules.
 pytest.register_assert_rewrite("tests.models", "tests.searches", "tests.transformer.language_models")
-
-# The slowest files start first, so that parallel test processes end at about the same time.
-LONGEST = (
-    *("test_fairseq_suite.py", "recipes/test_wmt14.py"),
-    *("serving/test_argos_programs.py", "patches/test_precision.py", "test_whole_commands_on_gpus.py"),
-    *("test_several_gpus.py", "patches/test_faults.py", "recipes/test_work.py"),
-    *("test_compatibility.py", "test_documented_commands.py", "serving/test_export.py", "patches/test_patches.py"),
-    *("serving/test_parts.py", "serving/test_translate.py", "recipes/test_user_dir.py", "test_end_to_end.py"),
-    *("tools/test_convert_layout.py", "test_distributed.py", "test_flags.py", "test_gpu.py", "test_precision.py"),
-    *("test_encodings.py", "positions/test_encodings.py", "transformer/test_whole_models.py"),
-    *("transformer/test_language_model.py", "recipes/test_paper.py", "transformer/test_roberta.py"),
-    "test_benchmarks.py",
-)
-# Tests of these files that another process than that of the file's other tests can run. They share no long fixture.
-DIVIDED = {
-    "test_fairseq_suite.py": "test_tests_of_transformers_pass_with_the_rotary_models",
-    "test_several_gpus.py": "test_each_way_to_start_two_processes_continues_the_training_of_the_one_before",
-}
-
-
-def pytest_collection_modifyitems(items):
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """``--dist loadfile``, but each test of DIVIDED goes to the first free process.
-
-    ``--dist loadgroup`` would be for this, but pytest-xdist 3.8 knows no groups with pytest 9.2.
-    """
-    from xdist.scheduler import LoadFileScheduling
-
-    class LoadFileOrTest(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            alone = any(nodeid.endswith(f"{file}::{test}") for file, test in DIVIDED.items())
-            return nodeid if alone else super()._split_scope(nodeid)
-
-    return LoadFileOrTest(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,12 +51,6 @@ def pytest_runtest_protocol(item):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def no_garbage():
-    """Collect garbage. In Python 3.11, ast.parse fails if an object that is collected meanwhile raises an error."""
-    gc.collect()
 
 
 def write_pairs(folder, count, seed):

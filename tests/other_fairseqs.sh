@@ -95,5 +95,5 @@ if python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     cp -R "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/fairseq_rope" package
     run pip install -c constraints.txt --no-build-isolation './package[ctranslate2,compare,test]'
     cd "$root"
-    pytest tests -n 2 --dist loadfile --ignore tests/test_install.py -p no:cacheprovider
+    pytest tests -n 2 --dist worksteal --ignore tests/test_install.py -p no:cacheprovider
 fi

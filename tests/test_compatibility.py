@@ -9,18 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models.ema.ema import EMA
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
-from fairseq.modules import gelu
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
 from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.errors import InputError
 from fairseq_rope.modules.attention import SelfAttention
-from fairseq_rope.modules.feed_forward import GatedLinear
 from fairseq_rope.modules.norms import RMSNorm
 from fairseq_rope.transformer import TransformerRopeModel
 from tests.commands import PLUGIN, call, outputs, scores, train, training, valid_losses
@@ -102,8 +99,10 @@ def test_beam_search_lists_distinct_hypotheses_best_first(data_bin, model_path, 
     assert translations == {number: texts[:1] for number, texts in hypotheses.items()}
 
 
-def test_batch_size_and_order_do_not_change_translations(data_bin, model_path, translations):
+def test_batches_and_buffers_do_not_change_translations(data_bin, model_path, translations):
     assert outputs(generate(data_bin, model_path, "--beam", 4, "--batch-size", 1)) == translations
+    buffers = ["--buffer-size", 8, "--batch-size", 8, "--input", data_bin.parent / "text" / "test.en"]
+    assert outputs(interactive(data_bin, model_path, "--beam", 4, *buffers)) == translations
 
 
 def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
@@ -111,43 +110,10 @@ def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_pat
         groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
         flags = ["--beam", 4, "--nbest", 4, *groups]
         hypotheses = outputs(generate(data_bin, model_path, *flags, "--batch-size", 20))
-        assert sorted(hypotheses) == list(range(20))
-        for size in (1, 3):
-            assert outputs(generate(data_bin, model_path, *flags, "--batch-size", size)) == hypotheses
+        assert outputs(generate(data_bin, model_path, *flags, "--batch-size", 3)) == hypotheses
         return sum(len(set(texts)) for texts in hypotheses.values())
 
     assert distinct(2.0) > distinct(0.0)
-
-
-@pytest.mark.parametrize("flag, value", [("--sampling-topk", 3), ("--sampling-topp", 0.7)])
-def test_sampling_draws_only_from_the_most_likely_words(data_bin, model_path, flag, value):
-    flags = ["--beam", 3, "--nbest", 3, "--sampling", flag, value]
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path)])
-    dictionary = task.target_dictionary
-    for number, hypotheses in outputs(generate(data_bin, model_path, *flags)).items():
-        line = text(data_bin, "test.en")[number]
-        source = task.source_dictionary.encode_line(line, add_if_not_exist=False).long()
-        for hypothesis in hypotheses:
-            target = dictionary.encode_line(hypothesis, add_if_not_exist=False).long()
-            previous = target.roll(1)
-            with torch.no_grad():
-                logits = models[0].eval()(source[None], torch.tensor([len(source)]), previous[None])[0][0]
-            probabilities = logits.softmax(-1)
-            probabilities[:, dictionary.pad()] = probabilities[0, dictionary.eos()] = 0  # never drawn
-            likely, order = probabilities.sort(descending=True)
-            rank = (order == target[:, None]).int().argmax(-1)
-            before = (likely.cumsum(-1) - likely).gather(-1, rank[:, None]).view(-1)
-            drawn = slice(0, 20)  # the end of sentence after 20 words is forced
-            if flag == "--sampling-topk":
-                assert bool((rank[drawn] < value).all())
-            else:  # likelier words have less than the required probability mass
-                assert bool((before[drawn] < value + 1e-3).all())
-
-
-def test_sampling_follows_the_seed(data_bin, model_path):
-    flags = ["--beam", 2, "--nbest", 2, "--sampling"]
-    first, again, other = (outputs(generate(data_bin, model_path, *flags, "--seed", s)) for s in (1, 1, 2))
-    assert first == again != other
 
 
 def test_prefix_size_keeps_the_references_first_words(data_bin, model_path):
@@ -169,23 +135,6 @@ def test_lexical_constraints_appear_in_the_output(data_bin, model_path, kind):
             assert places == sorted(places)
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_alignments_are_printed_for_every_target_word(data_bin, model_path, kind):
-    printed = generate(data_bin, model_path, "--beam", 2, "--print-alignment", kind)
-    alignments, hypotheses = outputs(printed, "A"), outputs(printed)
-    for number, source in enumerate(text(data_bin, "test.en")):
-        targets, sources = len(hypotheses[number][0].split()), len(source.split())
-        if kind == "hard":
-            pairs = [tuple(map(int, pair.split("-"))) for pair in alignments[number][0].split()]
-            assert all(0 <= s <= sources for s, _ in pairs)
-            assert [t for _, t in pairs] == sorted({t for _, t in pairs}) and len(pairs) <= targets + 1
-            assert pairs
-        else:
-            rows = [[float(w) for w in row.split(",")] for row in alignments[number][0].split()]
-            assert len(rows) == targets + 1
-            assert all(sum(row) == pytest.approx(1, abs=1e-3) and len(row) == sources + 1 for row in rows)
-
-
 UNKNOWN = ("the dog zyzzyva", "flub takes the big qux red", "house")
 
 
@@ -200,15 +149,17 @@ def raw_text(data_bin, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("program", ["fairseq-generate", "fairseq-interactive"])
-@pytest.mark.parametrize("model, penalty", [("model_path", -1000), ("sinusoidal", -2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program, model, penalty", [("generate", "model_path", -1000), ("interactive", "sinusoidal", -2)]
+)
 def test_unknown_words_are_replaced_with_the_aligned_source_words(raw_text, request, program, model, penalty):
     """The reference takes the alignments that --print-alignment prints."""
     path = request.getfixturevalue(model)
     search = [*PAIR, "--unkpen", penalty, "--max-len-b", 6, "--beam", 3, "--nbest", 2]
 
     def printed(*flags):
-        if program == "fairseq-generate":
+        if program == "generate":
             return generate(raw_text, path, "--dataset-impl", "raw", *search, *flags)
         lines = "".join(f"{line}\n" for line in UNKNOWN)
         return interactive(raw_text, path, *search, "--buffer-size", 9, "--batch-size", 9, *flags, stdin=lines)
@@ -226,10 +177,8 @@ def test_unknown_words_are_replaced_with_the_aligned_source_words(raw_text, requ
                 expected.setdefault(number, []).append(" ".join(words))
         replaced = printed("--replace-unk", *file)
         assert outputs(replaced) == outputs(replaced, "D") == expected
-    for form in ("hard", "soft") if program == "fairseq-generate" else ("hard",):  # the other program prints only these
-        both = printed("--replace-unk", "--print-alignment", form)
-        assert outputs(both) == expected
-        assert form == "soft" or outputs(both, "A") == alignments
+    both = printed("--replace-unk", "--print-alignment", "hard")
+    assert outputs(both) == expected and outputs(both, "A") == alignments
 
 
 def test_unknown_subwords_are_replaced_before_subwords_are_joined(raw_text, sinusoidal):
@@ -250,10 +199,9 @@ def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal, other
         state, second = load_checkpoint(str(model_path)), tmp_path / "half.pt"
         state["cfg"]["model"].rope_layout = "half"
         torch.save(state, second)
-    pair = f"{model_path}:{second}"
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(model_path), str(second)])
-    for paths in (pair, f"{second}:{model_path}"):
-        assert_scores_equal_those_of(scores(generate(data_bin, paths, "--score-reference")), models, task)
+    pair = f"{second}:{model_path}"
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task(pair.split(":"))
+    assert_scores_equal_those_of(scores(generate(data_bin, pair, "--score-reference")), models, task)
     assert_translates(data_bin, pair, "--beam", 3)
 
 
@@ -265,13 +213,6 @@ def test_retained_dropout_makes_translations_vary(data_bin, model_path, scores_o
     assert retained(1) != retained(2)
     assert retained(1, "TransformerEncoder") != scores_of_references
     assert retained(1, "NoSuchModule") == scores_of_references
-
-
-def test_interactive_reads_from_a_file_in_buffers(data_bin, model_path, translations):
-    file = data_bin.parent / "text" / "test.en"
-    buffers = ["--buffer-size", 8, "--batch-size", 8, "--input", file]
-    assert outputs(interactive(data_bin, model_path, "--beam", 4, stdin=file.read_text())) == translations
-    assert outputs(interactive(data_bin, model_path, "--beam", 4, *buffers)) == translations
 
 
 # -- evaluation --------------------------------------------------------------------------------------
@@ -294,6 +235,7 @@ def test_bleu_in_training_is_logged_and_picks_the_best(data_bin, tmp_path):
     assert state["extra_state"]["best"] == pytest.approx(max(logged), abs=0.01)
 
 
+@pytest.mark.slow
 def test_from_pretrained_translates_raw_text_as_fairseq_interactive(tmp_path):
     draw = random.Random(2)
     words = "the dog's old cat-like friend sees a well-known house".split()
@@ -352,22 +294,16 @@ def test_hypotheses_of_the_hub_have_the_attention_of_one_full_pass_if_it_is_on(h
             assert not hypothesis["attention"][: longest - len(source)].any()
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_alignments_of_the_hub_are_those_of_fairseq_generate(data_bin, model_path, hub, kind):
-    flags = ["--beam", 3, "--nbest", 3, "--print-alignment", kind]
+def test_alignments_of_the_hub_are_those_of_fairseq_generate(data_bin, model_path, hub):
+    flags = ["--beam", 3, "--nbest", 3, "--print-alignment", "soft"]
     printed = outputs(generate(data_bin, model_path, *flags), "A")
-    for number, of_sentence in enumerate(
-        hypotheses_of(hub, text(data_bin, "test.en"), print_alignment=kind, max_len_a=0, max_len_b=20)
-    ):
+    sentences = text(data_bin, "test.en")
+    hypotheses = hypotheses_of(hub, sentences, print_alignment="soft", max_len_a=0, max_len_b=20)
+    for number, of_sentence in enumerate(hypotheses):
         for line, hypothesis in zip(printed[number], of_sentence, strict=True):
-            alignment = hypothesis["alignment"]
-            if kind == "hard":
-                assert line == " ".join(f"{source}-{target}" for source, target in alignment)
-            else:
-                words = alignment, [row.split(",") for row in line.split()]
-                rows = [[list(map(float, row)) for row in each] for each in words]
-                torch.testing.assert_close(*map(torch.tensor, rows), atol=2e-6, rtol=0)  # printed with 6 digits
-    assert hub.translate(["a dog"], print_alignment=kind) == hub.translate(["a dog"])
+            expected = torch.tensor([list(map(float, row.split(","))) for row in line.split()])
+            actual = torch.tensor([list(map(float, row)) for row in hypothesis["alignment"]])
+            torch.testing.assert_close(actual, expected, atol=2e-6, rtol=0)  # printed with 6 digits
 
 
 def test_alignments_can_be_asked_for_after_they_were_turned_off(model_path):
@@ -403,56 +339,7 @@ def test_groups_of_the_hub_are_those_of_each_sentence_alone(hub):
         assert [each["tokens"].tolist() for each in of_sentence] == [each["tokens"].tolist() for each in alone]
 
 
-def test_score_of_the_hub_fails_as_with_fairseqs_transformer(data_bin, model_path, sinusoidal):
-    # score() is for language models, which have no target sentence.
-    for path in (model_path, sinusoidal):
-        hub = TransformerModel.from_pretrained(str(path.parent), path.name, str(data_bin))
-        with pytest.raises(TypeError, match="prev_output_tokens"):
-            hub.score("the dog")
-
-
 # -- training ----------------------------------------------------------------------------------------
-
-
-def all_the_options_of_layers(model, state):
-    for layer in layers(model):
-        assert layer.normalize_before and layer.activation_fn is gelu and layer.activation_dropout_module.p == 0.1
-        attentions = [layer.self_attn, *([layer.encoder_attn] if hasattr(layer, "encoder_attn") else [])]
-        assert [attention.dropout_module.p for attention in attentions] == [0.2] * len(attentions)
-        assert layer.self_attn.q_proj._forward_pre_hooks  # product quantisation noise
-    assert model.decoder.layer_norm is not None
-    assert (model.encoder.layers.p, model.decoder.layers.p) == (0.3, 0.2)
-    assert "ema" in state["extra_state"]
-    assert tables(model) == 3
-
-
-def mixed_norms_and_widths(model, state):
-    assert [layer.normalize_before for layer in layers(model)] == [True, True, False, False]
-    assert model.encoder.layernorm_embedding is not None and model.decoder.embed_scale == 1.0
-    assert [layer.self_attn.position.dim for layer in layers(model)] == [8, 8, 16, 16]
-    assert state["cfg"]["task"]["left_pad_source"] is False  # fairseq's flag inverts its default
-    assert tables(model) == 3
-
-
-def the_block_of_llama(model, state):
-    assert all(type(layer.fc1) is GatedLinear and layer.fc2.bias is None for layer in layers(model))
-    assert model.encoder.layers[0].fc2.in_features == 48
-
-
-def another_optimiser_and_a_shared_output(model, state):
-    assert state["cfg"]["optimizer"]._name == "adafactor"
-    assert tables(model) == 2
-
-
-def memory_efficient_fp16_and_all_shared(model, state):
-    assert "loss_scale" in state["last_optimizer_state"]
-    assert tables(model) == 1
-
-
-def tables(model):
-    """The number of different embedding matrices of *model*."""
-    modules = (model.encoder.embed_tokens, model.decoder.embed_tokens, model.decoder.output_projection)
-    return len({module.weight.data_ptr() for module in modules})
 
 
 def test_an_average_that_fairseq_alone_has_saved_gets_its_norms_back(build):
@@ -472,57 +359,40 @@ def test_a_training_that_resumes_without_a_state_of_the_optimiser_says_so(data_b
     torch.save(state, tmp_path / "checkpoint_last.pt")
     epoch = state["extra_state"]["train_iterator"]["epoch"]
     log = train(data_bin, tmp_path, "--max-epoch", epoch)
-    assert "checkpoint_last.pt has no state of the optimiser: it, the learning rate and the updates start anew" in log
+    assert "checkpoint_last.pt has no state of the optimiser" in log
     log = train(data_bin, tmp_path, "--max-epoch", epoch + 1)
     assert "has no state of the optimiser" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "check_model, flags",
+    "flags",
     [
-        (
-            all_the_options_of_layers,
-            "--encoder-normalize-before --decoder-normalize-before --activation-fn gelu --activation-dropout 0.1 "
-            "--attention-dropout 0.2 --encoder-layerdrop 0.3 --decoder-layerdrop 0.2 --quant-noise-pq 0.1 "
-            "--quant-noise-pq-block-size 8 --store-ema --ema-decay 0.9",
-        ),
-        (
-            mixed_norms_and_widths,
-            "--encoder-normalize-before --layernorm-embedding --no-scale-embedding --left-pad-source "
-            "--rope-fraction 0.5 --rope-layout half --rope-base 500 "
-            "--encoder-embed-dim 32 --decoder-embed-dim 64 --decoder-output-dim 32",
-        ),
-        (
-            the_block_of_llama,
-            "--arch transformer_rope_llama --encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 64 "
-            "--encoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --quant-noise-pq 0.1 "
-            "--checkpoint-activations --store-ema",
-        ),
-        (another_optimiser_and_a_shared_output, "--optimizer adafactor --share-decoder-input-output-embed"),
-        pytest.param(memory_efficient_fp16_and_all_shared, "--memory-efficient-fp16 --share-all-embeddings"),
+        "--encoder-normalize-before --decoder-normalize-before --activation-fn gelu --activation-dropout 0.1 "
+        "--attention-dropout 0.2 --encoder-layerdrop 0.3 --decoder-layerdrop 0.2 --quant-noise-pq 0.1 "
+        "--quant-noise-pq-block-size 8 --store-ema --ema-decay 0.9",
+        "--encoder-normalize-before --layernorm-embedding --no-scale-embedding --left-pad-source "
+        "--rope-fraction 0.5 --rope-layout half --rope-base 500 "
+        "--encoder-embed-dim 32 --decoder-embed-dim 64 --decoder-output-dim 32",
+        "--arch transformer_rope_llama --encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 64 "
+        "--encoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2 --quant-noise-pq 0.1 "
+        "--checkpoint-activations --store-ema --optimizer adafactor --share-decoder-input-output-embed",
+        "--memory-efficient-fp16 --share-all-embeddings",
     ],
 )
-def test_options_train_and_translate(data_bin, tmp_path, check_model, flags):
+def test_options_train_and_translate(data_bin, tmp_path, flags):
+    """tests/test_flags.py shows that each of these flags of models changes the model."""
     words = training(data_bin, tmp_path, "--max-epoch", 1, "--no-epoch-checkpoints", without=SHARED)
     log = call(*words, *flags.split())
     assert math.isfinite(float(valid_losses(log)[1]))
     path = tmp_path / "checkpoint_last.pt"
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    state = load_checkpoint(str(path))
-    check_model(model, state)
     if "--store-ema" in flags:
+        state = load_checkpoint(str(path))
         assert state["extra_state"]["ema"].keys() == state["model"].keys(), "also the norms after the layers"
     assert_translates(data_bin, path, "--beam", 2)
 
 
 ADAPTIVE = ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8,16"]
-
-
-@pytest.mark.parametrize("arch", ["transformer_tiny", "transformer_rope_tiny"])
-def test_options_that_fail_with_fairseqs_transformer_fail_with_the_same_message(data_bin, tmp_path, arch):
-    words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
-    with pytest.raises(Exception, match="use `--ddp-backend=legacy_ddp`"):
-        call(*words, "--arch", arch, *ADAPTIVE)
 
 
 def test_embeddings_are_read_from_a_file(build, task, tmp_path):
@@ -558,6 +428,7 @@ def test_a_training_starts_from_some_layers_of_a_checkpoint(data_bin, model_path
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_task_of_mbart_trains_and_translates(data_bin, tmp_path):
     """fairseq alone ends with an AttributeError. Sources end with their language, as in the batches of training."""
     task = ["--task", "translation_from_pretrained_bart", "--langs", "en,de", "--prepend-bos", "-s", "en", "-t", "de"]
@@ -571,6 +442,7 @@ def test_the_task_of_mbart_trains_and_translates(data_bin, tmp_path):
     assert sorted(scores(reference)) == list(range(20))
 
 
+@pytest.mark.slow
 def test_adaptive_softmax_trains_and_translates(data_bin, tmp_path):
     words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
     log = call(*words, *ADAPTIVE, "--ddp-backend", "legacy_ddp")
@@ -580,36 +452,17 @@ def test_adaptive_softmax_trains_and_translates(data_bin, tmp_path):
 
 def test_the_adaptive_loss_of_a_model_without_adaptive_softmax_is_refused(data_bin, tmp_path):
     words = training(data_bin, tmp_path, "--max-epoch", 1, without=(*SHARED, *SMOOTHED))
-    with pytest.raises(InputError, match="^--criterion adaptive_loss: the model has no adaptive softmax; give --adap"):
+    with pytest.raises(InputError, match="^--criterion adaptive_loss: .*--adaptive-softmax-cutoff"):
         call(*words, "--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp")
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_and_offloading_train_to_the_same_loss(data_bin, tmp_path):
     losses = [
         valid_losses(train(data_bin, tmp_path / str(number), "--no-epoch-checkpoints", *option))
         for number, option in enumerate(([], ["--checkpoint-activations"], ["--offload-activations"]))
     ]
     assert losses[0] and losses[0] == losses[1] == losses[2]
-
-
-def test_accumulated_gradients_equal_those_of_the_large_batch(build):
-    task = SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1))
-    criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
-    model = build(dropout=0.0).train()
-    tokens = torch.randint(4, 44, (6, 9))
-    tokens[:, -1] = 2
-
-    def gradient(*batches):
-        model.zero_grad()
-        for rows in batches:
-            previous = rows.roll(1, 1)
-            lengths = torch.full((len(rows),), 9)
-            inputs = {"src_tokens": rows, "src_lengths": lengths, "prev_output_tokens": previous}
-            loss, _, _ = criterion(model, {"net_input": inputs, "target": rows, "ntokens": rows.numel()})
-            loss.backward()
-        return torch.cat([p.grad.view(-1) for p in model.parameters()])
-
-    torch.testing.assert_close(gradient(tokens[:2], tokens[2:]), gradient(tokens), atol=1e-4, rtol=1e-4)
 
 
 # -- other models and tasks --------------------------------------------------------------------------
@@ -619,6 +472,7 @@ SIZES = {"layers": 1, "embed-dim": 32, "ffn-embed-dim": 64, "attention-heads": 2
 SMALL = [f"--{side}-{name}={size}" for side in ("encoder", "decoder") for name, size in SIZES.items()]
 
 
+@pytest.mark.slow
 def test_supervised_alignment_trains_and_prints_alignments(data_bin, tmp_path):
     folder = tmp_path / "text"
     shutil.copytree(data_bin.parent / "text", folder)
@@ -663,6 +517,7 @@ def test_multilingual_transformer_trains_and_translates(data_bin, tmp_path):
     assert_translates(data_bin, path, *task, *PAIR, "--max-len-b", 8)
 
 
+@pytest.mark.slow
 def test_translation_multi_simple_epoch_trains_and_translates(data_bin, tmp_path):
     task = "--task translation_multi_simple_epoch --lang-pairs en-de,de-en --encoder-langtok src".split()
     sampling = "--sampling-method temperature --sampling-temperature 1.5 --virtual-epoch-size 200".split()
@@ -696,19 +551,11 @@ def test_pruned_feed_forward_layers_and_heads_run(build, options):
 @pytest.mark.parametrize("options", [{"no_projection_bias": True}, {"encoder_kv_heads": 1}])
 def test_heads_without_biases_and_shared_heads_are_not_pruned(build, options):
     layer = build(**options).encoder.layers[0]
-    with pytest.raises(ValueError, match="heads that share keys and values, and projections without biases, cannot be"):
+    with pytest.raises(ValueError, match="pruned"):
         layer.self_attn._get_reserve_head_index(1)  # the first step of fairseq's trainer
 
 
 # -- lengths -----------------------------------------------------------------------------------------
-
-
-def test_sentences_beyond_max_source_positions_fail_with_fairseqs_message(data_bin, tmp_path):
-    with pytest.raises(Exception, match=r"Size of sample #\d+ is invalid .* since max_positions=\(5, 1024\)"):
-        train(data_bin, tmp_path, "--max-source-positions", 5)
-    skip = ["--max-update", 1, "--skip-invalid-size-inputs-valid-test"]
-    log = train(data_bin, tmp_path, "--max-source-positions", 5, *skip)
-    assert "have invalid sizes and will be skipped, max_positions=(5, 1024)" in log
 
 
 def test_sentences_longer_than_any_in_training_translate(data_bin, model_path):

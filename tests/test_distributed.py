@@ -1,12 +1,11 @@
 """fairseq's distributed training in two processes, on CPUs with gloo."""
 
+import multiprocessing
 import socket
-import subprocess
 
 import pytest
 
-from tests import forked_programs
-from tests.commands import ENVIRONMENT, LIMIT, run_program, training, valid_losses
+from tests.commands import LIMIT, call, training, valid_losses
 
 
 def free_port():
@@ -21,22 +20,16 @@ def train_in_two_processes(*command):
         *("--ddp-backend", "legacy_ddp", "--distributed-backend", "gloo", "--distributed-no-spawn"),
         *("--distributed-init-method", f"tcp://127.0.0.1:{free_port()}", "--distributed-world-size", 2),
     ]
-    ranks = []
-    for rank in range(2):
-        words = [f"{forked_programs.folder()}/{command[0]}", *command[1:], *several, "--distributed-rank", rank]
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        ranks.append(subprocess.Popen([str(word) for word in words], env=ENVIRONMENT, text=True, **output))
-    logs = [process.communicate(timeout=LIMIT)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], logs
-    return logs[0]
+    commands = [[*command, *several, "--distributed-rank", rank] for rank in range(2)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        log, _ = pool.starmap_async(call, commands).get(timeout=LIMIT)
+    return log
 
 
 @pytest.mark.slow
 def test_two_processes_train_and_resume_with_the_losses_of_one_with_accumulated_gradients(data_bin, tmp_path):
     same = ["--max-epoch", 2, "--dropout", 0, "--no-epoch-checkpoints", "--save-interval-updates", 1]
-    words = training(data_bin, tmp_path / "one", *same, "--update-freq", 2)
-    one = run_program(*words, programs=forked_programs.folder())
-    losses = valid_losses(one.stdout + one.stderr)
+    losses = valid_losses(call(*training(data_bin, tmp_path / "one", *same, "--update-freq", 2)))
     assert len(losses) == 2
     assert valid_losses(train_in_two_processes(*training(data_bin, tmp_path / "two", *same))) == losses
     middle_of_epoch = tmp_path / "two" / "checkpoint_1_1.pt"

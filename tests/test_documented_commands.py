@@ -1,4 +1,4 @@
-"""Every command in the documentation runs as it is printed, with small sizes appended, or a table says why not.
+"""Every command in the documentation runs as it is printed, with small sizes appended, or NOT_RUN says why not.
 
 The commands of a page run in their order, in a folder that has the files they name. Those of recipes are dry runs,
 which check the settings and print all steps; other tests run the steps.
@@ -35,26 +35,22 @@ TEXTS = (
     *("source  Displays", "output of query m", "x (T, B, C)", "one sentence, beam 3", "cache  "),
     *("--encoder-normalize-before ", "rope: {}", "rope-2e-3: {", "model: {_name: "),
 )
-# The beginnings of commands that another test runs, and that test
-ELSEWHERE = {
+# The beginnings of commands that do not run here, and another test that runs them or the reason
+NOT_RUN = {
     **{command.split(" … ")[0]: "tests/test_several_gpus.py" for command in SEVERAL_PROCESSES[1:]},
     "fairseq-train … --cpu --ddp-backend": "tests/test_distributed.py",
     "fairseq-train … --user-dir my_positions": "tests/test_encodings.py",
     "fairseq-hydra-train --config-dir configs": "tests/test_end_to_end.py#test_hydra_trains_the_same_model",
     "python -m recipes demo user_dir=$PWD/my_positions": "tests/recipes/test_user_dir.py",
-    "sbatch --array": "tests/recipes/test_slurm.py",
+    "sbatch --array": "tests/recipes/test_slurm.py, tests/serving/test_parts.py",
     **{
         each: "tests/recipes/test_documents_script.py" for each in ("python -m recipes.doc", "segments", "for ", "done")
     },
     "python -m recipes.text.fetch": "tests/recipes/test_fetch.py",
     "python -m recipes.synthetic": "tests/recipes/test_synthetic.py",
-    "sbatch --array=1-8 --wrap 'fairseq-rope translate": "tests/serving/test_parts.py",
     **{f"ENCODING={encoding} SEED=1 ": "tests/recipes/test_paper.py" for encoding in ("none", "learned", "rope")},
     "make install": "tests/test_install.py",
     "make bench": "tests/test_benchmarks.py",
-}
-# The beginnings of commands that no test runs, and the reason
-NOT_RUN = {
     "source .venv/bin/activate": "changes the shell",
     "make test-gpu": "needs a GPU",
     "pip install": "downloads packages",
@@ -117,9 +113,8 @@ def joined(block):
     assert not line
 
 
-def entry_of(command):
-    """The entry of *command* in ELSEWHERE or NOT_RUN; None if the command runs here."""
-    return max((entry for entry in (*ELSEWHERE, *NOT_RUN) if command.startswith(entry)), key=len, default=None)
+def commands_to_run(page):
+    return [command for command in commands(page) if not command.startswith(tuple(NOT_RUN))]
 
 
 # -- the folder --------------------------------------------------------------------------------------
@@ -132,9 +127,12 @@ def link(path, target):
 
 
 @pytest.fixture(scope="module")
-def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
+def files(data_bin, text_bin, pairs_bin, made_once):
     """A folder with the files that commands name: binary data, texts, and checkpoints of a tiny model."""
-    folder = tmp_path_factory.mktemp("documented")
+    return made_once("documented", lambda folder: write_files(folder, data_bin, text_bin, pairs_bin))
+
+
+def write_files(folder, data_bin, text_bin, pairs_bin):
     train(data_bin, folder / "checkpoints", "--max-epoch", 5)
     last = folder / "checkpoints" / "checkpoint_last.pt"
     for path in ("averaged.pt", "model/averaged.pt", "checkpoint_best.pt", "old/checkpoint_best.pt"):
@@ -162,7 +160,6 @@ def files(data_bin, text_bin, pairs_bin, tmp_path_factory):
         (folder / "bin" / name).chmod(0o755)
     of_model = ["--path", str(last), "--data", str(folder / "data-bin"), "--output", str(folder / "exported")]
     fairseq_rope(["export", *of_model, "--segment-tokens", "1"])
-    return folder
 
 
 def codes_of(words):
@@ -299,17 +296,8 @@ RUN = {
 }
 
 
-SLOW = "comparing encodings long_context results results_details results_long_inputs serving training".split()
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page.stem in SLOW else [])
-        for page in PAGES
-        if any(entry_of(command) is None for command in commands(page))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", filter(commands_to_run, PAGES), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_run(page, files, tmp_path, monkeypatch):
     folder = tmp_path / "work"
     shutil.copytree(files, folder, symlinks=True)
@@ -318,31 +306,8 @@ def test_the_commands_of_a_page_run(page, files, tmp_path, monkeypatch):
     # as if fairseq had imported the folder fairseq_rope; here it is a link to the folder that the tests import
     imported = utils.import_user_module.memo | {str(folder / "fairseq_rope")}
     monkeypatch.setattr(utils.import_user_module, "memo", imported)
-    for command in commands(page):
-        if entry_of(command) is None:
-            try:
-                run(command)
-            except BaseException as error:
-                raise AssertionError(f"{page.name}: {command}") from error
-
-
-def test_each_command_runs_or_has_a_reason_not_to():
-    entries = set()
-    for page in PAGES:
-        for command in commands(page):
-            entries.add(entry_of(command))
-            is_run = PYTHON.match(command) or command.partition(" ")[0] in RUN or re.match(r"#|\w+=", command)
-            assert is_run or entry_of(command), f"{page.name}: {command}"
-    assert {*ELSEWHERE, *NOT_RUN} - entries == set(), "no page has these commands"
-    for place in ELSEWHERE.values():
-        path, _, function = place.partition("#")
-        assert f"def {function or 'test_'}" in (ROOT / path).read_text()
-
-
-def test_a_new_command_or_block_would_be_found(tmp_path):
-    (tmp_path / "page.md").write_text("Text:\n\n    make new\n    fairseq-new \\\n        'one\n      two'   # three\n")
-    assert list(commands(tmp_path / "page.md")) == ["make new", "fairseq-new 'one two' # three"]
-    for unknown in ("    curl example.org\n", "```bash\nmake demo\n```\n"):
-        (tmp_path / "page.md").write_text(f"Text:\n\n{unknown}")
-        with pytest.raises(AssertionError):
-            list(commands(tmp_path / "page.md"))
+    for command in commands_to_run(page):
+        try:
+            run(command)
+        except BaseException as error:
+            raise AssertionError(f"{page.name}: {command}") from error

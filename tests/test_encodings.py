@@ -23,8 +23,6 @@ SIZES = ("embed-dim=32", "layers=1", "ffn-embed-dim=32", "attention-heads=2")
 SMALL = [f"--{side}-{size}" for side in ("encoder", "decoder") for size in SIZES]
 BOTH = ["--arch", "multilingual_transformer_rope", *SMALL, "--task", "multilingual_translation"]
 BOTH += ["--lang-pairs", "en-de,de-en"]
-FAST = ("t5", "shaw")
-EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FLAGS]
 
 
 def generate(data, paths, *flags):
@@ -38,7 +36,8 @@ def refusal(*command):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLAGS)
 def test_it_resumes_averages_translates_and_changes_into_another_encoding(name, data_bin, trained, tmp_path):
     flags, folder, rope = FLAGS[name], tmp_path / "resumed", trained / "checkpoint_last.pt"
     whole = train(data_bin, tmp_path / "whole", *flags, "--max-epoch", 2)
@@ -97,20 +96,12 @@ def test_sides_can_have_different_encodings(data_bin, tmp_path):
     assert changed == {"decoder"}
 
 
-def test_resuming_with_another_encoding_is_refused_unless_the_optimiser_is_new(data_bin, trained, tmp_path):
-    alibi = ["--position-encoding", "alibi"]
-    train(data_bin, tmp_path / "alibi", *alibi, "--max-update", 1)
-    resumed = training(data_bin, tmp_path / "alibi", "--max-update", 2)
-    assert "position-encoding alibi, not rope; use the same value" in refusal(*resumed)
+def test_resuming_with_another_encoding_is_refused_unless_the_optimiser_is_new(data_bin, trained, sinusoidal, tmp_path):
+    start = ["--restore-file", trained / "checkpoint_last.pt", "--max-update", 1]
+    resumed = training(data_bin, tmp_path / "alibi", *start, "--position-encoding", "alibi")
+    assert "position-encoding rope, not alibi" in refusal(*resumed)
     call(*resumed, "--reset-optimizer", "--reset-dataloader")
-
-    train(data_bin, tmp_path / "both", *BOTH, "--max-update", 1)
-    other = ["--position-encoding", "none", "--max-update", 2]
-    assert "position-encoding rope, not none" in refusal(*training(data_bin, tmp_path / "both", *BOTH, *other))
-
-    train(data_bin, tmp_path / "fairseqs", "--arch", "transformer_tiny", "--max-update", 1)
-    path = tmp_path / "fairseqs" / "checkpoint_last.pt"
-    refused = refusal(*training(data_bin, tmp_path / "new", "--restore-file", path, "--max-update", 2))
+    refused = refusal(*training(data_bin, tmp_path / "rope", "--restore-file", sinusoidal, "--max-epoch", 2))
     assert "--encoder-position-encoding sinusoidal, not rope" in refused
 
 
@@ -139,6 +130,6 @@ def test_the_example_of_the_documentation_trains_and_translates(data_bin, tmp_pa
     assert {layer.self_attn.position.strength for layer in (*model.encoder.layers, *model.decoder.layers)} == {0.5}
     assert sorted(outputs(generate(data_bin, [path], "--user-dir", folder))) == list(range(20))
     refused = refusal(*training(data_bin, tmp_path / "other", *mine, "--recency-strength", -1))
-    assert refused == "--recency-strength -1.0: must be above 0"
+    assert refused.startswith("--recency-strength -1.0: ")
     unused = refusal(*training(data_bin, tmp_path / "other", "--recency-strength", 2))
     assert unused.startswith("--recency-strength 2.0: ")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.commands import ENVIRONMENT, LIMIT, PLUGIN, QUICK_START, ROOT
 
-# Tests that train, generate or script with a transformer. The others train other models.
+# Tests that train, generate or script with a transformer
 OF_BINARIES = """
     transformer multilingual_transformer translation_multi_simple_epoch translation_multi_simple_epoch_no_vepoch
     translation_multi_simple_epoch_dicts translation_multi_simple_epoch_src_tgt_dict_spec
@@ -41,35 +41,6 @@ TRANSFORMERS = [
     "tests/test_binaries.py::TestActivationCheckpointing",
     *(f"tests/test_{name}.py" for name in FILES),
 ]
-# FAIRSEQ_SUITE=whole runs all tests but those of xFormers. Otherwise, tests are left out that take most of the time:
-# - trainings with fairseq's models and the plugin that run with the rotary model in any case, but for one of a language
-#   model; for --eval-bleu and the multilingual model, tests/test_compatibility.py has one
-# - tests whose names contain a word of LONG. Those of its first line train models without our positions, and without a
-#   beam search from left to right; the gradients of latent_depth are at random not finite. Those of the second line
-#   call no function of the plugin, or only NumPy's old names, which shorter tests need, too. Those of the third and
-#   fourth line call the same functions of the plugin as tests with similar names, which remain, or as those of
-#   reproducibility; tests/patches/test_faults.py has a storage without renaming.
-# - with the rotary models: tests that are like another one that runs, here or in tests/test_compatibility.py, and those
-#   of the choice of validation data
-IS_WHOLE = os.environ.get("FAIRSEQ_SUITE") == "whole"
-LONG = """
-    laser insertion cmlm nonautoregressive latent_depth
-    distributed_timeout_wrapper vggtransformer test_data_utils multi_corpus_dataset
-    linformer_roberta_regression linformer_roberta_sentence fconv_lm lightconv_lm lstm_lm
-    fconv_self_att_wp iopath
-""".split()
-LEFT_OUT = ("xformers", *(() if IS_WHOLE else LONG))
-LIKE_OTHERS = {
-    "tests/test_binaries.py::TestActivationCheckpointing",
-    "tests/test_binaries.py::TestTranslation::test_alignment_full_context",
-    "tests/test_binaries.py::TestTranslation::test_eval_bleu",
-    "tests/test_binaries.py::TestTranslation::test_multilingual_transformer",
-    "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch",
-    "tests/test_binaries.py::TestTranslation::test_translation_multi_simple_epoch_src_tgt_dict_spec",
-    "tests/test_binaries.py::TestLanguageModeling::test_transformer_lm",
-    "tests/test_binaries.py::TestMaskedLanguageModel::test_roberta_regression_single",
-    "tests/test_valid_subset_checks.py",
-}
 # Refused by design: docs/compatibility.md, "Refused".
 REFUSED = {
     "tests/test_binaries.py::TestTranslation::test_transformer_cross_self_attention",
@@ -108,7 +79,7 @@ def outcomes(suite: Path, mode: str, cases: Iterable[str]) -> dict[str, str]:
     """The outcome of each test in *cases*, and of files that cannot be imported. fairseq_with.py describes *mode*."""
     command = [
         *(sys.executable, "-m", "pytest", "-v", "-p", "fairseq_with", "-p", "no:cacheprovider", "--tb=line"),
-        *("-k", f"not ({' or '.join(LEFT_OUT)})", "-c", os.devnull, "--rootdir", str(suite)),
+        *("-k", "not xformers", "-c", os.devnull, "--rootdir", str(suite)),
         *("--continue-on-collection-errors", *sorted(cases)),
     ]
     path = os.pathsep.join([str(suite), str(ROOT / "tests"), QUICK_START])
@@ -136,15 +107,18 @@ def passing_only_with(other: str, mode: str, suite: Path, cases: Iterable[str], 
     return {case for case in only_other if case in refused or outcomes(suite, mode, [case]).get(case) != "PASSED"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_tests_that_pass_with_fairseq_alone_pass_with_the_plugin(suite):
-    trainings = {name for name in TRANSFORMERS if re.search("binaries|reproducibility|checkpoint_utils", name)}
-    left_out = () if IS_WHOLE else trainings - {"tests/test_binaries.py::TestLanguageModeling::test_transformer_lm"}
-    cases = ["tests", *(f"--deselect={name}" for name in sorted(left_out))]
-    assert passing_only_with("nothing", "plugin", suite, cases, refused=set()) == set()
+    assert passing_only_with("nothing", "plugin", suite, ["tests"], refused=set()) == set()
+
+
+@pytest.mark.nightly
+def test_tests_of_transformers_pass_with_the_rotary_models(suite):
+    assert passing_only_with("transformer", "transformer_rope", suite, TRANSFORMERS, REFUSED) == REFUSED
 
 
 @pytest.mark.slow
-def test_tests_of_transformers_pass_with_the_rotary_models(suite):
-    cases = [case for case in TRANSFORMERS if IS_WHOLE or case not in LIKE_OTHERS]
-    assert passing_only_with("transformer", "transformer_rope", suite, cases, REFUSED) == REFUSED
+def test_a_training_and_a_search_of_fairseq_pass_with_the_plugin(suite):
+    """The shortest form of the first test."""
+    cases = ["tests/test_binaries.py::TestTranslation::test_transformer", "tests/test_sequence_generator.py"]
+    assert passing_only_with("nothing", "plugin", suite, cases, refused=set()) == set()

@@ -1,13 +1,11 @@
-"""Flags of fairseq's searches and of this plugin's models: each has an effect.
+"""The plugin's flags of models change the model, and what the plugin does with flags of fairseq's programs.
 
-In the tables, a line has a flag with its value and, after "|", flags of both runs: the run with the flag must give
-something else than the run without it. ENDS has the error of a run with the flag.
+fairseq's own flags are fairseq's to test. Here are those that the plugin mends, refuses or warns about.
 """
 
 import argparse
 import re
 import shlex
-import string
 
 import pytest
 import torch
@@ -15,55 +13,9 @@ from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY, LegacyFairseqTask
 
-from tests.commands import PLUGIN, call, outputs, training
+from tests.commands import PLUGIN, call, outputs, train
 
-# Of fairseq-generate and fairseq-interactive.
-SEARCH = """
---beam 2
---nbest 2
---max-len-a 0.5
---max-len-b 3
---min-len 9
---match-source-len
---unnormalized
---lenpen 3
---unkpen -100
---no-repeat-ngram-size 2
---sampling | --nbest 5
---sampling-topk 1 | --sampling --nbest 5
---sampling-topp 0.1 | --sampling --nbest 5
---seed 7 | --sampling --nbest 5
---temperature 5
---diverse-beam-groups 5 | --nbest 5
---diverse-beam-strength 5 | --nbest 5 --diverse-beam-groups 5
---diversity-rate 5
---print-alignment hard
---retain-dropout
---retain-dropout-modules TransformerDecoderBase | --retain-dropout
---bf16
---memory-efficient-bf16
---fp16
---memory-efficient-fp16
---model-overrides "{'no_scale_embedding': True}"
---post-process sentencepiece
-"""
-OF_GENERATE = """
---gen-subset valid
---quiet
---results-path $folder/results
---scoring chrf
---sacrebleu
---num-shards 2
---shard-id 1 | --num-shards 2
---distributed-world-size 2
---distributed-rank 1 | --distributed-world-size 2
---score-reference
---prefix-size 2
---log-interval 1
---log-format json | --log-interval 1
---truncate-source | --max-source-positions 5 --skip-invalid-size-inputs-valid-test
-"""
-# Models of transformer_rope_tiny with the flag and without it.
+# A flag with its value and, after "|", flags of both models: with the flag, transformer_rope_tiny is another model.
 MODEL = """
 --activation-fn gelu
 --dropout 0.9
@@ -128,131 +80,11 @@ MODEL = """
 --tupe-absolute-only | --position-encoding tupe
 --xpos-scale-base 5 | --position-encoding rope --decoder-position-encoding xpos
 """
-# (program, flags, the end): what the error of a run says.
+# (program, flags, the flag and the value in the error of a run)
 ENDS = [
-    ("generate", "--shard-id 2 --num-shards 2", "shard_id must be between 0 and num_shards"),
     ("interactive", "--lm-path x.pt", "--lm-path x.pt"),
-    ("train", "--tie-adaptive-weights --tie-adaptive-proj --adaptive-softmax-cutoff 8,16", "--tie-adaptive-weights"),
     ("train", "--continue-once missing.pt", "--continue-once missing.pt"),
 ]
-
-
-def table(lines, **places):
-    """The rows of a table: (flag, its words, the words of both runs)."""
-    filled = string.Template(lines).substitute(places).split("\n")
-    parts = [[shlex.split(part) for part in f"{line}|".split("|")[:2]] for line in filled]
-    return [(words[0].split("=")[0], words, both) for words, both in parts if words]
-
-
-# -- generate, interactive -----------------------------------------------------------------------------
-
-VOLATILE = re.compile(r"(?m)^.*'_name': None.*$|^W-.*$|^.*(?:Total time|Translated).*$|wps\W+\d+|(?<=-\d\.\d{3})\d+")
-
-
-@pytest.fixture(scope="module")
-def search(data_bin, trained, tmp_path_factory):
-    """search(program, *flags): what it prints, without times and the last digits. Equal calls run once."""
-    text = (data_bin.parent / "text" / "test.en").read_text()
-    words = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu"]
-    folder, known = tmp_path_factory.mktemp("search"), {}
-
-    def run(program, *flags, again=False):
-        if again or (program, flags) not in known:
-            buffered = ["--buffer-size", 20, "--max-tokens", 1000] if program == "interactive" else ["--num-workers", 0]
-            given = [data_bin, *words, *buffered, "--max-len-b", 10, *flags]
-            printed = call(f"fairseq-{program}", *given, stdin=text)
-            known[program, flags] = sorted(VOLATILE.sub("", printed).splitlines())
-        return known[program, flags]
-
-    run.folder = folder
-    return run
-
-
-SEARCHES = [(program, row) for program in ("generate", "interactive") for row in table(SEARCH)]
-SEARCHES += [("generate", row) for row in table(OF_GENERATE, folder="FOLDER")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program, row", SEARCHES, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_a_flag_changes_what_a_search_prints(search, program, row):
-    _, words, both = row
-    words = [word.replace("FOLDER", str(search.folder)) for word in words]
-    assert search(program, *both, *words) != search(program, *both)
-
-
-def test_shards_divide_the_sentences(search):
-    everything, parts = search("generate"), [search("generate", "--num-shards", 2, "--shard-id", n) for n in (0, 1)]
-    hypotheses = [outputs("\n".join(printed)) for printed in (everything, *parts)]
-    assert hypotheses[1] | hypotheses[2] == hypotheses[0] and not hypotheses[1].keys() & hypotheses[2].keys()
-    assert hypotheses[1] and hypotheses[2]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_no_hypothesis_repeats_words(search, size):
-    repeats = {}
-    for n in (0, size):
-        words = [hypothesis[0].split() for hypothesis in outputs("\n".join(search("generate", *repeating(n)))).values()]
-        ngrams = [[tuple(line[i : i + size]) for i in range(len(line) - size + 1)] for line in words]
-        repeats[n] = sum(len(of_line) != len(set(of_line)) for of_line in ngrams)
-    assert repeats[0] > 0 and repeats[size] == 0
-
-
-def repeating(size):
-    """Flags with which the model of the tests repeats words, unless *size* prevents it."""
-    return ["--model-overrides", "{'no_scale_embedding': True}", "--min-len", 6, "--no-repeat-ngram-size", size]
-
-
-def test_sacrebleu_is_the_scoring_of_that_name(search):
-    printed = search("generate", "--sacrebleu")
-    assert printed == search("generate", "--scoring", "sacrebleu")
-    assert any(re.match(r"Generate test with beam=5: BLEU = [\d.]+ ", line) for line in printed)
-
-
-@pytest.mark.parametrize("program, flags, end", ENDS, ids=lambda value: value[:40])
-def test_a_flag_ends_a_run(data_bin, tmp_path, search, program, flags, end):
-    with pytest.raises(Exception, match=end):
-        if program == "train":
-            call(*training(data_bin, tmp_path, "--max-update", 1, *shlex.split(flags)))
-        else:
-            search(program, *shlex.split(flags), again=True)
-
-
-# -- tasks of a user dir -------------------------------------------------------------------------------
-
-
-def parsed(program, *words):
-    parser = getattr(options, f"get_{program}_parser")()
-    return options.parse_args_and_arch(parser, ["data", *words])
-
-
-@pytest.fixture
-def register(monkeypatch):
-    """register(name, task, flags): registers *task* with more *flags*, a dict of defaults."""
-
-    def run(name, task, flags):
-        def add_args(parser):
-            task.add_args(parser)
-            if task is LegacyFairseqTask:
-                parser.add_argument("data")
-            for flag, default in flags.items():
-                parser.add_argument(flag, default=default, type=type(default))
-
-        members = {"add_args": staticmethod(add_args), "__module__": "my_user_dir"}
-        monkeypatch.setitem(TASK_REGISTRY, name, type("MyTask", (task,), members))
-
-    return run
-
-
-def test_flags_of_a_users_task_are_not_those_of_other_programs(register):
-    """Flags with which only one of fairseq's parsers begins say nothing if a task adds them."""
-    register("mine", LegacyFairseqTask, {"--beam": 0, "--buffer-size": 5, "--sacrebleu": "x", "--lm-path": "x"})
-    given = parsed("training", "--task", "mine", "--arch", "transformer_rope")
-    assert (given.beam, given.buffer_size, given.sacrebleu, given.lm_path) == (0, 5, "x", "x")
-    register("mine", LegacyFairseqTask, {"--buffer-size": 5})
-    given = parsed("generation", "--task", "mine", "--num-shards", "3", "--shard-id", "2", "--sacrebleu")
-    assert (given.distributed_world_size, given.distributed_rank, given.scoring) == (3, 2, "sacrebleu")
-    synthesis = parsed("speech_generation", "--task", "mine", "--num-shards", "3", "--shard-id", "2")
-    assert synthesis.distributed_world_size == 1, "fairseq's generate_waveform.py reads one part itself"
 
 
 # -- models --------------------------------------------------------------------------------------------
@@ -278,9 +110,102 @@ def built(task, flags):
     return shapes, [*output.shape], round(float(output.detach().double().abs().sum()), 6)
 
 
-@pytest.mark.parametrize("row", table(MODEL), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", MODEL.split("\n")[1:-1], ids=lambda row: row.split()[0])
 def test_a_flag_changes_the_model(task, row):
-    _, words, both = row
+    words, both = (shlex.split(part) for part in f"{row}|".split("|")[:2])
     if words[0] == "--adaptive-softmax-dropout":
         both = [*both, "--dropout", "0"]
     assert built(task, [*both, *words]) != built(task, both)
+
+
+# -- programs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def search(data_bin, trained):
+    """search(program, *flags): what it prints."""
+    text = (data_bin.parent / "text" / "test.en").read_text()
+    words = [data_bin, "--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu", "--max-len-b", 10]
+
+    def run(program, *flags):
+        buffered = ["--buffer-size", 20, "--max-tokens", 1000] if program == "interactive" else []
+        return call(f"fairseq-{program}", *words, *buffered, *flags, stdin=text)
+
+    return run
+
+
+PARSERS = {
+    "train": options.get_training_parser,
+    "generate": options.get_generation_parser,
+    "interactive": options.get_interactive_generation_parser,
+    "speech": options.get_speech_generation_parser,
+}
+
+
+def parsed(program, *words):
+    """The options that *program* reads from its flags."""
+    arch = ["--arch", "transformer_rope"] if program == "train" else []
+    return options.parse_args_and_arch(PARSERS[program](), ["data", *arch, *words])
+
+
+@pytest.mark.parametrize("program, flags, end", ENDS)
+def test_a_flag_ends_a_run(data_bin, tmp_path, search, program, flags, end):
+    with pytest.raises(Exception, match=end):
+        train(data_bin, tmp_path, *shlex.split(flags)) if program == "train" else search(program, *shlex.split(flags))
+
+
+def test_shards_divide_the_sentences(search):
+    whole, *parts = ((), *(("--num-shards", 2, "--shard-id", shard) for shard in (0, 1)))
+    everything, first, second = (outputs(search("generate", *flags)) for flags in (whole, *parts))
+    assert first and second and not first.keys() & second.keys()
+    assert first | second == everything
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_hypothesis_repeats_words(search, size):
+    repeats = {}
+    for n in (0, size):
+        # With this override, the model of the tests repeats words.
+        flags = ["--model-overrides", "{'no_scale_embedding': True}", "--min-len", 6, "--no-repeat-ngram-size", n]
+        words = [text.split() for (text, *_) in outputs(search("generate", *flags)).values()]
+        ngrams = [[tuple(line[i : i + size]) for i in range(len(line) - size + 1)] for line in words]
+        repeats[n] = sum(len(of_line) != len(set(of_line)) for of_line in ngrams)
+    assert repeats[0] > 0 and repeats[size] == 0
+
+
+def test_sacrebleu_is_the_scoring_of_that_name(search):
+    (score,) = re.findall("^Generate test .* BLEU = .*$", search("generate", "--sacrebleu"), re.M)
+    assert score in search("generate", "--scoring", "sacrebleu")
+
+
+# -- tasks of a user dir -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """register(name, task, flags): registers *task* with more *flags*, a dict of defaults."""
+
+    def run(name, task, flags):
+        def add_args(parser):
+            task.add_args(parser)
+            if task is LegacyFairseqTask:
+                parser.add_argument("data")
+            for flag, default in flags.items():
+                parser.add_argument(flag, default=default, type=type(default))
+
+        members = {"add_args": staticmethod(add_args), "__module__": "my_user_dir"}
+        monkeypatch.setitem(TASK_REGISTRY, name, type("MyTask", (task,), members))
+
+    return run
+
+
+def test_flags_of_a_users_task_are_not_those_of_other_programs(register):
+    """Flags with which only one of fairseq's parsers begins say nothing if a task adds them."""
+    register("mine", LegacyFairseqTask, {"--beam": 0, "--buffer-size": 5, "--sacrebleu": "x", "--lm-path": "x"})
+    given = parsed("train", "--task", "mine")
+    assert (given.beam, given.buffer_size, given.sacrebleu, given.lm_path) == (0, 5, "x", "x")
+    register("mine", LegacyFairseqTask, {"--buffer-size": 5})
+    given = parsed("generate", "--task", "mine", "--num-shards", "3", "--shard-id", "2", "--sacrebleu")
+    assert (given.distributed_world_size, given.distributed_rank, given.scoring) == (3, 2, "sacrebleu")
+    synthesis = parsed("speech", "--task", "mine", "--num-shards", "3", "--shard-id", "2")
+    assert synthesis.distributed_world_size == 1, "fairseq's generate_waveform.py reads one part itself"

@@ -1,4 +1,4 @@
-"""Imports: every arrow points down the list of docs/design.md, there is no circle, and no test module is imported."""
+"""Imports: every arrow points down the list of docs/design.md, and there is no circle."""
 
 import ast
 import re
@@ -76,20 +76,3 @@ def test_there_is_no_circle_of_imports(package):
     modules = PATHS[package]
     graph = {module: imported_by(modules, module, local=False) for module in modules.keys() - {package}}
     assert list(TopologicalSorter(graph).static_order())
-
-
-def imported_tests(path, tests):
-    """Return the names of the test modules *tests* in the imports of the file *path*, also inside of functions."""
-    words = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            words |= {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
-    return tests & {part for word in words for part in word.split(".")}
-
-
-def test_no_test_module_is_imported(no_garbage):
-    """What several test modules use is in a module named after its subject, for example tests/searches.py."""
-    paths = sorted((ROOT / "tests").rglob("*.py"))
-    tests = {path.stem for path in paths if path.name.startswith("test_")}
-    imports = {str(path.relative_to(ROOT)): imported_tests(path, tests) for path in paths}
-    assert {path: names for path, names in imports.items() if names} == {}

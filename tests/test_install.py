@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.commands import LIMIT, ROOT
 
+pytestmark = pytest.mark.slow
 BASH = shutil.which("bash") or "/bin/bash"
 
 # A fake Python that only answers install.sh's questions.
@@ -86,23 +86,15 @@ NO_ROOM = {"FAIRSEQ_ROPE_MIN_DISK_KB": "900000000000000"}
 @pytest.mark.parametrize(
     "python, settings, values",
     [
-        *(({"version": old}, {}, [old, "3.11", "--user-dir"]) for old in ("3.10.14", "3.8.0", "2.7.18")),
+        *(({"version": version}, {}, [version, "3.11"]) for version in ("2.7.18", "3.10.14", "3.14.0")),
         ({"venv_status": 1}, {}, ["venv", "ensurepip"]),
-        *(({"version": new}, {}, [new, "3.11 to 3.13"]) for new in ("3.14.0", "3.20.1")),
-        *(({"version": version}, NO_ROOM, ["900000000000 MB"]) for version in ("3.11.9", "3.13.0")),
+        ({"version": "3.13.0"}, NO_ROOM, ["900000000000 MB"]),
     ],
 )
 def test_missing_requirements_are_named(checkout, tools, fake_python, python, settings, values):
     """An old Python, its modules, room on the disk."""
     refused = refusal(checkout, tools, PYTHON=fake_python(**python), **settings)
     assert all(value in refused for value in values)
-
-
-def test_the_checks_work_with_the_real_python(checkout, tools):
-    """Ask the Python that runs the tests what the fakes answer elsewhere."""
-    message = refusal(checkout, tools, PYTHON=sys.executable, **NO_ROOM)
-    version = ".".join(str(number) for number in sys.version_info[:3])
-    assert "900000000000 MB" in message or version in message
 
 
 def install(checkout, tools, fake_python, pip_status=0, version="3.11.9", **settings):
@@ -157,13 +149,14 @@ def test_a_failed_update_goes_on_in_place_with_the_same_settings(checkout, tools
     assert "torch torch==2.13.0+cpu" in (checkout / ".venv" / ".installed").read_text().splitlines()
 
 
-def test_an_installation_that_does_not_work_starts_over(checkout, tools, fake_python):
+def test_an_installation_that_does_not_work_or_of_another_python_starts_over(checkout, tools, fake_python):
     install(checkout, tools, fake_python)
     program = checkout / ".venv" / "bin" / "python"
     program.write_text(program.read_text().replace('case "$*" in', 'case "$*" in *fairseq_rope.plugin*) exit 1 ;;'))
     done, _ = install(checkout, tools, fake_python)
     assert done.returncode == 1 and done.stderr.startswith("install.sh: the installed packages do not work: ")
     assert "-m venv .venv" in install(checkout, tools, fake_python)[1]
+    assert "-m venv .venv" in install(checkout, tools, fake_python, version="3.12.1")[1]
 
 
 def test_packages_of_other_places_do_not_count(checkout, tools, fake_python):
@@ -171,18 +164,11 @@ def test_packages_of_other_places_do_not_count(checkout, tools, fake_python):
     assert "PIP_USER=0" in calls and not any(call.startswith("PYTHONPATH=") for call in calls)
 
 
-def test_another_version_of_the_interpreter_starts_over(checkout, tools, fake_python):
-    install(checkout, tools, fake_python)
-    _, calls = install(checkout, tools, fake_python, version="3.12.1")
-    assert "-m venv .venv" in calls
-
-
 def test_an_environment_that_install_did_not_make_is_refused_and_kept(checkout, tools, fake_python):
     (checkout / ".venv" / "bin").mkdir(parents=True)
     done, calls = install(checkout, tools, fake_python)
     assert done.returncode == 1 and calls == [] and (checkout / ".venv" / "bin").exists()
-    sentence = f"{checkout}/.venv is there and was not made by install.sh: move it away, or remove it"
-    assert done.stderr == f"install.sh: {sentence}\n"
+    assert done.stderr.startswith(f"install.sh: {checkout}/.venv ")
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -205,10 +191,8 @@ def installed(checkout):
 
 
 @needs_make
-@pytest.mark.parametrize("half_made", [False, True])
-def test_make_installs_if_the_installation_is_missing_or_incomplete(checkout, half_made):
-    if half_made:
-        (checkout / ".venv" / "bin").mkdir(parents=True)
+def test_make_installs_if_the_installation_is_not_complete(checkout):
+    (checkout / ".venv" / "bin").mkdir(parents=True)
     plan = planned(checkout)
     assert plan.index("bash install.sh") < plan.index("pytest")
 

@@ -56,11 +56,6 @@ def wheel(built):
     return folder
 
 
-def test_both_have_the_version_in_their_names(built):
-    name = f"fairseq_rope-{__version__}"
-    assert {path.name for path in built.iterdir()} == {f"{name}.tar.gz", f"{name}-py3-none-any.whl"}
-
-
 def test_citation_and_changelog_have_the_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
@@ -68,6 +63,7 @@ def test_citation_and_changelog_have_the_version():
     assert next(section for section in sections if section != "Unreleased") == __version__
 
 
+@pytest.mark.slow
 def test_the_source_distribution_has_what_the_wheel_is_built_from(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -75,29 +71,19 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from(built):
     assert tops == {*NEEDED, PLUGIN.name, "PKG-INFO", "setup.cfg", "fairseq_rope.egg-info"}
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_whole_plugin_and_nothing_else(wheel):
     here = {path.relative_to(ROOT) for path in PLUGIN.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     files = {path.relative_to(wheel) for path in wheel.rglob("*") if path.is_file()}
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == here
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel):
-    (file,) = wheel.glob("*.dist-info/METADATA")
-    return email.message_from_string(file.read_text(encoding="utf-8"))
-
-
-def test_the_licence_is_that_of_pep_639(metadata, wheel):
-    assert metadata["License-Expression"] == "MIT" and metadata["License-File"] == "LICENSE"
-    assert not [line for line in metadata.get_all("Classifier") if line.startswith("License")]
-    (licence,) = wheel.glob("*.dist-info/licenses/LICENSE")
-    assert licence.read_text() == (ROOT / "LICENSE").read_text()
-
-
-def test_the_description_is_the_readme_without_links_to_files_of_the_repository(metadata):
+@pytest.mark.slow
+def test_the_description_is_the_readme_without_links_to_files_of_the_repository(wheel):
     """PyPI would resolve them as addresses of its own, which do not exist. Pictures of the repository are left out."""
-    readme, description = (ROOT / "README.md").read_text(encoding="utf-8"), metadata.get_payload()
-    assert metadata["Description-Content-Type"] == "text/markdown"
+    (file,) = wheel.glob("*.dist-info/METADATA")
+    description = email.message_from_string(file.read_text(encoding="utf-8")).get_payload()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "![" in readme and "![" not in description
     texts = [line for line in readme.splitlines() if not line.startswith("![")]
     outside = [link for link in TARGET.findall(readme) if link.startswith("https://")]
@@ -127,12 +113,14 @@ assert sys.modules["fairseq_rope"].__file__.startswith(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_beside_a_users_fairseq_the_wheel_registers_nothing_until_user_dir_asks(wheel, tmp_path):
     user_dir = python("-m", "fairseq_rope", "--user-dir", cwd=tmp_path, PYTHONPATH=str(wheel)).strip()
     assert user_dir == str(wheel / "fairseq_rope")
     python("-c", NOT_ASKED, user_dir, __version__, cwd=tmp_path, PYTHONPATH=str(wheel))
 
 
+@pytest.mark.slow
 def test_the_import_of_the_wheel_alone_loads_neither_torch_nor_fairseq(wheel, tmp_path):
     code = "import fairseq_rope, sys; print(fairseq_rope.__file__); print({'torch', 'fairseq'} & {*sys.modules})"
     file, loaded = python("-c", code, cwd=tmp_path, PYTHONPATH=str(wheel)).splitlines()

@@ -1,7 +1,7 @@
-"""Make the processes that tests start begin sooner.
+"""Make the tests, and the processes that they start, begin sooner.
 
-Importing scikit-learn takes seconds. fairseq imports these names for tasks on audio and sentence classification, which
-no test uses. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
+Importing scikit-learn and scipy.stats takes seconds. fairseq imports four functions of them; here a call of one of them
+imports it. torch loads its compiler to exclude methods of optimisers from compilation, which takes a second or more;
 here they are excluded without it. If FORKED_PROGRAMS is a folder of tests/forked_programs.py, recipes run its programs.
 """
 
@@ -11,14 +11,27 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 
-UNUSED = {
-    "sklearn": ("metrics",),
-    "sklearn.metrics": ("f1_score", "matthews_corrcoef"),
-    "scipy.stats": ("pearsonr", "spearmanr"),
-}
-for _module, _names in UNUSED.items():
-    sys.modules[_module] = module_from_spec(ModuleSpec(_module, None))
-    vars(sys.modules[_module]).update(dict.fromkeys(_names))
+STAND_INS = {name: module_from_spec(ModuleSpec(name, None)) for name in ("sklearn", "sklearn.metrics", "scipy.stats")}
+
+
+def imported_when_called(module, name):
+    """Return a function that calls the function *name* of *module*, in place of its stand-in."""
+
+    def call(*args, **kwargs):
+        for each, stand_in in STAND_INS.items():
+            if sys.modules.get(each) is stand_in:
+                del sys.modules[each]
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return call
+
+
+for _module, _names in (
+    ("sklearn.metrics", ("f1_score", "matthews_corrcoef")),
+    ("scipy.stats", ("pearsonr", "spearmanr")),
+):
+    vars(STAND_INS[_module]).update({_name: imported_when_called(_module, _name) for _name in _names})
+sys.modules.update(STAND_INS)
 
 
 class AfterImport:
