@@ -91,11 +91,7 @@ REFUSED = [
     ("train", "--write-checkpoints-asynchronously", "^--write-checkpoints-asynchronously: .*iopath"),
 ]
 # (flags, what the error of fairseq-train says)
-REFUSED_TRAININGS = [
-    ("--tpu", "^--tpu: .*torch_xla"),
-    ("--tie-adaptive-weights --tie-adaptive-proj --adaptive-softmax-cutoff 8,16", "^--tie-adaptive-weights: "),
-    ("--continue-once missing.pt", "^--continue-once missing.pt "),
-]
+REFUSED_TRAININGS = [("--tpu", "^--tpu: .*torch_xla"), ("--continue-once missing.pt", "^--continue-once missing.pt ")]
 # (programs, flags, the beginning of the parser's warning)
 WARNINGS = [
     ("generate", "--num-shards 1 --shard-id 1", "--shard-id 1: "),
