@@ -105,6 +105,7 @@ def test_batches_and_buffers_do_not_change_translations(data_bin, model_path, tr
     assert outputs(interactive(data_bin, model_path, "--beam", 4, *buffers)) == translations
 
 
+@pytest.mark.slow
 def test_diverse_beam_search_finds_more_different_hypotheses(data_bin, model_path):
     def distinct(strength):
         groups = ["--diverse-beam-groups", 2, "--diverse-beam-strength", strength]
@@ -205,6 +206,7 @@ def test_ensembles_average_probabilities(data_bin, model_path, sinusoidal, other
     assert_translates(data_bin, pair, "--beam", 3)
 
 
+@pytest.mark.slow
 def test_retained_dropout_makes_translations_vary(data_bin, model_path, scores_of_references):
     def retained(seed, *modules):
         flags = ["--retain-dropout-modules", *modules] if modules else []
