@@ -55,7 +55,7 @@ def lines(column, pairs):
 
 @pytest.mark.parametrize("corpora, part", [(TRAINING, "train"), (VALID, "valid"), (TEST, "test")])
 def test_all_pairs_are_extracted_from_tarballs_in_order(tmp_path, capsys, corpora, part):
-    lookalike = write_lookalike(tmp_path / "data", pairs=301)
+    lookalike = write_lookalike(tmp_path / "data", pairs=101)
     pairs = getattr(lookalike, part)
     templates = lookalike.templates(corpora)
     extracted = extract(tmp_path, *(os.path.relpath(each, tmp_path) for each in templates))
