@@ -50,15 +50,14 @@ def back_translate(corpus, *flags, langs=("de", "en")):
     return list(zip(*sides, strict=True))
 
 
-@pytest.mark.parametrize("share, expected", [("0.25", 2), ("0.5", 6), ("0.6", 9), ("0.75", 11), ("1", 11)])
+@pytest.mark.parametrize("share, expected", [("0.25", 2), ("0.6", 9), ("1", 11)])
 def test_the_first_lines_are_added_up_to_the_share_and_no_others_are_translated(corpus, capsys, share, expected):
     new = [(f"⇐ {line.upper()}", line, "back-translated") for line in MONOLINGUAL[:expected]]
     assert back_translate(corpus, "--share", share) == [(*pair, "parallel") for pair in PARALLEL] + new
     (given,) = corpus.folder.glob("more/train.translations/*/text.en")
     assert read_lines(given) == MONOLINGUAL[:expected]
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert f"{6 + expected} pairs: 6 parallel" in printed and f"{expected} back-translated" in printed
-    assert f"({expected / (6 + expected):.1%})" in printed
+    printed = capsys.readouterr().out
+    assert f"{6 + expected} pairs" in printed and f"({expected / (6 + expected):.1%})" in printed
 
 
 def test_texts_are_read_in_order_without_blank_lines_and_characters_that_do_not_print(corpus, capsys):
@@ -108,36 +107,23 @@ def test_lines_of_held_out_sets_are_refused_with_their_number(corpus):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--share", "0"], "--share 0: "),
-        (["--share", "1.5"], "--share 1.5: "),
-        (["--share", "nan"], "--share nan: "),
-        (["--tag", "a b"], "--tag a b: "),
-        (["--tag", " a"], "--tag  a: "),
-        (["--tag", "<s>"], "--tag <s>: "),
-        (["--tag", "target"], "--tag target: .* parallel "),
-        (["--tag", "NEW"], "--tag NEW: .* back-translated "),
-    ],
-)
-def test_wrong_values_are_refused(corpus, flags, message):
-    with pytest.raises(SystemExit, match=f"^recipes.synthetic.translate_texts: {message}"):
-        back_translate(corpus, *flags)
+    "flag, value", [("--share", value) for value in ("0", "1.5", "nan")]
+    + [("--tag", value) for value in ("a b", " a", "<s>", "target", "NEW")],  # the last two are words of the texts
+)  # fmt: skip
+def test_wrong_values_are_refused(corpus, flag, value):
+    with pytest.raises(SystemExit, match=f"^recipes.synthetic.translate_texts: {flag} {value}: "):
+        back_translate(corpus, flag, value)
     assert not (corpus.folder / "more" / "train.de").exists()
 
 
-def test_a_model_of_the_other_direction_is_refused(corpus):
-    with pytest.raises(SystemExit, match="--model .*: .* en to de"):
-        back_translate(corpus, langs=("en", "de"))
-
-
-@pytest.mark.parametrize("lang", ["en", "de", "zh"])
+@pytest.mark.parametrize("lang", ["en", "de"])
 def test_the_tag_is_one_token_of_moses(lang):
     (line,) = line_converter(lang, normalise=True, tokenise=True)(["⇐ Yes."])
     assert line.split()[:2] == ["⇐", "Yes"]
 
 
-def test_distillation_has_the_translations_of_a_real_model_as_targets(trained, data_bin, tmp_path, capsys):
+@pytest.mark.slow
+def test_distillation_has_the_translations_of_a_real_model_as_targets(trained, data_bin, tmp_path):
     model = exported(trained, data_bin, tmp_path / "model")
     sources = ["the dog sees the red cat", "a big\u2028house", "old book"]
     write_lines(tmp_path / "train.en", sources)
@@ -149,4 +135,3 @@ def test_distillation_has_the_translations_of_a_real_model_as_targets(trained, d
         expected = translator.translate(sources, beam=2)
     assert read_lines(tmp_path / "student.en") == sources and read_lines(tmp_path / "student.de") == expected
     assert read_lines(tmp_path / "student.origin") == ["distilled"] * 3
-    assert "student: 3 pairs: 3 distilled (100.0%)" in capsys.readouterr().out

