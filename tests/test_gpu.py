@@ -198,14 +198,6 @@ def test_a_gpu_attends_in_16_bits():
     assert calls and {x.dtype for q, k, v, *_ in calls for x in (q, k, v)} == {torch.float16}
 
 
-def test_shared_keys_are_repeated_for_the_kernels_of_a_gpu():
-    """Its kernels that take a mask do not take enable_gqa."""
-    *_, calls = trained("qk-norm, kv heads", PLAIN)
-    assert calls
-    for q, k, v, _, options in calls:
-        assert not options["enable_gqa"] and q.size(1) == k.size(1) == v.size(1)
-
-
 @pytest.mark.parametrize("name", ["rope", "layout half", "xpos", "alibi", "t5", "dynamic scaling"])
 def test_a_model_that_has_computed_on_the_cpu_moves_to_a_gpu(name):
     model = build(MODELS[name]).train()

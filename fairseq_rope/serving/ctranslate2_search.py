@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import refuse_other_bytes
-from .exported_folder import INT8, LONGEST_LINE, Pair, TranslateError, separator_of, vocabulary
+from ..text.tokens import Pair, Tokens
+from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, vocabulary
 
 # Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
 # benchmarks/serve.py (docs/benchmarks.md). The size for GPUs is not measured.
@@ -22,7 +23,6 @@ DEFAULT_BATCH_TOKENS = 1024
 CLOSE = 1.0
 SCORED_TOKENS = 1024  # in a batch of sentences or hypotheses that are scored
 
-Tokens = list[str]
 Hypotheses = list[tuple[Tokens, float]]  # the best first, with scores
 
 

@@ -20,12 +20,12 @@ from ..lines import lines_of
 from ..text.segments import FILE as SEGMENTS
 from ..text.segments import SEPARATOR
 from ..text.subwords import SUBWORDS
-from ..text.tokens import Tokeniser
+from ..text.tokens import Pair, Tokeniser
 from . import shortlist
 from .ctranslate2_model import counts_padding, positions, quantize, to_spec
 from .ctranslate2_support import refuse_unsupported
 from .export_checks import NEEDED, Reference, check_model, check_shortlist, check_text, in_words, shortlist_samples
-from .exported_folder import SETTINGS, SHORTLIST, ExportError, Pair, is_allowed, separator_of, write_folder
+from .exported_folder import SETTINGS, SHORTLIST, ExportError, is_allowed, separator_of, write_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

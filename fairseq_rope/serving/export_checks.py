@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..text.languages import default_tokenize
 from ..text.segments import divided, joined
-from ..text.tokens import Tokeniser
+from ..text.tokens import Pair, Tokeniser, Tokens
 from . import shortlist
 from .ctranslate2_model import positions
 from .ctranslate2_search import score
 from .ctranslate2_support import position_of_side, scaling_of
-from .exported_folder import ExportError, Pair, Words, separator_of
+from .exported_folder import ExportError, separator_of
 from .translator import Translator
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Reference:
         return translations
 
 
-def agreeing(translations: Sequence[Words], expected: Sequence[Words], separator: str) -> tuple[int, int]:
+def agreeing(translations: Sequence[Tokens], expected: Sequence[Tokens], separator: str) -> tuple[int, int]:
     """Return how many sentences of *translations* are those of *expected*, and the number of all sentences.
 
     Both are in words. Each sentence of a segment counts; *separator* divides segments, if it is not "".
@@ -311,12 +311,12 @@ def check_shortlist(
     sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
     few = sources[:ALONE]
 
-    def translations(use: bool) -> tuple[list[Words], list[Words]]:  # in batches, and of a few one at a time
+    def translations(use: bool) -> tuple[list[Tokens], list[Tokens]]:  # in batches, and of a few one at a time
         with Translator(folder, shortlist=use) as translator:
             together = [words for ((words, _), *_) in translator.search(sources)]
             return together, [translator.search([source])[0][0][0] for source in few]
 
-    def same(lines: list[Words], others: list[Words]) -> str:
+    def same(lines: list[Tokens], others: list[Tokens]) -> str:
         return f"{sum(map(operator.eq, lines, others)) / len(others):.1%}"
 
     (without, alone_without), (with_it, alone_with_it) = (translations(use) for use in (False, True))

@@ -29,10 +29,6 @@ LONGEST_LINE = 4096  # tokens
 CHARACTERS = 8 * LONGEST_LINE
 
 
-Words = list[str]  # of a sentence, as in the data: subwords, without the end
-Pair = tuple[Words, Words]  # a source and its translation
-
-
 class ExportError(InputError):
     """A model cannot be exported, a flag cannot be used, or a check failed; the message says which."""
 

@@ -22,13 +22,12 @@ from typing import NamedTuple
 
 from ..errors import REQUIREMENTS, InputError
 from ..lines import GZIP, count_lines, lines_of
-from .exported_folder import Pair
+from ..text.tokens import Pair, Tokens
 
 ALIGNER = "eflomal-align"
 CANDIDATES, FREQUENT = 30, 2000  # docs/notes.md has what they gave
 LONGEST_WORD = 8  # subwords; text between two spaces that has more is not a word, as in Japanese
 
-Tokens = list[str]
 Links = set[tuple[int, int]]  # (position in the source, position in the target)
 
 
