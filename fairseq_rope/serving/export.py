@@ -129,7 +129,7 @@ def build_shortlist(args: argparse.Namespace, settings: dict[str, Any], task: An
         if data.tgt is None:
             raise ExportError(f"{training} has no target side; name two files of parallel text")
         pairs = in_words(task, ((data.src[n].tolist()[:-1], data.tgt[n].tolist()[:-1]) for n in range(len(data))))
-    return shortlist.build(pairs, separator=separator_of(settings))
+    return shortlist.build(pairs, shortlist.CANDIDATES, shortlist.FREQUENT, separator_of(settings))
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -169,11 +169,12 @@ def test_eflomal_finds_the_translations():
 
 
 def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_translates(
-    aligner, trained, data_bin, tmp_path, capsys
+    aligner, trained, data_bin, tmp_path, capsys, monkeypatch
 ):
     aligner()
+    monkeypatch.setattr(shortlist, "FREQUENT", 1)
     # The small model may learn nothing, which depends on the CPU: so --force.
-    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--shortlist-frequent", "1", "--force")
+    folder = exported(trained, data_bin, tmp_path / "model", "--shortlist", "--force")
     report = capsys.readouterr().out
     lines = (data_bin.parent / "text" / "valid.en").read_text().splitlines()
     with_it, without = Translator(str(folder)), Translator(str(folder), shortlist=False)
@@ -192,7 +193,7 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_tran
     # The texts of the corpus give the same shortlist; a folder with one may be replaced.
     text = [str(data_bin.parent / "text" / f"train.{language}") for language in ("en", "de")]
     first = (folder / "vmap.txt").read_bytes()
-    exported(trained, data_bin, folder, "--replace", "--force", "--shortlist", *text, "--shortlist-frequent", "1")
+    exported(trained, data_bin, folder, "--replace", "--force", "--shortlist", *text)
     assert (folder / "vmap.txt").read_bytes() == first
 
 
@@ -287,10 +288,6 @@ def test_the_report_and_the_bound_are_of_the_right_side(model, monkeypatch):
     "flags, message",
     [
         (["--shortlist", "one"], "--shortlist one: takes two files, or none"),
-        (["--shortlist", "--shortlist-candidates", 0], "--shortlist-candidates 0: must be an integer from 1"),
-        (["--shortlist", "--shortlist-frequent", 0], "--shortlist-frequent 0: must be an integer from 1"),
-        (["--shortlist-frequent", 9], "--shortlist-frequent 9: has no use without --shortlist"),
-        (["--int8-bits", 8], "--int8-bits 8: has no use with --quantization float32"),
         (["--shortlist", "{folder}/two", "{folder}/three"], "they have 2 and 3 lines, not as many"),
         (["--shortlist", "{folder}/three", "{folder}/two"], "they have 3 and 2 lines, not as many"),
         (["--shortlist", "{folder}/absent", "{folder}/two"], "absent"),
@@ -328,14 +325,13 @@ def test_texts_have_unknown_words_and_the_separator_is_always_possible(aligner, 
         dictionaries.append(Dictionary())
         dictionaries[-1].add_symbol(word)
     task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[1])
-    texts = f"--shortlist {tmp_path}/s {tmp_path}/t --shortlist-frequent 1 --shortlist-candidates 3"
+    texts = f"--shortlist {tmp_path}/s {tmp_path}/t"
     arguments = export.build_parser().parse_args(f"--path p --data d --output o {texts}".split())
+    monkeypatch.setattr(shortlist, "FREQUENT", 1)
     settings = {"moses": None, "subwords": None, "target": "de", "segments": {"tokens": 9, "separator": "<sep>"}}
     built = build_shortlist(arguments, settings, task)
     assert built.frequent == ["x", "<sep>"]
     assert built.candidates == {"<unk>": ["<unk>"]}, "the search looks unknown words up as <unk>"
-    monkeypatch.setattr(shortlist, "build", lambda _, *limits: limits)
-    assert build_shortlist(arguments, settings, task) == (3, 1, "<sep>")
 
 
 def test_the_target_of_a_text_is_tokenised_by_the_rules_of_its_language(aligner, tmp_path):
