@@ -125,7 +125,7 @@ def test_exports_keep_torchs_threads_and_use_their_shortlist(monkeypatch, tmp_pa
     pairs = [([5, 6], 4), ([7], 4)]
     try:
         for name, shortlist in (("without", None), ("with", Shortlist(["w9"], {}))):
-            exported = serve.Exported(size, vocabulary, pairs, None, tmp_path / name, shortlist=shortlist)
+            exported = serve.Exported(size, vocabulary, pairs, "float32", tmp_path / name, shortlist=shortlist)
             assert torch.get_num_threads() == exported.model.num_translators == 3
             assert exported.shortlist is (shortlist is not None)
             exported.translate()

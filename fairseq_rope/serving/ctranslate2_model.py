@@ -14,8 +14,7 @@ from .ctranslate2_support import (
     position_of_side,
     scaling_of,
 )
-from .exported_folder import INT8
-from .target import ExportError
+from .exported_folder import INT8, ExportError
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 # In models without tables, fairseq-rope translate has a similar limit (LONGEST_LINE).
 POSITIONS = 4096
 NO_ROTATION = 1e30  # a frequency that is divided by this number is 0
-# The bits of a weight in int8, with the sign. x86-64 CPUs without VNNI add two products of a weight and an activation
-# (up to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
-INT8_BITS = 7
+# The largest weight in int8: 7 bits, with the sign. x86-64 CPUs without VNNI add two products of a weight and an
+# activation (up to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
+LARGEST_INT8 = 63
 
 
 def to_spec(model: Any, source: "Dictionary", target: "Dictionary") -> Any:
@@ -212,38 +211,48 @@ def _positions(embedding: Any) -> Any:
 
     first = embedding.padding_idx + 1
     if isinstance(embedding, SinusoidalPositionalEmbedding):
-        count = max(first + POSITIONS, len(embedding.weights))
+        count = first + _count(embedding)
         return embedding.get_embedding(count, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
     return embedding.weight.detach()[first:].numpy()
 
 
-def quantize(spec: Any, quantization: str | None, int8_bits: int = INT8_BITS) -> None:
+def _count(embedding: Any) -> int:
+    """Return the number of vectors that :func:`_positions` returns."""
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    first = embedding.padding_idx + 1
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        return max(POSITIONS, len(embedding.weights) - first)
+    return len(embedding.weight) - first
+
+
+def quantize(spec: Any, quantization: str) -> None:
     """Convert the weights of *spec* to the type *quantization*, and save equal ones only once.
 
     CTranslate2's own conversion uses all 8 bits in int8: a row is multiplied by 127 / its largest absolute value and
-    rounded (``LayerSpec.optimize`` in ``ctranslate2/specs/model_spec.py``). This one uses *int8_bits*, see INT8_BITS.
+    rounded (``LayerSpec.optimize`` in ``ctranslate2/specs/model_spec.py``). This one multiplies it by LARGEST_INT8.
     """
     if quantization in INT8:
         spec.optimize()  # equal weights become names of the first one
-        _quantize_layer(spec, 2 ** (int8_bits - 1) - 1)
+        _quantize_layer(spec)
     else:
-        spec.optimize(quantization=quantization)
+        spec.optimize(quantization=None if quantization == "float32" else quantization)
 
 
-def _quantize_layer(spec: Any, most: int) -> None:
-    """Quantise each weight of *spec* and the layers in it that has a scale to whole numbers from -*most* to *most*."""
+def _quantize_layer(spec: Any) -> None:
+    """Quantise each weight of *spec* and the layers in it that has a scale."""
     import numpy as np
     from ctranslate2.specs.model_spec import NumpyVariable
 
     for name, value in list(vars(spec).items()):
         if hasattr(spec, f"{name}_scale") and not isinstance(value, str):
             weight = value.numpy()
-            scale = np.float32(most) / np.abs(weight).max(axis=1, keepdims=True, initial=np.float32(1e-30))
+            scale = np.float32(LARGEST_INT8) / np.abs(weight).max(axis=1, keepdims=True, initial=np.float32(1e-30))
             setattr(spec, name, NumpyVariable(np.rint(weight * scale).astype(np.int8)))
             setattr(spec, f"{name}_scale", NumpyVariable(scale[:, 0]))
         for layer in value if isinstance(value, list) else [value]:
             if hasattr(layer, "optimize"):
-                _quantize_layer(layer, most)
+                _quantize_layer(layer)
 
 
 def words(dictionary: "Dictionary") -> list[str]:
@@ -256,15 +265,21 @@ def words(dictionary: "Dictionary") -> list[str]:
     return names
 
 
-def positions(side: Any) -> int | None:
-    """Return how many tokens, including the end, *side* has positions for in CTranslate2; None: any number."""
-    if side.embed_positions is not None:
-        return len(_positions(side.embed_positions))
-    return POSITIONS if is_bias_of_distance(position_of_side(side)) else None
+def position_limits(model: Any) -> dict[str, Any]:
+    """Return the setting ``positions`` of the exported folder.
 
-
-def counts_padding(side: Any) -> bool:
-    """Return whether the positions of *side* count a ``<pad>`` after a word; absolute positions skip it."""
+    "source" and "target" are the numbers of tokens, including the end, that CTranslate2 has positions for; None: any
+    number. "counts_padding": whether a ``<pad>`` after a word takes a position; absolute positions skip it.
+    """
     from ..positions import ENCODINGS
 
-    return side.embed_positions is None and not isinstance(position_of_side(side), (type(None), ENCODINGS["none"]))
+    limits: dict[str, Any] = {}
+    for name, side in (("source", model.encoder), ("target", model.decoder)):
+        if side.embed_positions is not None:
+            limits[name] = _count(side.embed_positions)
+        else:
+            limits[name] = POSITIONS if is_bias_of_distance(position_of_side(side)) else None
+    position = position_of_side(model.encoder)
+    without = model.encoder.embed_positions is None
+    limits["counts_padding"] = without and not isinstance(position, (type(None), ENCODINGS["none"]))
+    return limits

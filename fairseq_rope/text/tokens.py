@@ -7,6 +7,9 @@ from typing import Any
 from .languages import language
 from .subwords import read_bpe, read_sentencepiece, text_of_pieces, without_bpe
 
+Tokens = list[str]
+Pair = tuple[Tokens, Tokens]  # a source and its translation
+
 MOST_CHARACTERS = 10_000_000  # subword-nmt keeps the subwords of every word; after so much text, they are dropped
 
 

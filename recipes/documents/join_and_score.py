@@ -16,7 +16,8 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence, refuse_outpu
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import read_lines
 from fairseq_rope.text.languages import TOKENIZERS, default_tokenize
-from recipes.documents.segments import SEPARATOR, Segment, read_map
+from fairseq_rope.text.segments import SEPARATOR
+from recipes.documents.segments import Segment, read_map
 
 
 def divided(translation: str, count: int) -> tuple[list[str], int]:

@@ -20,11 +20,9 @@ from fairseq_rope.errors import InputError, ending_in_one_sentence
 from fairseq_rope.files import written_whole
 from fairseq_rope.lines import lines_of, read_lines
 from fairseq_rope.text.languages import UNSPACED, language
-from fairseq_rope.text.segments import segments
+from fairseq_rope.text.segments import SEPARATOR, segments
 from recipes.text.extract import extract
 
-# Moses' tokeniser, subword-nmt and sentencepiece keep this character as one token, and the detokenisers write it back.
-SEPARATOR = "‖"
 MAP = ".segments.tsv"  # the name of the map after the prefix of the text
 COLUMNS = ("line", "sentences", "document")
 

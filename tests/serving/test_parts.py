@@ -143,19 +143,23 @@ def test_the_shards_joined_are_the_translation_of_the_whole(model, run, tmp_path
 def test_a_model_a_search_or_an_input_that_changes_does_not_mix_with_finished_parts(model, run, tmp_path, monkeypatch):
     write(tmp_path / "in", sentences(40))
     shutil.copytree(model, tmp_path / "copy")
+    monkeypatch.setattr(parts, "LINES", 2)
+    monkeypatch.setattr(parts, "LONGEST_PART", 10)
     with monkeypatch.context() as patch:
         patch.setattr(parts.Source, "join", lambda self: None)
-        assert run("--input", "in", "--output-dir", "out") is None and len(Here.last.parts) == 40
-        assert run("--input", "in", "--output-dir", "out", "--model", "copy", "--jobs", 3) is None
+        assert run("--input", "in", "--output-dir", "out") is None and Here.last.parts == [1, 11, 21, 31]
+        assert run("--input", "in", "--output-dir", "out", "--model", "copy", "--threads", 3) is None
         assert not Here.last.parts, "the same model at another path"
         settings = json.loads(Path("copy", SETTINGS).read_text())
         Path("copy", SETTINGS).write_text(json.dumps({**settings, "checkpoint": "another"}))
         for flags in (["--beam", 2], ["--replace-unk"], ["--no-shortlist"], ["--model", "copy"], ["--shard", "1/2"]):
             assert run("--input", "in", "--output-dir", "out", *flags) is None
-            assert len(Here.last.parts) == (20 if "1/2" in flags else 40)
+            assert Here.last.parts == ([1, 11] if "1/2" in flags else [1, 11, 21, 31])
+        assert run("--input", "in", "--output-dir", "out", "--jobs", 3) is None
+        assert Here.last.parts == [1, 7, 13, 21, 27, 33], "as many parts for each process"
     assert run("--input", "in", "--output-dir", "out", "--beam", 2, "--lenpen", 3) is None
-    with Translator(str(model)) as translator:
-        assert outputs(tmp_path / "out")["in"] == translator.translate(sentences(40), 2, 3.0)
+    with Translator(str(model), beam=2, lenpen=3.0) as translator:
+        assert outputs(tmp_path / "out")["in"] == translator.translate(sentences(40))
     other = "out/in exists, and is not from this input, model and search; remove it, or give another folder"
     assert run("--input", "in", "--output-dir", "out") == f"--output-dir: {other}"
     os.utime("in", (5, 5))
@@ -242,7 +246,8 @@ def test_each_gpu_has_a_process(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--output-dir", "out"], "--output-dir: needs --input with files, and cannot read standard input"),
+        (["--output-dir", "out"], "--output-dir: needs --input with files"),
+        (["--output-dir", "out", "--input", "a", "--output", "b"], "--output-dir: needs --input with files"),
         (["--output-dir", "out", "--input", "a", "folder/a.gz"], "the outputs of this file and of a would both be a"),
         (["--output-dir", "out", "--input", "gzipped"], "--input gzipped: is compressed with gzip; its name must"),
         (["--output-dir", "out", "--input", "cut.gz"], "cut.gz: is not a valid gzip file ("),
