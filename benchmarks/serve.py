@@ -96,7 +96,7 @@ class Exported:
             shortlist.write(str(folder / SHORTLIST))
         settings = {
             "moses": {"source": "en", "target": "de", "dash_splits": False}, "subwords": None,
-            "positions": {"source": None, "target": None, "counts_padding": True}, "max_len_b": 5, **SEARCH,
+            "positions": {"source": None, "target": None}, "max_len_b": 5, **SEARCH,
             "quantization": quantization,
         }  # fmt: skip
         settings["sha256"] = {path.name: checksum(str(path)) for path in folder.iterdir()}

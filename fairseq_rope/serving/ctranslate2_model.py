@@ -265,21 +265,12 @@ def words(dictionary: "Dictionary") -> list[str]:
     return names
 
 
-def position_limits(model: Any) -> dict[str, Any]:
-    """Return the setting ``positions`` of the exported folder.
-
-    "source" and "target" are the numbers of tokens, including the end, that CTranslate2 has positions for; None: any
-    number. "counts_padding": whether a ``<pad>`` after a word takes a position; absolute positions skip it.
-    """
-    from ..positions import ENCODINGS
-
-    limits: dict[str, Any] = {}
+def position_limits(model: Any) -> dict[str, int | None]:
+    """Return the setting ``positions``: the number of tokens, with the end, that have positions; None: any number."""
+    limits: dict[str, int | None] = {}
     for name, side in (("source", model.encoder), ("target", model.decoder)):
         if side.embed_positions is not None:
             limits[name] = _count(side.embed_positions)
         else:
             limits[name] = POSITIONS if is_bias_of_distance(position_of_side(side)) else None
-    position = position_of_side(model.encoder)
-    without = model.encoder.embed_positions is None
-    limits["counts_padding"] = without and not isinstance(position, (type(None), ENCODINGS["none"]))
     return limits

@@ -85,8 +85,7 @@ def _valid(settings: dict[str, Any]) -> dict[str, bool]:
         "moses": moses is None or _has_types(moses, source=str, target=str, dash_splits=bool),
         # No other file is opened.
         "subwords": settings.get("subwords") in [None, *({"kind": kind, "file": SUBWORDS[kind]} for kind in SUBWORDS)],
-        "positions": _has_types(positions, counts_padding=bool)
-        and all(count is None or (type(count) is int and count >= 1) for count in counts),
+        "positions": all(count is None or (type(count) is int and count >= 1) for count in counts),
         **{name: is_allowed(name, settings.get(name)) for name in ("beam", "lenpen", "max_len_b")},
         "quantization": isinstance(settings.get("quantization"), str),
         "segments": segments is None or is_segments(segments),
@@ -148,25 +147,11 @@ or in Python:
     translator = Translator(".")
     print(translator.translate("A small dog runs."))
 
-A list of sentences gives a list; `translator.translate_lines(lines)` yields the translations one by one.
-
 The search is the same as in
 
     fairseq-interactive --beam {beam} --lenpen {lenpen} --max-len-a 1 --max-len-b {max_len_b}
 
-`--beam`, `--lenpen` and `--max-len-b` of `translate` change it. CTranslate2 calls the first two beam_size and
-length_penalty. `fairseq_rope.json` holds the settings for text and search, the name of the checkpoint, and checksums
-of the other files, which are compared when the model is loaded.
-"""
-
-DOCUMENTS = """
-The model was trained on segments of documents. With `--documents`, `translate` reads text with a blank line between
-documents, and translates consecutive sentences together, in segments of up to {tokens} tokens.
-"""
-
-WITH_SHORTLIST = """
-`vmap.txt` is a shortlist: only the target subwords that it has for the words of a batch are scored.
-`--no-shortlist` scores all of them.
+`fairseq_rope.json` has the settings, and checksums of the other files, which are compared when the model is loaded.
 """
 
 
@@ -178,7 +163,3 @@ def write_settings(folder: str, settings: dict[str, Any]) -> None:
         out.write("\n")
     with open(os.path.join(folder, "README.md"), "w", encoding="utf-8") as out:
         out.write(README.format(**settings))
-        if settings.get("segments"):
-            out.write(DOCUMENTS.format(**settings["segments"]))
-        if SHORTLIST in sums:
-            out.write(WITH_SHORTLIST)

@@ -114,12 +114,10 @@ def translate_files(
         gpus: the processes use these GPUs in turn, named as in CUDA_VISIBLE_DEVICES
         progress: returns the progress bar of a number of lines; the second argument says how many of them are finished
     """
-    writers = {"parts": "this command"}
-    for path in inputs:
-        for name in (name_of(path) + ending for ending in ("", ".tmp", REFUSED, REFUSED + ".tmp")):
-            if writers.setdefault(name, path) != path or inputs.count(path) > 1:
-                both = f"the outputs of this file and of {writers[name]} would both be {name}"
-                raise TranslateError(f"--input {path}: {both}; rename one of them")
+    names = [name_of(path) for path in inputs]
+    for path, name in zip(inputs, names):
+        if names.count(name) > 1:
+            raise TranslateError(f"--input {path}: the outputs of two files would both be {name}; rename one of them")
     os.makedirs(os.path.join(folder, "parts"), exist_ok=True)
     lock = os.path.join(folder, "parts", "lock")
     with contextlib.ExitStack() as stack:

@@ -30,7 +30,6 @@ from .exported_folder import (
 
 LINES = 512  # lines that are sorted by length and translated together
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not a character, and not possible in UTF-8
-LONG = 1024  # tokens; fairseq does not train on longer sentences by default
 
 
 class Translator:
@@ -224,12 +223,6 @@ class Translator:
         if len(source) > self._longest:
             limit = f"the limit of this model, {self._longest}"
             raise TranslateError(f"line {number} has {len(source)} tokens, more than {limit}: split the line")
-        if len(source) >= LONG:
-            warn("translate", f"line {number} has {len(source)} tokens, more than models are trained on")
-        padded = self.settings["positions"]["counts_padding"]
-        if padded and "<pad>" in itertools.dropwhile("<pad>".__eq__, source):
-            empty = "fairseq leaves its position empty, which CTranslate2 cannot do: the translation may differ"
-            warn("translate", f"line {number} has <pad> after a word. {empty}")
         return source
 
 

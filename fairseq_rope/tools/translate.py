@@ -3,7 +3,6 @@
 import argparse
 import codecs
 import contextlib
-import itertools
 import os
 import queue
 import re
@@ -19,8 +18,8 @@ from ..files import checksum, written_whole
 from ..lines import named
 from ..serving.ctranslate2_search import Sampling, available_cores
 from ..serving.exported_folder import SETTINGS, TranslateError, exported_settings, refuse_options
-from ..serving.parts import Settings, divide, lines_of, translate_files
-from ..serving.translator import LINES, Translator, decoded, in_chunks
+from ..serving.parts import Settings, lines_of, translate_files
+from ..serving.translator import LINES, Translator, decoded
 from . import command_parser
 
 WAIT = 0.1  # seconds that the first line of a chunk waits for others
@@ -104,8 +103,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--replace-unk", action="store_true", help=unknown)
     every = "score every target subword, even if the folder has a shortlist"
     add("--no-shortlist", action="store_true", help=every)
-    shard = "divide the input into N shards and translate only number I, from 1; cat joins their outputs"
-    add("--shard", default="1/1", metavar="I/N", help=shard)
+    shard = "with --output-dir: divide each input into N shards and translate only number I, from 1"
+    add("--shard", metavar="I/N", help=shard)
     jobs = "with --output-dir: how many processes translate at once; default: 1, or the number of GPUs"
     add("--jobs", type=int, metavar="N", help=jobs)
     add = parser.add_mutually_exclusive_group().add_argument
@@ -141,11 +140,10 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     for name in ("beam", "lenpen", "nbest"):
         if args.sampling_topk is not None and (value := getattr(args, name)) is not None:
             raise TranslateError(f"--{name} {value:g}: has no effect with --sampling-topk, which draws one translation")
-    if args.shard != "1/1" and (args.documents or "-" in args.input):
-        raise TranslateError(f"--shard {args.shard}: needs --input with a file, and does not support --documents")
     if args.output_dir is None:
-        if args.jobs:
-            raise TranslateError(f"--jobs {args.jobs}: needs --output-dir, which divides the input among processes")
+        for name in ("jobs", "shard"):
+            if (value := getattr(args, name)) is not None:
+                raise TranslateError(f"--{name} {value}: needs --output-dir, which divides the input")
         if len(args.input) > 1:
             raise TranslateError(f"--input {' '.join(args.input)}: must be one file without --output-dir")
     elif "-" in args.input or args.output:
@@ -183,14 +181,7 @@ def _translate_files(args: argparse.Namespace, options: dict[str, Any]) -> None:
     def progress(total: int, finished: int) -> Any:
         return _progress(total=total, initial=finished, smoothing=0, miniters=1)  # shows the mean speed
 
-    translate_files(args.input, args.output_dir, settings, jobs, gpus, _shard(args.shard), progress)
-
-
-def _chunks_of_shard(path: str, number: int, shards: int) -> tuple[int, Iterator[list[str]]]:
-    """Return the number of the first line in a shard of a file, from 1, and the lines of the shard in chunks."""
-    lines = divide(sum(1 for _ in lines_of(path)), shards)[number - 1]
-    numbered = enumerate(itertools.islice(lines_of(path), lines.start, lines.stop), lines.start + 1)
-    return lines.start + 1, in_chunks(decoded(line, path, number) for number, line in numbered)
+    translate_files(args.input, args.output_dir, settings, jobs, gpus, _shard(args.shard or "1/1"), progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -208,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.output_dir is not None:
             _translate_files(args, options)
             return
-        path, name = args.input[0], named(args.input[0])
+        path = args.input[0]
         args.output = None if args.output == "-" else args.output
         if args.output is not None:
             refuse_output(args.output)
@@ -220,11 +211,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         on_terminal = args.output is None and sys.stdout.isatty()
         first = 1
         with output(args.output) as out, _progress(beside_the_output=on_terminal) as bar:
-            if args.shard != "1/1":
-                first, chunks = _chunks_of_shard(path, *_shard(args.shard))
-            else:
-                # The random numbers that a line gets depend on the lines that are translated together.
-                chunks = as_they_come(lines_of(path), name, WAIT if args.sampling_topk is None else None)
+            # The random numbers that a line gets depend on the lines that are translated together.
+            chunks = as_they_come(lines_of(path), named(path), WAIT if args.sampling_topk is None else None)
             if args.documents:
                 for translated in translator.translate_documents(chunks):
                     out.writelines(f"{line}\n" for line in translated)

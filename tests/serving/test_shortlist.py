@@ -166,7 +166,6 @@ def test_an_export_has_the_shortlist_of_its_training_set_and_reports_how_it_tran
     assert {source: [source.upper()] for source in lines} == {k: v.split() for k, v in lines.items()}
     assert {"dog", "DOG"} < lines.keys()
     assert "vmap.txt" in json.loads((folder / "fairseq_rope.json").read_text())["sha256"]
-    assert "--no-shortlist" in (folder / "README.md").read_text()
 
     # The texts of the corpus give the same shortlist; a folder with one may be replaced.
     text = [str(data_bin.parent / "text" / f"train.{language}") for language in ("en", "de")]
