@@ -79,7 +79,7 @@ class Exported:
         size: dict[str, int],
         vocabulary: Dictionary,
         pairs: list[tuple[list[int], int]],
-        quantization: str | None,
+        quantization: str,
         folder: Path,
         arch: str = "transformer_rope",
         shortlist: Shortlist | None = None,
@@ -97,7 +97,7 @@ class Exported:
         settings = {
             "moses": {"source": "en", "target": "de", "dash_splits": False}, "subwords": None,
             "positions": {"source": None, "target": None}, "max_len_b": 5, **SEARCH,
-            "quantization": quantization or "float32",
+            "quantization": quantization,
         }  # fmt: skip
         settings["sha256"] = {path.name: checksum(str(path)) for path in folder.iterdir()}
         (folder / SETTINGS).write_text(json.dumps(settings))
@@ -107,7 +107,7 @@ class Exported:
         names = words(vocabulary)
         sources = [[names[n] for n in source] for source, _ in pairs]
         order = sorted(range(len(pairs)), key=lambda n: -len(sources[n]))
-        batch_tokens = batch_tokens or BATCH_TOKENS.get(quantization or "float32", DEFAULT_BATCH_TOKENS)
+        batch_tokens = batch_tokens or BATCH_TOKENS.get(quantization, DEFAULT_BATCH_TOKENS)
         self.batches = [
             ([sources[n] for n in batch], round(statistics.mean(pairs[n][1] for n in batch)))
             for batch in in_batches(order, sources, batch_tokens)
@@ -223,9 +223,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             candidates: dict[str, Any] = {"transformer, fairseq": ByFairseq(size, vocabulary, samples)}
             for called, tokens, short in itertools.product(*variants, shortlists):
-                quantization, path = None if called == "float32" else called, Path(folder, str(len(candidates)))
+                path = Path(folder, str(len(candidates)))
                 options = {"shortlist": shortlists[short], "batch_tokens": tokens}
-                one = Exported(size, vocabulary, pairs, quantization, path, **options)
+                one = Exported(size, vocabulary, pairs, called, path, **options)
                 tokens_a_batch = f", {tokens} tokens a batch" if tokens else ""
                 candidates[f"transformer_rope, CTranslate2, {called}{tokens_a_batch}{short}"] = one
             seconds = in_turns({n: one.translate for n, one in candidates.items()}, args.rounds)

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alternating import build_parser, in_turns, report
-from fairseq_rope.serving.translator import Translator, available_cores
+from fairseq_rope.serving.ctranslate2_search import available_cores
+from fairseq_rope.serving.translator import Translator
 from fairseq_rope.tools import package
 
 CORES = available_cores()

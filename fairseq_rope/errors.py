@@ -100,14 +100,6 @@ def naming_what_fairseq_reads(where: str) -> Iterator[None]:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
 
 
-def refuse_other_bytes(path: str, flag: str) -> None:
-    """Raise an InputError if the name *path* is not UTF-8, which libraries in C++ and files in JSON need."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{flag} {path}: the name must be UTF-8; give the folder another one") from None
-
-
 def refuse_output(path: str, flag: str = "--output") -> None:
     """Raise an InputError if *path* exists and is not a file, or if its folder does not exist."""
     is_other = os.path.exists(path) and not os.path.isfile(path)  # a folder, or /dev/null

@@ -1,6 +1,7 @@
 """Imports: every arrow points down the list of docs/design.md, and there is no circle."""
 
 import ast
+import gc
 import re
 from graphlib import TopologicalSorter
 
@@ -23,7 +24,11 @@ PATHS = {package: {module_of(path): path for path in (ROOT / package).rglob("*.p
 def imported_by(modules, module, local):
     """Return those of *modules* that *module* imports; with *local*, also inside of functions."""
     path = modules[module]
-    tree = ast.parse(path.read_text())
+    gc.disable()  # in Python 3.11, ast.parse fails if an object that is collected meanwhile raises an error
+    try:
+        tree = ast.parse(path.read_text())
+    finally:
+        gc.enable()
     inside = set()
     if not local:
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # In models without tables, fairseq-rope translate has a similar limit (LONGEST_LINE).
 POSITIONS = 4096
 NO_ROTATION = 1e30  # a frequency that is divided by this number is 0
-# The largest weight in int8. x86-64 CPUs without VNNI add two products of a weight and an activation (up to 255) in 16
-# bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
+# The largest weight in int8: 7 bits, with the sign. x86-64 CPUs without VNNI add two products of a weight and an
+# activation (up to 255) in 16 bits, and cut a larger sum to 32,767: 2 * 255 * 127 is larger, and 2 * 255 * 63 is not.
 LARGEST_INT8 = 63
 
 
@@ -207,35 +207,40 @@ def _bias_table(position: Any, bidirectional: bool) -> Any:
 
 def _positions(embedding: Any) -> Any:
     """Return the vectors of all learnt positions, or of POSITIONS or more sinusoidal positions."""
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
     first = embedding.padding_idx + 1
-    if hasattr(embedding, "weight"):
-        return embedding.weight.detach()[first:].numpy()
-    rows = first + _count(embedding)
-    return embedding.get_embedding(rows, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        count = first + _count(embedding)
+        return embedding.get_embedding(count, embedding.embedding_dim, embedding.padding_idx)[first:].numpy()
+    return embedding.weight.detach()[first:].numpy()
 
 
 def _count(embedding: Any) -> int:
-    """Return the number of positions that fairseq's *embedding* is exported with."""
-    if hasattr(embedding, "weight"):
-        return len(embedding.weight) - embedding.padding_idx - 1
-    return max(POSITIONS, len(embedding.weights) - embedding.padding_idx - 1)
+    """Return the number of vectors that :func:`_positions` returns."""
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    first = embedding.padding_idx + 1
+    if isinstance(embedding, SinusoidalPositionalEmbedding):
+        return max(POSITIONS, len(embedding.weights) - first)
+    return len(embedding.weight) - first
 
 
-def quantize(spec: Any, quantization: str | None) -> None:
+def quantize(spec: Any, quantization: str) -> None:
     """Convert the weights of *spec* to the type *quantization*, and save equal ones only once.
 
     CTranslate2's own conversion uses all 8 bits in int8: a row is multiplied by 127 / its largest absolute value and
-    rounded (``LayerSpec.optimize`` in ``ctranslate2/specs/model_spec.py``). This one uses 7, see LARGEST_INT8.
+    rounded (``LayerSpec.optimize`` in ``ctranslate2/specs/model_spec.py``). This one multiplies it by LARGEST_INT8.
     """
     if quantization in INT8:
         spec.optimize()  # equal weights become names of the first one
         _quantize_layer(spec)
     else:
-        spec.optimize(quantization=quantization)
+        spec.optimize(quantization=None if quantization == "float32" else quantization)
 
 
 def _quantize_layer(spec: Any) -> None:
-    """Quantise each weight of *spec* and of the layers in it that has a scale to integers up to LARGEST_INT8."""
+    """Quantise each weight of *spec* and the layers in it that has a scale."""
     import numpy as np
     from ctranslate2.specs.model_spec import NumpyVariable
 
@@ -260,15 +265,12 @@ def words(dictionary: "Dictionary") -> list[str]:
     return names
 
 
-def positions(side: Any) -> int | None:
-    """Return how many tokens, including the end, *side* has positions for in CTranslate2; None: any number."""
-    if side.embed_positions is not None:
-        return _count(side.embed_positions)
-    return POSITIONS if is_bias_of_distance(position_of_side(side)) else None
-
-
-def counts_padding(side: Any) -> bool:
-    """Return whether the positions of *side* count a ``<pad>`` after a word; absolute positions skip it."""
-    from ..positions import ENCODINGS
-
-    return side.embed_positions is None and not isinstance(position_of_side(side), (type(None), ENCODINGS["none"]))
+def position_limits(model: Any) -> dict[str, int | None]:
+    """Return the setting ``positions``: the number of tokens, with the end, that have positions; None: any number."""
+    limits: dict[str, int | None] = {}
+    for name, side in (("source", model.encoder), ("target", model.decoder)):
+        if side.embed_positions is not None:
+            limits[name] = _count(side.embed_positions)
+        else:
+            limits[name] = POSITIONS if is_bias_of_distance(position_of_side(side)) else None
+    return limits

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -10,12 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import refuse_other_bytes
 from ..text.tokens import Pair, Tokens
-from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, vocabulary
+from .exported_folder import INT8, LONGEST_LINE, TranslateError, separator_of, source_vocabulary
 
-# Tokens in a batch. On a CPU each core translates one batch, and these sizes were the fastest, or about 6% from it, in
-# benchmarks/serve.py (docs/benchmarks.md). The size for GPUs is not measured.
+# Tokens in a batch. On a CPU each core translates one batch; docs/benchmarks.md has the speed of these sizes.
 BATCH_TOKENS = {**dict.fromkeys(INT8, 512), "cuda": 8192}
 DEFAULT_BATCH_TOKENS = 1024
 # Search._ranked scores hypotheses again if their order changes with log-probabilities that are lower by this
@@ -51,12 +50,6 @@ def in_batches(order: Sequence[int], sources: Sequence[Sequence[str]], tokens: i
         yield batch
 
 
-def _refuse_only_its_own(error: Exception) -> None:
-    """Raise *error* again if it is not CTranslate2's. A handler of a signal may raise an error of a derived class."""
-    if type(error) not in (RuntimeError, ValueError, IndexError):
-        raise error
-
-
 def _is_marked(words: Sequence[str]) -> bool:
     """Return whether CTranslate2 may treat a source of *words* as empty, and would not translate it."""
     return not words or "<s>" in words or "</s>" in words
@@ -79,11 +72,19 @@ def with_copies(words: Tokens, line: Tokens, attention: Sequence[Sequence[float]
     ]
 
 
-def score(folder: str, pairs: Sequence[Pair]) -> tuple[list[list[float]], str]:
-    """Return the scores of *pairs* with the model in *folder*, on the CPU and in the type of its weights."""
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    on_macos = not hasattr(os, "sched_getaffinity")
+    return os.cpu_count() or 1 if on_macos else len(os.sched_getaffinity(0))
+
+
+def log_probs(folder: str, pairs: Sequence[Pair]) -> tuple[list[list[float]], str]:
+    """Return log-probabilities by the model in *folder*, on the CPU, and the type of the computation, as "float32".
+
+    Each pair has a list with the log-probability (base e) of each token of its target and of the end.
+    """
     import ctranslate2
 
-    refuse_other_bytes(folder, "--model")
     ctranslate2.set_log_level(logging.ERROR)  # it warns if the CPU has no 16-bit arithmetic
     model = ctranslate2.Translator(folder, device="cpu", compute_type="default")
     sides = [[["<blank>" if word == "<pad>" else word for word in pair[n]] for pair in pairs] for n in (0, 1)]
@@ -96,8 +97,8 @@ class Search:
 
     Args:
         folder: an exported folder whose files were checked
-        settings: of *folder*; beam, lenpen and max_len_b may be changed later
-        cores: CPU threads, which have no use on a GPU
+        settings: of *folder*
+        cores: CPU threads, which have no use on a GPU; None: all that this process may use
         device: "cpu", "cuda" or "auto"
         shortlist: whether the search uses the shortlist of the folder, which must exist
         replace_unk: whether <unk> in a hypothesis becomes the word of the source that it attends to most
@@ -111,9 +112,9 @@ class Search:
         self,
         folder: str,
         settings: dict[str, Any],
-        cores: int,
-        device: str,
-        shortlist: bool,
+        cores: int | None = None,
+        device: str = "cpu",
+        shortlist: bool = False,
         replace_unk: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
@@ -121,10 +122,11 @@ class Search:
 
         # CTranslate2 warns if the CPU has no 16-bit arithmetic and it computes with 32 bits instead.
         ctranslate2.set_log_level(logging.ERROR)
-        refuse_other_bytes(folder, "--model")
         self.settings, self.replace_unk, self.sampling = settings, replace_unk, sampling
         self.separator = separator_of(settings)
         self.shortlist = shortlist and sampling is None
+        self.folder, self.process = folder, os.getpid()
+        cores = 1 if sampling is not None else cores or available_cores()  # each thread of CTranslate2 draws by itself
         try:
             if device == "auto":
                 device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
@@ -134,15 +136,10 @@ class Search:
             self.model = ctranslate2.Translator(folder, device=device, **workers)
             if sampling is not None:
                 ctranslate2.set_random_seed(sampling.seed)
-            # CTranslate2 looks for the special symbols in the vocabulary only when it translates.
-            one_word = {**self._method(beam=2, lenpen=1), "max_decoding_length": 1}
-            self.model.translate_batch([["<unk>"]], suppress_sequences=[["<blank>"]], **one_word)
-            if device == "cpu":  # on GPUs, CTranslate2 may pad the output
-                self._refuse_other_vocabulary(folder)
-            self._known = frozenset(vocabulary(folder, "source")[1] if self.shortlist else ())
-        except (RuntimeError, ValueError, IndexError) as error:
-            _refuse_only_its_own(error)
+        except (RuntimeError, ValueError) as error:
             raise TranslateError(f"--model {folder}, --device {device}: {error}") from None
+        # CTranslate2 looks a word up in the shortlist as it is.
+        self._known = frozenset(source_vocabulary(folder) if self.shortlist else ())
         kind = settings["quantization"] if device == "cpu" else device
         self.batch_tokens = BATCH_TOKENS.get(kind, DEFAULT_BATCH_TOKENS)
 
@@ -152,30 +149,18 @@ class Search:
             self.model.unload_model()
             time.sleep(0.001)
 
-    def _refuse_other_vocabulary(self, folder: str) -> None:
-        """Raise a ValueError if the model and its vocabulary have different numbers of words."""
-        one_step = {"beam_size": 1, "max_decoding_length": 1, "return_logits_vocab": True}
-        scored = self.model.translate_batch([["<unk>"]], **one_step)[0].logits[0][0].shape[-1]
-        name, words = vocabulary(folder, "target")
-        if len(words) != scored:
-            raise ValueError(f"{name} has {len(words)} words, and the model has {scored}")
-
     def __call__(
-        self,
-        sources: Sequence[Tokens],
-        beam: int | None = None,
-        lenpen: float | None = None,
-        done: Callable[[int], object] = lambda count: None,
-        nbest: int = 0,
+        self, sources: Sequence[Tokens], done: Callable[[int], object] = lambda count: None, nbest: int = 0
     ) -> list[Hypotheses]:
         """Return the best hypotheses for each of *sources*, in tokens, with their scores.
 
-        *done* is called with the number of sources of each batch that has been translated. With 0 as *nbest*, there is
-        only the best hypothesis, with an approximate score. *beam* and *lenpen* are by default those of the settings.
-        With sampling, they have no effect.
+        As in fairseq, ``<pad>`` in *sources* is padding and ``<blank>`` an unknown word. *done* is called with the
+        number of sources of each batch that has been translated. With 0 as *nbest*, there is only the best hypothesis,
+        with an approximate score.
         """
-        beam = self.settings["beam"] if beam is None else beam
-        lenpen = self.settings["lenpen"] if lenpen is None else lenpen
+        if os.getpid() != self.process:  # CTranslate2's threads are not there, and it would wait forever
+            raise TranslateError(f"--model {self.folder}: was loaded before os.fork(); load it in the new process")
+        beam, lenpen = self.settings["beam"], self.settings["lenpen"]
         positions: int | None = self.settings["positions"]["target"]
         longest = sys.maxsize if positions is None else positions - 1  # the end takes one, too
         limits = [min(len(source) + 1 + self.settings["max_len_b"], longest) for source in sources]  # + 1: the end
@@ -204,18 +189,13 @@ class Search:
                 searches.append((batch, start(batch)))
             while searches:
                 finish(*searches.popleft())
-        except MemoryError:
-            raise TranslateError(
-                f"not enough memory to translate lines of up to {max(map(len, sources))} tokens"
-            ) from None
-        except (RuntimeError, ValueError) as error:
-            _refuse_only_its_own(error)
+        except RuntimeError as error:
             raise TranslateError(f"CTranslate2 cannot search with this model: {error}") from None
         return best
 
     def _in_ctranslate2(self, source: Tokens) -> Tokens:
         """Return *source* without padding, which CTranslate2 calls <blank> and attends to."""
-        known = self._known  # CTranslate2 looks a word up in the shortlist as it is
+        known = self._known
         return ["<unk>" if w == "<blank>" or known and w not in known else w for w in source if w != "<pad>"]
 
     def _batches(self, sources: Sequence[Tokens], words: Sequence[Tokens]) -> Iterator[list[int]]:

@@ -75,14 +75,14 @@ def key_value_heads(attention: Any) -> int:
     return int(attention.k_proj.out_features // attention.head_dim)
 
 
-def refuse_unsupported(model: Any, path: str, quantization: str = "float32") -> None:
+def refuse_unsupported(model: Any, path: str, quantization: str) -> None:
     """Raise an ExportError that names the first option of *model* that CTranslate2 does not support."""
     what = unsupported(model, quantization)
     if what is not None:
         raise ExportError(f"--path {path}: {what}, which CTranslate2 does not support")
 
 
-def unsupported(model: Any, quantization: str = "float32") -> str | None:
+def unsupported(model: Any, quantization: str) -> str | None:
     """Return what CTranslate2 does not support of *model* with weights in *quantization*, or None."""
     from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 

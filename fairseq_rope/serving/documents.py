@@ -6,9 +6,6 @@ from ..errors import InputError, warn
 from ..text.segments import segments
 from .exported_folder import TranslateError
 
-# A text with more lines and without a blank line gives a warning: perhaps its documents are not marked.
-LONG_DOCUMENT = 200
-
 Segment = list[list[str]]  # sentences of tokens
 
 
@@ -31,7 +28,7 @@ def segments_of(
     complete: list[Segment] = []
     sentences: Segment = []  # of this document, not yet in a complete segment
     failure: Exception | None = None
-    number = blank_lines = 0
+    number = 0
 
     def cut() -> list[Segment]:
         lengths = [len(sentence) for sentence in sentences]
@@ -53,7 +50,6 @@ def segments_of(
                 else:
                     complete += [*cut(), [[]]]
                     sentences = []
-                    blank_lines += 1
             *others, sentences = cut() or [[]]  # the next line may be part of the last segment
             yield complete + others
             complete = []
@@ -62,5 +58,3 @@ def segments_of(
     yield complete + cut()
     if failure is not None:
         raise failure
-    if number > LONG_DOCUMENT and not blank_lines:
-        warn("translate", f"the text has {number} lines and no blank line: it was translated as one document")

@@ -16,25 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..text.languages import default_tokenize
 from ..text.segments import divided, joined
 from ..text.tokens import Pair, Tokeniser, Tokens
-from . import shortlist
-from .ctranslate2_model import positions
-from .ctranslate2_search import score
+from .ctranslate2_search import Search, log_probs
 from .ctranslate2_support import position_of_side, scaling_of
 from .exported_folder import ExportError, separator_of
-from .translator import Translator
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
 # The allowed difference between the log-probabilities of a word in the exported model and in the checkpoint (see
-# check_scores()). In int8, trained models differed by 0.02 to 0.04, by 0.12 with 8 bits on a CPU without VNNI
-# (docs/export_options.md), and a tiny model with random weights by 0.25 (8 bits).
-BOUNDS = {None: 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
+# check_scores()). docs/export_options.md has the differences of trained models.
+BOUNDS = {"float32": 1e-4, "int16": 0.02, "float16": 0.02, "bfloat16": 0.1, "int8": 0.3, "int8_float32": 0.3}
 SAMPLES = 64
 LONGEST_SOURCE = 200  # tokens of the validation set's sources that the checkpoint translates
 SHORTLIST_SAMPLES = 1000
 SHORTLIST_LOSS = 0.2  # sacreBLEU that a shortlist may cost
-ALONE = 200  # of the samples, those that are also translated one at a time
 LONGEST_SAMPLE = 128  # random words
 LONGEST_SCALED_SAMPLE = 512  # with RoPE scaling, which is for long sentences
 # The share of validation sentences that must have the same tokens when they are tokenised from plain text, and
@@ -111,24 +106,22 @@ def torch_scores(model: Any, task: Any, pairs: Pairs) -> list[list[float]]:
 class Reference:
     """The checkpoint's scores and translations of sample sentences, each computed when it is first needed.
 
-    The model is in eval mode, float32 and on the CPU. *separator* stands between the sentences of a segment, "" if
-    there are no segments; *search* has beam, lenpen and max_len_b.
+    The model is in eval mode, float32 and on the CPU. *settings* are those of the exported folder.
     """
 
-    def __init__(self, model: Any, task: Any, separator: str = "", **search: Any) -> None:
-        self.model, self.task, self.separator, self.search = model, task, separator, search
-        most = [positions(side) for side in (model.encoder, model.decoder)]
+    def __init__(self, model: Any, task: Any, settings: dict[str, Any]) -> None:
+        self.model, self.task, self.settings = model, task, settings
+        most = [settings["positions"][side] or math.inf for side in ("source", "target")]
         is_scaled = any(scaling_of(position_of_side(side)) is not None for side in (model.encoder, model.decoder))
         limit = LONGEST_SCALED_SAMPLE if is_scaled else LONGEST_SAMPLE
-        longest = min([limit, *(count - 1 for count in most if count is not None)])
-        fits_all = longest == limit
-        self.real = [
+        longest = int(min(limit, *(count - 1 for count in most)))
+        self.validation = [
             pair
             for pair in validation_pairs(task)
-            if all(len(line) < (count or math.inf) for line, count in zip(pair, most))
-            and (fits_all or max(map(len, pair)) <= longest)
+            if all(len(line) < count for line, count in zip(pair, most))
+            and (longest == limit or max(map(len, pair)) <= longest)
         ]
-        self.pairs = [*random_pairs(task, longest), *self.real]
+        self.pairs = [*random_pairs(task, longest), *self.validation]
 
     @cached_property
     def scores(self) -> list[list[float]]:
@@ -137,18 +130,19 @@ class Reference:
 
     @cached_property
     def translations(self) -> list[tuple[list[str], list[str]]]:
-        """The sources of ``real``, sorted by length, with their translations by fairseq's search."""
+        """The sources of ``validation``, sorted by length, with their translations by fairseq's search."""
         import torch
         from fairseq.sequence_generator import SequenceGenerator
 
-        source_words, target_words, search = self.task.source_dictionary, self.task.target_dictionary, self.search
-        options = {"beam_size": search["beam"], "len_penalty": search["lenpen"], "max_len_a": 1}
+        source_words, target_words, settings = self.task.source_dictionary, self.task.target_dictionary, self.settings
+        options = {"beam_size": settings["beam"], "len_penalty": settings["lenpen"]}
+        options |= {"max_len_a": 1, "max_len_b": settings["max_len_b"]}
         # The exported model has no limit but the number of its positions.
-        options["max_len"] = positions(self.model.decoder) or sys.maxsize
-        generator = SequenceGenerator([self.model], target_words, max_len_b=search["max_len_b"], **options)
+        options["max_len"] = settings["positions"]["target"] or sys.maxsize
+        generator = SequenceGenerator([self.model], target_words, **options)
         translations = []
         # In batches of one length, because fairseq has one output limit for a whole batch.
-        for _, batch in itertools.groupby(sorted((source for source, _ in self.real), key=len), key=len):
+        for _, batch in itertools.groupby(sorted((source for source, _ in self.validation), key=len), key=len):
             sources = list(batch)
             tokens = torch.tensor([[*source, source_words.eos()] for source in sources])
             net_input = {"src_tokens": tokens, "src_lengths": torch.full((len(sources),), tokens.size(1))}
@@ -198,30 +192,28 @@ def bleu(translations: Sequence[str], references: Sequence[str], language: str) 
 
 
 def check_scores(
-    folder: str, pairs: Sequence[Pair], expected: Sequence[Sequence[float]], quantization: str | None
+    exported: Sequence[Sequence[float]], computed: str, expected: Sequence[Sequence[float]], quantization: str
 ) -> tuple[str, str]:
-    """Compare the scores of *pairs* by the exported model in *folder* with *expected*.
+    """Compare the scores of the exported model with *expected*, and return the type of the weights and a sentence.
 
     The score of a sentence is the mean log-probability of its words and its end. In float32, BOUNDS are for each
     sentence; quantised, for the mean. An ExportError is raised if the scores differ by more.
 
     Args:
-        expected: for each pair, the log-probability (base e) of each word of its translation and of the end
-        quantization: the type of the weights; None: float32
-
-    Returns:
-        the type of the weights, with that of the computation if it differs, and a sentence that reports the difference
+        exported: the log-probabilities of each word and of the end of each sentence
+        computed: the type of the computation on this machine
+        expected: those of the checkpoint
+        quantization: the type of the weights
     """
-    exported, computed = score(folder, pairs)
     if [len(scores) for scores in exported] != [len(scores) for scores in expected]:
         raise ExportError("CTranslate2 does not score every word: nothing was written")
-    if quantization:
+    if quantization != "float32":
         distances = [[abs(a - b) for a, b in zip(*scores)] for scores in zip(expected, exported)]
         measured, what = statistics.mean(map(statistics.mean, distances)), "on average"
     else:
         means = [abs(sum(a) - sum(b)) / len(a) for a, b in zip(expected, exported)]
         measured, what = math.nan if any(map(math.isnan, means)) else max(means), "at most"
-    bound, name = BOUNDS[quantization], quantization or "float32"
+    bound, name = BOUNDS[quantization], quantization
     if computed not in (name, f"{name}_float32"):  # this CPU does not support the type
         bound = max(bound, BOUNDS.get(computed, 0.0))
         name += f" (computed in {computed} on this machine)"
@@ -232,20 +224,20 @@ def check_scores(
     return name, f"{report}word {what} ({bound:g} is allowed)"
 
 
-def check_model(folder: str, reference: Reference, quantization: str | None, force: bool = False) -> str:
-    """Compare the exported model in *folder* with the checkpoint, and return sentences that report the differences.
+def check_model(folder: str, reference: Reference, quantization: str, force: bool = False) -> str:
+    """Compare the model in *folder* with the checkpoint, and return sentences that report the differences.
 
     :func:`check_scores` says what is allowed. SAME_TRANSLATIONS is needed, too, without *force*: scores do not show
     what is wrong in a search, such as its positions.
     """
-    pairs = list(in_words(reference.task, reference.pairs))
-    name, report = check_scores(folder, pairs, reference.scores, quantization)
-    if reference.real:
-        with Translator(folder, shortlist=False) as translator:
-            found = translator.search([source for source, _ in reference.translations])
-        translations = [best for [(best, _)] in found]
+    pairs = list(words_of_pairs(reference.task, reference.pairs))
+    name, report = check_scores(*log_probs(folder, pairs), reference.scores, quantization)
+    if reference.validation:
+        search = Search(folder, reference.settings)
+        translations = [best for [(best, _)] in search([source for source, _ in reference.translations])]
+        search.close()
         expected = [translation for _, translation in reference.translations]
-        same, count = agreeing(translations, expected, reference.separator)
+        same, count = agreeing(translations, expected, separator_of(reference.settings))
         translated = "sentences of the validation set are translated into the same words as by the checkpoint"
         compared = f"{name}: {same} of {count} {translated}"
         refuse_below(SAME_TRANSLATIONS, same, count, compared, force)
@@ -283,7 +275,7 @@ def check_text(folder: str, settings: dict[str, Any], task: Any, force: bool = F
     return [report]
 
 
-def in_words(task: Any, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[Pair]:
+def words_of_pairs(task: Any, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[Pair]:
     """Yield *pairs* of numbers of words as words."""
     sources, targets = task.source_dictionary.symbols, task.target_dictionary.symbols
     for source, target in pairs:
@@ -294,42 +286,31 @@ def shortlist_samples(settings: dict[str, Any], task: Any, force: bool) -> list[
     """Return the pairs of the validation set that :func:`check_shortlist` translates: those that the model can."""
     limits = [settings["positions"][side] or math.inf for side in ("source", "target")]
     numbers = validation_pairs(task, SHORTLIST_SAMPLES)
-    pairs = in_words(task, (pair for pair in numbers if all(len(line) < most for line, most in zip(pair, limits))))
+    pairs = words_of_pairs(
+        task, (pair for pair in numbers if all(len(line) < most for line, most in zip(pair, limits)))
+    )
     samples = list(pairs)
     if not samples and not force:
         raise ExportError(f"--shortlist: cannot be checked without {NEEDED} (--force writes it anyway)")
     return samples
 
 
-def check_shortlist(
-    folder: str, settings: dict[str, Any], pairs: Sequence[Pair], built: shortlist.Shortlist, force: bool
-) -> str:
-    """Return sentences that compare translations with and without the shortlist; refuse a loss of SHORTLIST_LOSS."""
+def check_shortlist(folder: str, settings: dict[str, Any], pairs: Sequence[Pair], force: bool) -> str:
+    """Return a sentence that compares translations with and without the shortlist; refuse a loss of SHORTLIST_LOSS."""
     if not pairs:
         return f"the shortlist was not checked: the data lack {NEEDED}"
     text = Tokeniser(folder, settings)
-    sources, references = [source for source, _ in pairs], [text.plain(target) for _, target in pairs]
-    few = sources[:ALONE]
-
-    def translations(use: bool) -> tuple[list[Tokens], list[Tokens]]:  # in batches, and of a few one at a time
-        with Translator(folder, shortlist=use) as translator:
-            together = [words for ((words, _), *_) in translator.search(sources)]
-            return together, [translator.search([source])[0][0][0] for source in few]
-
-    def same(lines: list[Tokens], others: list[Tokens]) -> str:
-        return f"{sum(map(operator.eq, lines, others)) / len(others):.1%}"
-
-    (without, alone_without), (with_it, alone_with_it) = (translations(use) for use in (False, True))
-    scores = [
-        bleu([text.plain(line) for line in lines], references, settings["target"]) for lines in (without, with_it)
-    ]
-    size = statistics.mean(len(built.targets_of(source)) for source in sources)
+    references = [text.plain(target) for _, target in pairs]
+    translations = []
+    for shortlist in (False, True):
+        search = Search(folder, settings, shortlist=shortlist)
+        translations.append([text.plain(words) for ((words, _), *_) in search([source for source, _ in pairs])])
+        search.close()
+    without, with_it = (bleu(lines, references, settings["target"]) for lines in translations)
+    same = sum(map(operator.eq, *translations))
     report = (
-        f"shortlist: sacreBLEU {scores[1]:.2f}, and {scores[0]:.2f} without it, on {len(pairs)} sentences of the "
-        f"validation set; {same(with_it, without)} of the translations are the same in batches, "
-        f"{same(alone_with_it, alone_without)} of {len(few)} one at a time\n"
-        f"shortlist: {size:.0f} target subwords are possible for a sentence, on average; they have "
-        f"{shortlist.coverage(built, pairs):.1f}% of the references' subwords"
+        f"shortlist: sacreBLEU {with_it:.2f}, and {without:.2f} without it, on {len(pairs)} sentences of the "
+        f"validation set; {same} of the translations are the same"
     )
-    refuse_lower_bleu(scores[1], scores[0], SHORTLIST_LOSS, f"{report}; sacreBLEU", force)
+    refuse_lower_bleu(with_it, without, SHORTLIST_LOSS, f"{report}; sacreBLEU", force)
     return report

@@ -11,9 +11,10 @@ from typing import Any
 from ..files import write_whole
 from ..text.languages import language
 from ..text.tokens import Tokeniser
-from .export_checks import bleu, in_words, refuse_lower_bleu, validation_pairs
+from .ctranslate2_search import available_cores
+from .export_checks import bleu, refuse_lower_bleu, validation_pairs, words_of_pairs
 from .exported_folder import ExportError, exported_settings
-from .translator import Translator, available_cores
+from .translator import Translator
 
 LOSS = 1.0  # sacreBLEU that the programs' text and search may cost
 # What LibreTranslate's page shows for a language; for others, the code.
@@ -100,7 +101,7 @@ def check_package(model: str, settings: dict[str, Any], data: str) -> str:
 
     languages = {"source_lang": settings["source"], "target_lang": settings["target"]}
     task = TranslationTask.setup_task(TranslationConfig(data=data, dataset_impl=None, **languages))
-    pairs = list(in_words(task, validation_pairs(task, 200)))
+    pairs = list(words_of_pairs(task, validation_pairs(task, 200)))
     if not pairs:
         raise ExportError(f"--data {data}: has no validation set to check the package (--force writes it anyway)")
     moses = settings["moses"] and {**settings["moses"], "target": settings["source"]}

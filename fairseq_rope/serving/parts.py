@@ -14,13 +14,14 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ..errors import InputError, warn
 from ..files import checksum, write_whole, written_whole
@@ -30,8 +31,7 @@ from .ctranslate2_search import Sampling
 from .exported_folder import CHARACTERS, SETTINGS, TranslateError
 from .translator import LINES, Translator, decoded
 
-PARTS = 64  # of each input: several for each process. The number does not depend on --jobs, so --jobs may change.
-LONGEST_PART = 38 * LINES  # lines, so that no part of a large input has more than 20,000
+LONGEST_PART = 8 * LINES  # lines, of which a kill loses at most one part of each process
 REFUSED = ".refused.tsv"  # the ending of the list of lines that were not translated
 
 
@@ -42,31 +42,33 @@ def name_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """How each part is translated."""
+    """How each part is translated: the arguments of :class:`Translator`, with the whole search."""
 
-    model: str
-    described: str  # the SHA-256 of the model's settings file, which has the checksums of its other files
-    search: tuple[tuple[str, Any], ...]  # beam, lenpen and max_len_b
+    folder: str
+    threads: int
+    device: str
     shortlist: bool
     replace_unk: bool
     sampling: Sampling | None
-    threads: int
-    device: str
+    beam: int
+    lenpen: float
+    max_len_b: int
+    checksum: str  # of the model's settings file, which has the checksums of its other files
 
 
 class Source:
     """The lines of one *shard* (its number, from 1, and the number of shards) of the file *path*, and their parts."""
 
-    def __init__(self, path: str, folder: str, settings: Settings, shard: tuple[int, int]) -> None:
+    def __init__(self, path: str, folder: str, settings: Settings, shard: tuple[int, int], jobs: int) -> None:
         self.path, self.state = path, _state(path)
         lines = divide(sum(1 for _ in lines_of(path)), shard[1])[shard[0] - 1]
         self.lines, self.output = len(lines), os.path.join(folder, name_of(path))
-        same = replace(settings, model="", threads=0, device="")  # these three may change between two starts
+        same = replace(settings, folder="", threads=0, device="")  # these three may change between two starts
         made_from = repr((os.path.abspath(path), self.state, lines, same))
         self.digest = hashlib.sha256(made_from.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self.folder = Path(folder, "parts")
         self.record = self.folder / f"{name_of(path)}.digest"  # of the command that has written the output
-        count = max(1, min(self.lines, max(PARTS, -(-self.lines // LONGEST_PART))))
+        count = max(1, min(self.lines, jobs * -(-self.lines // (jobs * LONGEST_PART))))  # as many for each process
         parts = [range(lines.start + part.start, lines.start + part.stop) for part in divide(self.lines, count)]
         self.parts = {self.folder / f"{self.digest}.{part.start + 1}-{part.stop}.json": part for part in parts}
         self.is_joined = os.path.exists(self.output) and self.record.exists() and self.record.read_text() == self.digest
@@ -112,12 +114,10 @@ def translate_files(
         gpus: the processes use these GPUs in turn, named as in CUDA_VISIBLE_DEVICES
         progress: returns the progress bar of a number of lines; the second argument says how many of them are finished
     """
-    writers = {"parts": "this command"}
-    for path in inputs:
-        for name in (name_of(path) + ending for ending in ("", ".tmp", REFUSED, REFUSED + ".tmp")):
-            if writers.setdefault(name, path) != path or inputs.count(path) > 1:
-                both = f"the outputs of this file and of {writers[name]} would both be {name}"
-                raise TranslateError(f"--input {path}: {both}; rename one of them")
+    names = [name_of(path) for path in inputs]
+    for path, name in zip(inputs, names):
+        if names.count(name) > 1:
+            raise TranslateError(f"--input {path}: the outputs of two files would both be {name}; rename one of them")
     os.makedirs(os.path.join(folder, "parts"), exist_ok=True)
     lock = os.path.join(folder, "parts", "lock")
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ def translate_files(
         except BlockingIOError:
             other = f"another process is translating into it: {holder_of(lock)}"
             raise TranslateError(f"--output-dir {folder}: {other}") from None
-        sources = [Source(path, folder, settings, shard) for path in inputs]
+        sources = [Source(path, folder, settings, shard, jobs) for path in inputs]
         total = sum(source.lines for source in sources)
         missing = sum(sum(map(len, source.missing().values())) for source in sources)
         with progress(total, total - missing) as bar:
@@ -151,9 +151,16 @@ def divide(lines: int, parts: int) -> list[range]:
 
 
 def lines_of(path: str) -> Iterator[bytes]:
-    """Yield the lines of a text file or .gz without their ends; of a line with too many characters, only a part."""
+    """Yield the lines of a text file or .gz, or of standard input ("-"), without their ends.
+
+    Of a line with too many characters, only a part is yielded.
+    """
     most = 4 * CHARACTERS + 1  # bytes of a line that may be possible; decoded() refuses a longer one
-    with naming_damage(path), cast(BinaryIO, gzip.open(path) if path.endswith(".gz") else open(path, "rb")) as file:
+    if path == "-":  # not sys.stdin.buffer: a thread that waits for input holds its lock, and Python aborts if it exits
+        opened: Any = open(sys.stdin.fileno(), "rb", closefd=False)
+    else:
+        opened = gzip.open(path) if path.endswith(".gz") else open(path, "rb")
+    with naming_damage(path), opened as file:
         while line := (rest := file.readline(most)):
             while len(rest) == most and not rest.endswith(b"\n"):
                 rest = file.readline(most)
@@ -214,25 +221,25 @@ def _begin(receiver: Any, places: Any) -> None:
 
 
 @functools.lru_cache(1)
-def _loaded(settings: Settings, sampling: Sampling | None) -> Translator:
+def _loaded(settings: Settings) -> Translator:
     """Return the translator of this process."""
-    options = (settings.model, settings.threads, settings.device, settings.shortlist, settings.replace_unk)
-    translator = Translator(*options, sampling)
-    if checksum(os.path.join(settings.model, SETTINGS)) != settings.described:
-        raise TranslateError(f"--model {settings.model}: has changed since the command was started")
-    translator.settings.update(settings.search)
+    options = vars(settings).copy()
+    described = options.pop("checksum")
+    translator = Translator(**options)
+    if checksum(os.path.join(settings.folder, SETTINGS)) != described:
+        raise TranslateError(f"--model {settings.folder}: has changed since the command was started")
     return translator
 
 
 def _translate(settings: Settings, path: str, first: int, lines: Sequence[bytes], output: str) -> None:
     """Translate a part of the file *path*. A refused line has an empty translation, and a row with the reason."""
-    sampling = settings.sampling
-    if sampling is not None:  # each part has random numbers of its own, which do not depend on the process
-        place = f"{sampling.seed} {name_of(path)} {first}".encode("utf-8", "surrogateescape")
-        sampling = replace(sampling, seed=int(hashlib.sha256(place).hexdigest()[:7], 16))
+    if settings.sampling is not None:  # each part has random numbers of its own, which do not depend on the process
+        place = f"{settings.sampling.seed} {name_of(path)} {first}".encode("utf-8", "surrogateescape")
+        seed = int(hashlib.sha256(place).hexdigest()[:7], 16)
+        settings = replace(settings, sampling=replace(settings.sampling, seed=seed))
     texts, reasons = [], dict[int, str]()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):  # warnings about single lines
-        translator = _loaded(settings, sampling)
+        translator = _loaded(settings)
         for start in range(first, first + len(lines), LINES):
             chunk = []
             for number, line in enumerate(lines[start - first : start - first + LINES], start):
@@ -241,10 +248,10 @@ def _translate(settings: Settings, path: str, first: int, lines: Sequence[bytes]
                 except InputError as error:
                     chunk.append("")
                     reasons[number] = str(error).removeprefix(f"{path}, line {number}: ")
-            for number, result in enumerate(translator.chunk_with_errors(chunk, start), start):
+            for number, result in enumerate(translator.translate_chunk(chunk, start), start):
                 if isinstance(result, TranslateError):
                     reasons[number] = str(result).removeprefix(f"line {number} ")
-                texts.append("" if number in reasons else str(result))
+                texts.append("" if isinstance(result, TranslateError) else result[0][0])
     rows = [f"{number}\t{reasons[number]}" for number in sorted(reasons)]
     with written_whole(output, suffix=f".{os.getpid()}.tmp") as (file,):
         file.write(json.dumps([texts, rows], ensure_ascii=False).encode())

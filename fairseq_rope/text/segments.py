@@ -7,7 +7,8 @@ A line with several sentences gives a model context. The recipes train on such l
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# The token between two sentences. Moses, subword-nmt and sentencepiece keep it as one token, and write it back.
+# A token between two sentences. Moses' tokeniser, subword-nmt and sentencepiece keep this character as one token, and
+# the detokenisers write it back.
 SEPARATOR = "‖"
 # In a data folder: an object with "tokens", the number of tokens in the longest segments, and "separator".
 FILE = "segments.json"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, ending_in_one_sentence, refuse_output
 from ..files import NUMBERS
-from . import FILE, INTEGER, REQUIRED, USER_DIR, add_flags, command_parser, load_user_dir
+from . import add_user_dir, command_parser, load_user_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,14 +146,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; the flags are those of fairseq's script."""
     example = "--inputs checkpoints --num-epoch-checkpoints 5 --output averaged.pt"
     parser = command_parser("average", "Average the weights of several fairseq checkpoints.", example)
-    rows = [
-        ("--inputs", {**REQUIRED, "nargs": "+", "action": "extend"}, "checkpoint files, or one folder of them"),
-        ("--output", {**REQUIRED, **FILE}, "where to write the average"),
-        USER_DIR,
-    ]
-    add_flags(parser, rows)
-    counts = [(flag, INTEGER, f"average {what}") for flag, (what, _) in NUMBERED.items()]
-    add_flags(parser.add_mutually_exclusive_group(), counts)
+    inputs = "checkpoint files, or one folder of them"
+    parser.add_argument("--inputs", required=True, nargs="+", action="extend", help=inputs)
+    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the average")
+    add_user_dir(parser)
+    counts = parser.add_mutually_exclusive_group()
+    for flag, (what, _) in NUMBERED.items():
+        counts.add_argument(flag, type=int, metavar="N", help=f"average {what}")
     return parser
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, ending_in_one_sentence, refuse_output
-from . import FILE, REQUIRED, SWITCH, USER_DIR, add_flags, command_parser, load_user_dir
+from . import add_user_dir, command_parser, load_user_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,14 +149,11 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     example = "--path checkpoint_best.pt --rope-layout half --output half.pt"
     parser = command_parser("convert-layout", "Convert a rotary checkpoint to the other --rope-layout.", example)
-    rows = [
-        ("--path", {**REQUIRED, **FILE}, "the checkpoint"),
-        ("--rope-layout", {**REQUIRED, "choices": CHOICES}, "the layout of the output"),
-        ("--output", {**REQUIRED, **FILE}, "where to write the output"),
-        USER_DIR,
-        ("--force", SWITCH, "allow --output to replace the file of --path"),
-    ]
-    add_flags(parser, rows)
+    parser.add_argument("--path", required=True, metavar="FILE", help="the checkpoint")
+    parser.add_argument("--rope-layout", required=True, choices=CHOICES, help="the layout of the output")
+    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the output")
+    add_user_dir(parser)
+    parser.add_argument("--force", action="store_true", help="allow --output to replace the file of --path")
     return parser
 
 

@@ -4,22 +4,23 @@ from collections.abc import Sequence
 
 from ..errors import ending_in_one_sentence
 from ..serving.package import create
-from . import REQUIRED, SWITCH, Parser, add_flags, command_parser
+from . import Parser, command_parser
 
 
 def build_parser() -> Parser:
     """Return the parser of the command line."""
     example = "--model served --data data-bin --output packages"
     parser = command_parser("package", "Write a package for Argos Translate and LibreTranslate.", example)
-    folder = {**REQUIRED, "metavar": "DIR"}
-    rows = [
-        ("--model", folder, "a folder that fairseq-rope export wrote"),
-        ("--data", folder, "the data folder, whose validation set is used to check the package"),
-        ("--output", folder, "the folder of packages, for these programs' ARGOS_PACKAGES_DIR"),
-        ("--replace", SWITCH, "replace existing packages of these languages, and the index of the folder"),
-        ("--force", SWITCH, "write the package without a check"),
-    ]
-    add_flags(parser, rows)
+    folders = {
+        "--model": "a folder that fairseq-rope export wrote",
+        "--data": "the data folder, whose validation set is used to check the package",
+        "--output": "the folder of packages, for these programs' ARGOS_PACKAGES_DIR",
+    }
+    for flag, what in folders.items():
+        parser.add_argument(flag, required=True, metavar="DIR", help=what)
+    replace = "replace existing packages of these languages, and the index of the folder"
+    parser.add_argument("--replace", action="store_true", help=replace)
+    parser.add_argument("--force", action="store_true", help="write the package without a check")
     return parser
 
 

@@ -20,7 +20,7 @@ from ..text.generated import read_generated
 from ..text.languages import TOKENIZERS, UNSPACED, default_tokenize, language
 from ..text.moses import moses_round_trip
 from ..text.plain import check_plain, undo_preprocessing
-from . import FILE, REQUIRED, SWITCH, Parser, add_flags, command_parser
+from . import Parser, command_parser
 
 
 class Sentences(NamedTuple):
@@ -135,29 +135,28 @@ def build_parser() -> Parser:
         "A file may be gzipped; - is standard input."
     )
     parser = command_parser("score", description, "--sys hypotheses.de --ref test.de --src test.en --target-lang de")
-    several = {"nargs": "+", "action": "extend"}  # also in several places of a command line
-    files, names = {**several, **FILE}, {**several, "metavar": "NAME"}
+    several: dict[str, Any] = {"nargs": "+", "action": "extend"}  # also in several places of a command line
+    add = parser.add_argument
+    add("--sys", **several, default=[], metavar="FILE", help="translations, as detokenised text")
     generated = "translations, as fairseq-generate printed them; BPE and Moses' tokenisation are undone"
+    add("--generate-output", **several, default=[], metavar="FILE", help=generated)
+    references = "the reference or references, as detokenised text"
+    add("--ref", **several, required=True, metavar="FILE", help=references)
+    add("--target-lang", required=True, metavar="LANG", help="the language of the translations, as in de")
     usual = "one for the target language, usually 13a; sacrebleu downloads flores101 and flores200"
+    add("--tokenize", choices=TOKENIZERS, help=f"sacreBLEU's tokeniser; default: {usual}")
     source = "the source as plain text, for BLEU by its length in words; default: from --generate-output"
+    add("--src", metavar="FILE", help=source)
+    names = "names of the systems, those of --sys first; default: their files"
+    add("--names", **several, metavar="NAME", help=names)
     program = (
         "also score with a program that prints one number for each sentence; {source}, {hypothesis} and {reference} in "
         "COMMAND become the names of files; the flag can be repeated"
     )
+    add("--scorer", action="append", default=[], metavar="NAME=COMMAND", help=program)
     lower = "programs of --scorer whose lower scores are better, such as MetricX"
-    rows = [
-        ("--sys", {**files, "default": []}, "translations, as detokenised text"),
-        ("--generate-output", {**files, "default": []}, generated),
-        ("--ref", {**files, **REQUIRED}, "the reference or references, as detokenised text"),
-        ("--target-lang", {**REQUIRED, "metavar": "LANG"}, "the language of the translations, as in de"),
-        ("--tokenize", {"choices": TOKENIZERS}, f"sacreBLEU's tokeniser; default: {usual}"),
-        ("--src", FILE, source),
-        ("--names", names, "names of the systems, those of --sys first; default: their files"),
-        ("--scorer", {"action": "append", "default": [], "metavar": "NAME=COMMAND"}, program),
-        ("--lower-is-better", {**names, "default": []}, lower),
-        ("--json", SWITCH, "print the whole report as JSON"),
-    ]
-    add_flags(parser, rows)
+    add("--lower-is-better", **several, default=[], metavar="NAME", help=lower)
+    add("--json", action="store_true", help="print the whole report as JSON")
     return parser
 
 

@@ -131,7 +131,7 @@ def test_distillation_has_the_translations_of_a_real_model_as_targets(trained, d
     words = ["--source-lang", "en", "--target-lang", "de", "--model", str(model), "--output", str(tmp_path / "student")]
     module.main(["distillation", *words, "--train", f"{tmp_path}/train.{{lang}}", "--", "--beam", "2"])
     sources[1] = "a big house"
-    with Translator(str(model)) as translator:
-        expected = translator.translate(sources, beam=2)
+    with Translator(str(model), beam=2) as translator:
+        expected = translator.translate(sources)
     assert read_lines(tmp_path / "student.en") == sources and read_lines(tmp_path / "student.de") == expected
     assert read_lines(tmp_path / "student.origin") == ["distilled"] * 3

@@ -22,9 +22,10 @@ def served(trained, data_bin, tmp_path_factory):
     """An exported model with BPE codes that join each word of the corpus."""
     folder = tmp_path_factory.mktemp("bpe")
     text = (data_bin.parent / "text" / "train.en").read_text() + (data_bin.parent / "text" / "train.de").read_text()
-    with open(folder / "codes", "w", encoding="utf-8") as codes:
+    data = shutil.copytree(data_bin, folder / "data")
+    with open(data / "bpecodes", "w", encoding="utf-8") as codes:
         learn_bpe(text.splitlines(), codes, num_symbols=1000)
-    return exported(trained, data_bin, folder / "served", "--bpe-codes", folder / "codes")
+    return exported(trained, data, folder / "served")
 
 
 @pytest.fixture

@@ -134,28 +134,31 @@ def test_the_shards_joined_are_the_translation_of_the_whole(model, run, tmp_path
     assert run("--input", name, "--output-dir", "whole") is None
     for number in range(1, shards + 1):
         shard = ("--input", name, "--shard", f"{number}/{shards}")
-        assert run(*shard, "--output-dir", f"dir{number}") is None and run(*shard, "--output", f"out{number}") is None
-    for joined in ("dir{}/in", "out{}"):
-        texts = (Path(joined.format(number)).read_bytes() for number in range(1, shards + 1))
-        assert b"".join(texts) == Path("whole/in").read_bytes()
+        assert run(*shard, "--output-dir", f"dir{number}") is None
+    texts = (Path(f"dir{number}/in").read_bytes() for number in range(1, shards + 1))
+    assert b"".join(texts) == Path("whole/in").read_bytes()
 
 
 def test_a_model_a_search_or_an_input_that_changes_does_not_mix_with_finished_parts(model, run, tmp_path, monkeypatch):
     write(tmp_path / "in", sentences(40))
     shutil.copytree(model, tmp_path / "copy")
+    monkeypatch.setattr(parts, "LINES", 2)
+    monkeypatch.setattr(parts, "LONGEST_PART", 10)
     with monkeypatch.context() as patch:
         patch.setattr(parts.Source, "join", lambda self: None)
-        assert run("--input", "in", "--output-dir", "out") is None and len(Here.last.parts) == 40
-        assert run("--input", "in", "--output-dir", "out", "--model", "copy", "--jobs", 3) is None
+        assert run("--input", "in", "--output-dir", "out") is None and Here.last.parts == [1, 11, 21, 31]
+        assert run("--input", "in", "--output-dir", "out", "--model", "copy", "--threads", 3) is None
         assert not Here.last.parts, "the same model at another path"
         settings = json.loads(Path("copy", SETTINGS).read_text())
         Path("copy", SETTINGS).write_text(json.dumps({**settings, "checkpoint": "another"}))
         for flags in (["--beam", 2], ["--replace-unk"], ["--no-shortlist"], ["--model", "copy"], ["--shard", "1/2"]):
             assert run("--input", "in", "--output-dir", "out", *flags) is None
-            assert len(Here.last.parts) == (20 if "1/2" in flags else 40)
+            assert Here.last.parts == ([1, 11] if "1/2" in flags else [1, 11, 21, 31])
+        assert run("--input", "in", "--output-dir", "out", "--jobs", 3) is None
+        assert Here.last.parts == [1, 7, 13, 21, 27, 33], "as many parts for each process"
     assert run("--input", "in", "--output-dir", "out", "--beam", 2, "--lenpen", 3) is None
-    with Translator(str(model)) as translator:
-        assert outputs(tmp_path / "out")["in"] == translator.translate(sentences(40), 2, 3.0)
+    with Translator(str(model), beam=2, lenpen=3.0) as translator:
+        assert outputs(tmp_path / "out")["in"] == translator.translate(sentences(40))
     other = "out/in exists, and is not from this input, model and search; remove it, or give another folder"
     assert run("--input", "in", "--output-dir", "out") == f"--output-dir: {other}"
     os.utime("in", (5, 5))
@@ -242,12 +245,13 @@ def test_each_gpu_has_a_process(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--output-dir", "out"], "--output-dir: needs --input with files, and cannot read standard input"),
-        (["--output-dir", "out", "--input", "a", "folder/a.gz"], "the outputs of this file and of a would both be a"),
+        (["--output-dir", "out"], "--output-dir: needs --input with files"),
+        (["--output-dir", "out", "--input", "a", "--output", "b"], "--output-dir: needs --input with files"),
+        (["--output-dir", "out", "--input", "a", "folder/a.gz"], "--input a: the outputs of two files would both be a"),
         (["--output-dir", "out", "--input", "gzipped"], "--input gzipped: is compressed with gzip; its name must"),
         (["--output-dir", "out", "--input", "cut.gz"], "cut.gz: is not a valid gzip file ("),
         (["--output-dir", "folder", "--input", "folder/a.gz"], "folder/a exists, and is not from this input"),
-        (["--input", "a", "--shard", "3/2"], "--shard 3/2: must be I/N, with I from 1 to N"),
+        (["--output-dir", "out", "--input", "a", "--shard", "3/2"], "--shard 3/2: must be I/N, with I from 1 to N"),
     ],
 )  # fmt: skip
 def test_wrong_flags_and_files_are_refused_in_one_sentence(run, tmp_path, words, message):
