@@ -43,7 +43,7 @@ test-nightly: $(STAMP)
 	$(IN_VENV) .venv/bin/pytest -m nightly tests
 
 test-gpu: $(STAMP)
-	$(IN_VENV) REAL_GPU=1 .venv/bin/pytest -n 4 -rs -m 'not nightly' tests/test_whole_commands_on_gpus.py
+	$(IN_VENV) REAL_GPU=1 .venv/bin/pytest -n 4 -rs -m 'slow or nightly' tests/test_whole_commands_on_gpus.py
 
 # BENCH: flags for every benchmark, as in make bench BENCH=--json
 bench: $(STAMP)

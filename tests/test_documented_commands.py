@@ -38,7 +38,7 @@ TEXTS = (
 # The beginnings of commands that do not run here, and another test that runs them or the reason
 NOT_RUN = {
     **{command.split(" … ")[0]: "tests/test_several_gpus.py" for command in SEVERAL_PROCESSES[1:]},
-    "fairseq-train … --cpu --ddp-backend": "tests/test_distributed.py",
+    "fairseq-train … --cpu --ddp-backend": "tests/test_several_gpus.py",
     "fairseq-train … --user-dir my_positions": "tests/test_encodings.py",
     "fairseq-hydra-train --config-dir configs": "tests/test_end_to_end.py#test_hydra_trains_the_same_model",
     "python -m recipes demo user_dir=$PWD/my_positions": "tests/recipes/test_user_dir.py",

@@ -8,7 +8,6 @@ import os
 import re
 import tarfile
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -90,10 +89,12 @@ def test_files_and_members_are_found_and_decompressed(tmp_path, files, template)
     assert extract(tmp_path, template) == (EN, DE)
 
 
-def test_only_a_newline_ends_a_line_and_the_last_newline_is_optional(tmp_path):
-    odd = "a\rb\r\nc\u0085d\u2028e\u2029f\x0bg\x0ch\x1ci\u200bj€\U0001f600\n\n \nlast".encode()
-    write(tmp_path, {"c.en": odd, "c.de": b"1\n2\n3\n4\n5\n", "a.tgz": MEMBERS})
-    assert extract(tmp_path, "c.{lang}", "a.tgz:t.{lang}") == (odd + b"\n" + EN, b"1\n2\n3\n4\n5\n" + DE)
+def test_only_a_newline_ends_a_line_the_last_is_optional_and_a_byte_order_mark_is_no_text(tmp_path):
+    odd, mark = "a\rb\r\nc\u0085d\u2028e\u2029f\x0bg\x0ch\x1ci\u200bj€\U0001f600\n\n \nlast".encode(), codecs.BOM_UTF8
+    write(tmp_path, {"c.en": mark + odd, "c.de": b"1\n2\n3\n4\n5\n", "a.tgz": {"t.en": mark + EN, "t.de": mark + DE}})
+    write(tmp_path, {"c.en-de.tsv": mark + b"a\tb\n"})
+    expected = (odd + b"\n" + EN + b"a\n", b"1\n2\n3\n4\n5\n" + DE + b"b\n")
+    assert extract(tmp_path, "c.{lang}", "a.tgz:t.{lang}", "c.en-de.tsv") == expected
 
 
 def test_a_further_reference_takes_the_place_of_the_target(tmp_path):
@@ -111,14 +112,6 @@ SGM = """<refset>\n<doc sysid="ref"><hl>
 <SEG id='2'>over
 two\rlines</SEG> <seg>on one&#10;line</seg ></p></doc></refset>
 """
-
-
-def test_a_byte_order_mark_at_the_start_of_a_file_is_not_part_of_its_text(tmp_path):
-    mark = codecs.BOM_UTF8
-    write(tmp_path, {"a.en": mark + EN, "a.de": mark + DE, "b.tgz": {"t.en": mark + EN, "t.de": mark + DE}})
-    write(tmp_path, {"c.en-de.tsv": mark + b"a\tb\n"})
-    expected = (2 * EN + b"a\n", 2 * DE + b"b\n")
-    assert extract(tmp_path, "a.{lang}", "b.tgz:t.{lang}", "c.en-de.tsv") == expected
 
 
 @pytest.mark.parametrize("suffix", [".SGM", ".sgm.gz"])
@@ -149,15 +142,12 @@ ROWS = "Eins.\tOne.\r\nZwei \u2028ä.\tTwo.\n\t\n\nDrei.\t\n"
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("name, source, target", [("n.v1.de-en.tsv", 1, 0), ("n.en-de.tsv", 0, 1)])
-def test_the_columns_of_a_tsv_file_are_the_languages_in_its_name(tmp_path, capsys, suffix, name, source, target):
+def test_the_columns_of_a_tsv_file_are_the_languages_in_its_name(tmp_path, suffix, name, source, target):
     write(tmp_path, {name + suffix: COMPRESS[suffix](ROWS.encode())})
     columns = ["Eins.\nZwei \u2028ä.\n{}Drei.\n".encode(), b"One.\nTwo.\n{}\n"]
-    for flags, boundary, pairs in ([], b"", 3), (["--documents"], b"\n\n", 3):
+    for flags, boundary in ([], b""), (["--documents"], b"\n\n"):
         written = [column.replace(b"{}", boundary) for column in columns]
         assert extract(tmp_path, name + suffix, flags=flags) == (written[source], written[target])
-        # A pair counts if its source has text.
-        text = pairs if source == 0 or not flags else pairs - 1
-        assert capsys.readouterr().out.splitlines()[-1].endswith(f": {text} pairs")
 
 
 def test_a_corpus_is_never_all_in_memory(tmp_path, monkeypatch):
@@ -181,30 +171,23 @@ def special(name, kind, target=""):
 TEXT, MEMBER, SGM_FILES, TABLE = "c.{lang}", "a.tgz:t.{lang}", "c.{lang}.sgm", "c.de-en.tsv"
 REFUSED = [
     ({"c.en": EN, "c.de": DE + b"Drei.\n"}, TEXT, r"/c.en .*2.* \S*/c.de .*3"),
-    ({"c.en": b"", "c.de": b""}, TEXT, "/c.en"),
     ({"c.en": EN, "c.de": b""}, TEXT, "/c.de"),
     ({"c.en": EN, "c.de": b"Eins.\nZw\xe4i.\n"}, TEXT, "/c.de, line 2: .*0xe4"),
     ({"c.en": b"\n" * 5000 + b"\xed\xa0\x80", "c.de": DE}, TEXT, "/c.en, line 5001: .*0xed"),
-    ({"c.en": EN + b"\xe2\x80", "c.de": DE}, TEXT, "/c.en, line 3: .*0xe2"),
     ({"c.en": "Ä\n".encode("utf-16"), "c.de": DE}, TEXT, "/c.en, line 1: .*0xff"),
     ({"c.en.sgm": b"<refset></refset>", "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, "/c.en.sgm.* 0 .* 0 "),
     ({"c.en.sgm": b"<seg>1\n<seg>2</seg>", "c.de.sgm": b"<seg>1</seg>"}, SGM_FILES, "/c.en.sgm.* 2 .* 1 "),
     *(({f"c.en{s}": f(EN), f"c.de{s}": f(DE)[:-4]}, TEXT + s, f"/c.de{s}") for s, f in DENSE.items()),
-    ({"c.en.gz": gzip.compress(EN), "c.de.gz": DE}, "c.{lang}.gz", "/c.de.gz"),
     ({"a.tgz": {"t.en": EN, "t.de": b"\n\xff"}}, MEMBER, "/a.tgz:t.de, line 2: .*0xff"),
-    ({"a.tgz": {"t.en": EN, "t.de": b""}}, MEMBER, "/a.tgz:t.de"),
     ({"a.tgz": {"train/t.en": EN, "README": b""}}, "a.tgz:traim/t.{lang}", "/a.tgz .*traim/t.en.* train/t.en"),
-    ({"a.tgz": {}}, MEMBER, "/a.tgz .*t.en"),
     ({"a.tgz": {**MEMBERS, "./t.en": EN}}, MEMBER, "/a.tgz:t.en"),
     ({"a.tgz": {special("t.en", tarfile.SYMTYPE, "/etc/passwd"): None}}, MEMBER, "/a.tgz:t.en"),
     ({"a.tgz": {special("t.en", tarfile.LNKTYPE, "t.de"): None}}, MEMBER, "/a.tgz:t.en"),
     ({"a.tgz": {special("t.en", tarfile.DIRTYPE): None}}, MEMBER, "/a.tgz:t.en"),
     ({"a.tgz": {}}, "aa.tgz:t.{lang}", "/aa.tgz: .* a.tgz"),
     ({}, "no/c.{lang}", "/no/c.en"),
-    ({"d.en/x": b""}, "d.{lang}", "/d.en"),
     *(({f"c.en{s}": EN, f"c.de{s}": DE}, TEXT + s, f"c.en{s}: {s.lower()} ") for s in (".xml", ".ZIP", ".tmx")),
     ({}, "c.{language}", "c.{language}: .*{lang}"),
-    ({}, "a.tgz:t.en", "a.tgz:t.en: .*{lang}"),
     ({"c.en": EN + b"\n", "c.de": DE}, [TEXT, "--documents"], "/c.de"),
     ({TABLE: b"a\tb\n"}, [TABLE, "--documents"], "/c.de-en.tsv"),
     ({TABLE: b"a\tb\n\na\n"}, [TABLE, "--documents"], "/c.de-en.tsv, line 3: .*1 .*2"),
@@ -224,23 +207,11 @@ def test_bad_corpora_are_refused_by_name_and_line(tmp_path, monkeypatch, files, 
     assert re.search(values, refuse(tmp_path, template, flags=flags))
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_a_damaged_archive_is_refused(tmp_path, name):
+def test_a_damaged_archive_is_refused(tmp_path):
     text = os.urandom(3000).hex().encode() + b"\n"
-    content = {".tgz": gzip.compress, **COMPRESS}[Path(name).suffix](
-        gzip.decompress(tarball({"t.en": text, "t.de": text}))
-    )
+    content = tarball({"t.en": text, "t.de": text})
     middle = len(content) // 2
     changed = content[:middle] + bytes([content[middle] ^ 0x55]) + content[middle + 1 :]
     for damaged in (content[:middle], content[:-5], changed, b"<html>not found</html>" * 100, b""):
-        write(tmp_path, {name: damaged})
-        assert str(tmp_path / name) in refuse(tmp_path, f"{name}:t.{{lang}}")
-
-
-def test_a_failed_run_keeps_the_earlier_outputs(tmp_path):
-    write(tmp_path, {"c.en": EN, "c.de": DE, "d.en": EN, "d.de": b"\xff"})
-    assert extract(tmp_path, "c.{lang}") == (EN, DE)
-    with pytest.raises(SystemExit):
-        module.main(words(tmp_path, "c.{lang}", "d.{lang}"))
-    assert sorted(os.listdir(tmp_path / "raw")) == ["train.de", "train.en"]
-    assert (tmp_path / "raw" / "train.de").read_bytes() == DE
+        write(tmp_path, {"a.tgz": damaged})
+        assert f"{tmp_path}/a.tgz" in refuse(tmp_path, "a.tgz:t.{lang}")

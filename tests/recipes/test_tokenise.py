@@ -162,7 +162,7 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", ["interrupted", "the run", "a worker"])
+@pytest.mark.parametrize("killed", ["interrupted", "a worker"])
 def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed):
     process, children = at_work
     assert len(children) == 2
@@ -172,16 +172,15 @@ def test_a_stopped_run_leaves_no_process_and_no_output(at_work, tmp_path, killed
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
     else:
-        os.kill(process.pid if killed == "the run" else int(children[0]), signal.SIGKILL)
+        os.kill(int(children[0]), signal.SIGKILL)
     _, err = process.communicate(timeout=LIMIT)
-    assert process.returncode == {"interrupted": 130, "the run": -9, "a worker": 1}[killed] and "Traceback" not in err
+    assert process.returncode == {"interrupted": 130, "a worker": 1}[killed] and "Traceback" not in err
     assert killed != "a worker" or "--workers 2" in err.splitlines()[-1]
     deadline = time.monotonic() + 20
     while any(map(is_alive, children)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not (tmp_path / "out").exists()
-    assert killed == "the run" or [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_text_tools_start_without_torch_and_fairseq():

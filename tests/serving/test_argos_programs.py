@@ -29,7 +29,7 @@ from fairseq_rope.serving.package import translate_as_programs
 from tests.commands import LIMIT
 from tests.recipes.small_demo import one, run, small_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 REQUIREMENTS = ["libretranslate==1.9.6", "spacy>=3.8,<4"]  # neither needs torch
 LINES = 60
 

@@ -14,9 +14,8 @@ What it replaces:
 - nccl is gloo, and DistributedDataParallel has no device numbers, which it accepts with tensors on GPUs only.
 - Kernels of fairseq and apex for CUDA do not exist, as in an installation without them.
 
-``install(gpus, "NAME:N,…")`` raises torch's out-of-memory error in the N-th call of the torch function NAME. When the
-process ends, it prints whether a tensor was moved to a GPU, and the types of numbers in which linear layers computed.
-``observe("NAME:N,…")`` does the same on a real GPU, and replaces nothing.
+``install(gpus)`` installs them. When the process ends, it prints whether a tensor was moved to a GPU, and the types of
+numbers in which linear layers computed. ``observe()`` prints the same on a real GPU, and replaces nothing.
 """
 
 import atexit
@@ -39,32 +38,21 @@ TYPES = ("BFloat16", "Half", "Float", "Double", "Bool", "Byte", "Char", "Short",
 
 
 class Observing(TorchFunctionMode):
-    """Calls torch's functions, and notes what linear layers compute.
-
-    *failures* has the names of functions, and the number of the call of each that raises an out-of-memory error.
-    """
+    """Calls torch's functions, and notes what linear layers compute."""
 
     name = "GPU"
 
-    def __init__(self, failures: dict[str, int]):
+    def __init__(self):
         super().__init__()
-        self.remaining = failures
         self.types = set()  # of the results of linear layers
         self.is_used = False  # whether a GPU has computed
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.fail(function)
         result = function(*args, **(kwargs or {}))
         if function is torch.nn.functional.linear:
             self.note(result)
             self.is_used |= result.is_cuda
         return result
-
-    def fail(self, function):
-        if (name := getattr(function, "__name__", "")) in self.remaining:
-            self.remaining[name] -= 1
-            if self.remaining[name] == 0:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (simulated).")
 
     def note(self, result):
         self.types.add(str(result.dtype).removeprefix("torch."))
@@ -82,7 +70,6 @@ class CudaIsTheCPU(Observing):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        self.fail(function)
         if function in QUESTIONS and self.is_used:
             return QUESTIONS[function]()
         if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
@@ -118,30 +105,24 @@ QUESTIONS = {
 }
 
 
-def install(gpus: int, out_of_memory: str = "") -> None:
+def install(gpus: int) -> None:
     """Make ``torch.cuda`` say that this machine has *gpus* GPUs, for the rest of this process.
 
     As with CUDA, CUDA_VISIBLE_DEVICES can hide some of them.
     """
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         gpus = min(gpus, len(visible.split(",")))
-    torch.accelerator.is_available = lambda: (
-        False
-    )  # torch's build for CUDA would pin memory in a thread without the mode
-    _enter(CudaIsTheCPU, out_of_memory)
+    # torch's build for CUDA would pin memory in a thread without the mode
+    torch.accelerator.is_available = lambda: False
+    observe(CudaIsTheCPU)
     _answer_questions(gpus)
     _autocast_on_the_cpu()
     _communicate_through_gloo()
 
 
-def observe(out_of_memory: str = "") -> None:
+def observe(mode: type[Observing] = Observing) -> None:
     """Note what this process computes on real GPUs."""
-    _enter(Observing, out_of_memory)
-
-
-def _enter(mode: type[Observing], out_of_memory: str) -> None:
-    failures = (failure.split(":") for failure in filter(None, out_of_memory.split(",")))
-    entered = mode({name: int(number) for name, number in failures})
+    entered = mode()
     entered.__enter__()
     atexit.register(entered.report)
 
@@ -169,7 +150,6 @@ def _answer_questions(gpus: int) -> None:
         "get_device_properties": always(PROPERTIES),
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "set_rng_state": lambda state, device="cuda": torch.set_rng_state(state),
-        "memory_summary": lambda device=None, abbreviated=False: f"memory of simulated GPU {device}",
     }
     answers |= {name: always(GIB) for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved")}
     answers |= {name: always(None) for name in DO_NOTHING}

@@ -12,11 +12,10 @@ from pathlib import Path
 def with_gpus(torch):
     import gpus_on_cpu
 
-    failures = os.environ.get("SIMULATED_OUT_OF_MEMORY", "")
     if os.environ.get("REAL_GPU"):
-        gpus_on_cpu.observe(failures)
+        gpus_on_cpu.observe()
     else:
-        gpus_on_cpu.install(int(os.environ["SIMULATED_GPUS"]), failures)
+        gpus_on_cpu.install(int(os.environ["SIMULATED_GPUS"]))
 
 
 quick_start = runpy.run_path(str(Path(__file__).parents[1] / "quick_start" / "sitecustomize.py"))
