@@ -29,7 +29,7 @@ TRAININGS = [
     ("--memory-efficient-fp16", HALF, HALF, "MemoryEfficientFP16Optimizer", False),
     ("--memory-efficient-bf16", BRAIN, BRAIN, "MemoryEfficientFP16Optimizer", False),
     ("--fp16 --fp16-no-flatten-grads", HALF, HALF, "FP16Optimizer", True),
-    ("--amp --amp-init-scale 16 --amp-scale-window 3", HALF, SINGLE, "AMPOptimizer", False),
+    ("--amp", HALF, SINGLE, "AMPOptimizer", False),
 ]
 RESUMED = ("", "--fp16", "--bf16")  # to the last digit
 RECIPES = [(1, "fp16"), (1 if REAL_GPU and torch.cuda.device_count() == 1 else 2, "auto")]
@@ -88,8 +88,6 @@ def test_a_gpu_trains_and_resumes_with_the_losses_of_the_cpu(
     assert "training on 1 devices (GPUs/TPUs)" in log and min(logged(log, "gb_free")) > 0
     has_scale = weights == HALF or optimizer == "AMPOptimizer"
     assert len(logged(log, "loss_scale")) == (EPOCHS * UPDATES if has_scale else 0)
-    if optimizer == "AMPOptimizer":  # its scale doubles after every third update
-        assert logged(log, "loss_scale") == [16, 16, 32, 32, 32, 64, 64, 64]
     assert losses_of(log) == pytest.approx(losses_of(on_the_cpu[1]), abs=0.05 if flags else 0.0015)
     validation = {SINGLE} if optimizer == "AMPOptimizer" else set()  # fairseq validates without autocasting
     assert types_of_numbers(log) == {computes} | validation
