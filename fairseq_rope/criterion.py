@@ -51,7 +51,7 @@ def _nll(scores: Tensor, features: Tensor, weight: Tensor, target: Tensor) -> tu
     target_probs = probs.gather(1, target.unsqueeze(1)).squeeze(1)
     nll = -target_probs.log()
     is_rare = target_probs < UNDERFLOW
-    if scores.device.type != "cpu" or bool(is_rare.any()):  # the host would wait for a GPU
+    if scores.device.type != "cpu" or bool(is_rare.any()):  # on a GPU, asking would be a device synchronisation
         highest, word = probs.max(dim=1)
         score = (features.float() * weight.index_select(0, word).float()).sum(1)
         nll = torch.where(is_rare, score - highest.log() - target_scores, nll)
@@ -66,9 +66,9 @@ def _loss_and_gradients(
     smoothing = epsilon / (words - 1)  # e'
     on_target = 1.0 - epsilon - smoothing
 
-    # Padding has neither loss nor gradient. To leave it out, the host must know how many tokens remain, and would
-    # wait for a GPU. There, padding is computed like other tokens, with features of zero. So is some of it in 16 bits
-    # on a CPU, so that products have few different sizes.
+    # Padding has neither loss nor gradient. To leave it out, the number of remaining tokens must be known, which is a
+    # device synchronisation on a GPU. There, padding is computed like other tokens, with features of zero. So is some
+    # of it in 16 bits on a CPU, so that products have few different sizes.
     on_host = target.device.type == "cpu"
     is_token = target.ne(pad)
     if on_host:

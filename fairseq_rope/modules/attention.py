@@ -262,8 +262,8 @@ class SelfAttention(FusedAttention):
         """Return whether causal attention can do without a mask: there is no bias, and padding is on the right.
 
         Padding on the right is later than all words. The outputs at padding differ, so this is for training, whose
-        losses ignore them. On a GPU, the host does not read the padding: it relies on ``right_padded``, which the
-        GPU checks without a device synchronisation.
+        losses ignore them. On a GPU, this relies on ``right_padded``, which the GPU checks without a device
+        synchronisation.
         """
         if not self.training or self.position.overrides("bias", "values"):
             return False

@@ -1,8 +1,8 @@
 """Dropout with the same distribution as torch's, whose random numbers take less time on CPUs.
 
-torch draws a number for each element, which took 8% of a training step of a small model. Here one number of 64 bits
-decides about four elements. The mask is of int8 and not boolean, because torch's kernels for boolean tensors on CPUs
-(comparison, conversion, ``torch.where``) handle one element at a time.
+torch draws a number for each element. Here one number of 64 bits decides about four elements. The mask is of int8 and
+not boolean, because torch's kernels for boolean tensors on CPUs (comparison, conversion, ``torch.where``) handle one
+element at a time.
 """
 
 from typing import Any, cast

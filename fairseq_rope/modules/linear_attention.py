@@ -79,9 +79,9 @@ class LinearSelfAttention(SelfAttention):
 
     A search keeps sums instead of keys and values, so its state has the same size at each step. The entries of
     fairseq's incremental state are ``numerator`` (B, G, M, D), ``denominator`` (B, G, M, 1) and ``positions`` (B, n,
-    0): the sum of R φ(k) vᵀ, the sum of φ(k), and no numbers, but a size n, the number of positions so far. The host
-    knows a size, and would wait for a number on a GPU. Sums are computed in float32 (float64 if
-    the input is). There are no weights of pairs, so none are dropped and none are returned.
+    0): the sum of R φ(k) vᵀ, the sum of φ(k), and an empty tensor, whose size n is the number of positions so far:
+    reading a value would be a device synchronisation. Sums are computed in float32 (float64 if the
+    input is). There are no weights of pairs, so none are dropped and none are returned.
 
     Args:
         feature_map: φ

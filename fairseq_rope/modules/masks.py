@@ -54,7 +54,7 @@ def word_follows_padding(key_padding_mask: Tensor) -> Tensor:
 
 
 def is_right_padded(key_padding_mask: Tensor) -> bool:
-    """Return whether all padding of *key_padding_mask* (B, S) is on the right. The host reads the result."""
+    """Return whether all padding of *key_padding_mask* (B, S) is on the right (on a GPU, a device synchronisation)."""
     return not bool(word_follows_padding(key_padding_mask))
 
 

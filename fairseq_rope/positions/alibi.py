@@ -62,6 +62,6 @@ class ALiBi(DistanceBias):
     def by_distance(self, distance: Tensor) -> Tensor:
         """Return the bias of each head at *distance* = j - i (L): float32 (H, L)."""
         length = distance.abs() - self.less * (distance > 0)
-        if self.slope.device != distance.device:  # copied once, because the host waits for the copy
+        if self.slope.device != distance.device:  # copied once, because a copy is a device synchronisation
             self.slope = self.slope.to(distance.device)
         return -self.slope.unsqueeze(1) * length

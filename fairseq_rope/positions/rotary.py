@@ -191,7 +191,7 @@ class RotaryEmbedding(PositionEncoding):
 
     def _tables_of_length(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         assert self.scaling is not None
-        if self.theta.device != device:  # copied once, because the host waits for the copy
+        if self.theta.device != device:  # copied once, because a copy is a device synchronisation
             self.theta = self.theta.to(device)
         theta = self.scaling.frequencies_of_pass(self.theta, self.base, offset + length)
         return rotary_tables(length, theta, device, offset, self.attention_factor)

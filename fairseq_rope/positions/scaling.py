@@ -153,7 +153,7 @@ class RopeScaling:
         *theta* are those without scaling, base^(-2i/d_r). *length* is that of the input, for ``depends_on_length``.
         """
         longest = self.values.get("original_max_position_embeddings", 0)
-        # The frequencies that change with the length are computed where theta is: the host would wait for a GPU.
+        # The frequencies that change with the length are computed where theta is, without a device synchronisation.
         if self.rope_type in ("ntk", "dynamic"):
             pair = torch.arange(len(theta), dtype=torch.float64, device=theta.device)
             return torch.pow(self.larger_base(base, 2 * len(theta), length), -pair / len(theta))

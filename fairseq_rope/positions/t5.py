@@ -87,7 +87,7 @@ class T5Bias(DistanceBias):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each *distance* = j - i, a tensor of integers."""
-        if self.first_distances.device != distance.device:  # copied once, because the host waits for the copy
+        if self.first_distances.device != distance.device:  # copied once, because a copy is a device synchronisation
             self.first_distances = self.first_distances.to(distance.device)
         first = self.first_distances
         if not self.bidirectional:

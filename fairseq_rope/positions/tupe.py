@@ -75,7 +75,7 @@ class Tupe(PositionEncoding):
             scores = self.products(keys - queries, keys).unsqueeze(0)  # (1, H, T, S)
         else:
             position = ((padding == 0).long().cumsum(dim=1) - 1).clamp(min=0)  # (B, S)
-            is_long = keys > self.position_embeddings.size(0)  # if so, a GPU's host waits for the number of words
+            is_long = keys > self.position_embeddings.size(0)  # if so, max() is a device synchronisation
             products = self.products(0, int(position.max()) + 1 if is_long else keys)
             of_query = position[:, keys - queries :]
             # The gradient of a product is a sum over sentences, which 16 bits cannot hold.

@@ -192,5 +192,5 @@ class Beams:
 
 
 def on_device(numbers: list[int], device: torch.device) -> Tensor:
-    """Return a tensor of *numbers* on *device*; the host does not wait for the copy."""
+    """Return a tensor of *numbers* on *device*, without a device synchronisation."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)

@@ -7,7 +7,6 @@ nor fairseq.
 import codecs
 import itertools
 import os
-import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -29,7 +28,6 @@ from .exported_folder import (
 )
 
 LINES = 512  # lines that are sorted by length and translated together
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not a character, and not possible in UTF-8
 
 
 class Translator:
@@ -112,9 +110,9 @@ class Translator:
         The translation of an empty line is empty.
 
         Raises:
-            TranslateError: the translator was closed; or a line is not a string, contains a lone surrogate, has more
-                than LONGEST_LINE tokens or CHARACTERS characters, or has more tokens than the model has positions: then
-                the translations of the lines before it have been yielded
+            TranslateError: the translator was closed; or a line has more than LONGEST_LINE tokens or CHARACTERS
+                characters, or more tokens than the model has positions: then the translations of the lines before it
+                have been yielded
         """
         return (nbest[0][0] for nbest in self._n_best(lines, 0))
 
@@ -212,13 +210,9 @@ class Translator:
 
     def _source(self, line: str, number: int) -> list[str]:
         """Return the tokens of a line, or raise the errors of :meth:`translate_lines`; *number* is for messages."""
-        if not isinstance(line, str):
-            raise TranslateError(f"line {number} is of the type {type(line).__name__}, and must be a string")
         if len(line) > CHARACTERS:
             limit = f"the limit of {CHARACTERS}"
             raise TranslateError(f"line {number} has {len(line)} characters, more than {limit}: split the line")
-        if lone := LONE_SURROGATE.search(line):  # for example of a file that was read with errors="surrogateescape"
-            raise TranslateError(f"line {number} has the lone surrogate U+{ord(lone[0]):04X}: remove it")
         source = self._text.tokens(line)
         if len(source) > self._longest:
             limit = f"the limit of this model, {self._longest}"

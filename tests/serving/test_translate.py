@@ -846,12 +846,7 @@ def test_a_translator_frees_its_model_when_it_is_closed(model):
 
 @pytest.mark.parametrize(
     "text, named",
-    [
-        (b"abc", "b'abc'"),
-        ([b"abc"], "line 1 is of the type bytes"),
-        (["dog"] * 600 + ["a \ud800"], r"line 601 has the lone surrogate U\+D800"),
-        ("dog " * 4097, "line 1 has 4097 tokens, more than the limit of this model, 4096"),
-    ],
+    [(b"abc", "b'abc'"), ("dog " * 4097, "line 1 has 4097 tokens, more than the limit of this model, 4096")],
 )
 def test_text_that_cannot_be_translated_is_refused(model, text, named):
     with Translator(model) as translator, pytest.raises(TranslateError, match=named):
