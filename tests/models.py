@@ -38,6 +38,23 @@ ENCODING_OPTIONS = {
     **{name: {"position_encoding": name} for name in ENCODINGS if name != "xpos"},
     "xpos": {"encoder_position_encoding": "rope", "decoder_position_encoding": "xpos"},
 }
+MODELS = {
+    **ENCODING_OPTIONS,
+    **BLOCK_OPTIONS,
+    **{f"linear, {name}": options for name, options in LINEAR_ATTENTION_OPTIONS.items()},
+    "half": {"rope_layout": "half", "rope_fraction": 0.5},
+    "a fraction, another base": {"rope_fraction": 0.25, "rope_base": 500.0},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 6}},
+    "proportional": {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+    "one side scaled": {"encoder_rope_scaling": {"rope_type": "linear", "factor": 3}},
+    "scaled by length": {"attention_length_scaling": 5.0},
+    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "normalised embeddings": {"layernorm_embedding": True, "no_scale_embedding": True},
+    "normformer": {"scale_attn": True, "scale_fc": True, "scale_resids": True},
+    "gelu": {"activation_fn": "gelu"},
+    "other heads": {"decoder_attention_heads": 4, "encoder_attention_heads": 1},
+    "another width": {"encoder_embed_dim": 32, "decoder_embed_dim": 64, "decoder_output_dim": 48},
+}
 
 
 # -- inputs and functions ------------------------------------------------------------------------------

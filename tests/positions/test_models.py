@@ -233,26 +233,6 @@ def test_shape_adds_one_number_to_the_positions_of_a_sentence_in_training(build,
 
 
 @pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
-def test_padding_on_either_side_changes_nothing(build, name):
-    model = build(**ENCODING_OPTIONS[name])
-    target, _ = batch([8, 8, 8], left_pad=False, seed=1)
-    left, lengths = batch([40, 4, 6], left_pad=True)
-    right, _ = batch([40, 4, 6], left_pad=False)
-    from_left = teacher_forced(model, left, lengths, target)
-    torch.testing.assert_close(teacher_forced(model, right, lengths, target), from_left, atol=1e-5, rtol=1e-4)
-    alone = teacher_forced(model, right[1:2, :4], lengths[1:2], target[1:2])
-    torch.testing.assert_close(alone[0], from_left[1], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
-def test_the_encoder_knows_the_order_of_words_unless_it_has_no_positions(build, name):
-    model, order = build(**ENCODING_OPTIONS[name]), [1, 0, 2, 3, 4, 5]
-    source, lengths = batch([6], left_pad=False)
-    swapped, straight = (model.encoder(tokens, lengths)["encoder_out"][0] for tokens in (source[:, order], source))
-    assert torch.allclose(swapped, straight[order], atol=1e-5) is (name == "none")
-
-
-@pytest.mark.parametrize("name", list(ENCODING_OPTIONS))
 def test_layers_share_one_encoding_or_have_one_each(build, name):
     model = build(**ENCODING_OPTIONS[name])
     for side in (model.encoder, model.decoder):

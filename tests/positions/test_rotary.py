@@ -51,15 +51,6 @@ def test_rotation_keeps_norms_and_rotations_add_up(layout):
     torch.testing.assert_close(rotary(rotary(x, 13), 29), rotary(x, 42), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_step_by_step_equals_all_at_once(layout):
-    x = torch.randn(2, 3, 600, 16)  # 600 is longer than the first table
-    at_once = RotaryEmbedding(16, layout=layout)(x)
-    stepwise = RotaryEmbedding(16, layout=layout)
-    steps = [stepwise(x[:, :, t : t + 1], offset=t) for t in range(600)]
-    assert torch.equal(torch.cat(steps, dim=2), at_once)
-
-
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_the_bound_on_scores_decays_with_distance(head_dim):
     # Section 3.4.3, equation 37: the mean of |S_j| over j bounds the score at relative distance m.

@@ -22,7 +22,7 @@ from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
 from tests.commands import train
 from tests.models import EOS, PAD
-from tests.searches import assert_same, assert_scores_of_the_full_pass, fast, search, search_both_ways, sentences
+from tests.searches import assert_same, fast, search, search_both_ways, sentences
 
 
 def without_attention_weights(model):
@@ -245,18 +245,6 @@ def test_a_customised_decoder_is_not_bound(model, change):
     assert bind_all(model.decoder.layers) is not None
     change(*model.decoder.layers)
     assert bind_all(model.decoder.layers) is None
-
-
-def test_the_search_has_the_scales_of_normformer(build, sample):
-    """No flag of translation models sets them, but a configuration can."""
-    model = fast(build(scale_attn=True, scale_fc=True, scale_resids=True))
-    names = {"attn_ln", "ffn_layernorm", "w_resid"}
-    with torch.no_grad():
-        for path, parameter in model.decoder.named_parameters():
-            if names & set(path.split(".")):
-                parameter.add_(torch.randn_like(parameter))
-    assert names == {part for path, _ in model.decoder.named_parameters() for part in path.split(".")} & names
-    assert_scores_of_the_full_pass(model, sample, search_both_ways(model, sample, bound=False))
 
 
 def test_decoders_are_not_bound_under_autocast_or_global_hooks(model):

@@ -12,7 +12,6 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
 from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
@@ -22,18 +21,13 @@ from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
-from tests.models import EOS, FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, assert_same_start, batch, effective_options, with_different_norms
 from tests.references import CASES, C, H, layer_normalised, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, fit
 
 SIZES = {"decoder_layers": 2, "decoder_attention_heads": H, "decoder_ffn_embed_dim": 20, "max_target_positions": 30}
 SIZES.update((f"decoder_{name}_dim", C) for name in ("embed", "input", "output"))
 SIZES["quant_noise_pq_block_size"] = 4
-
-
-def of_decoder(options):
-    """Those of *options* for both sides that a model without an encoder has."""
-    return {name: value for name, value in options.items() if not name.startswith(("encoder_", "cross_"))}
 
 
 @pytest.fixture
@@ -108,57 +102,6 @@ def test_all_encodings_start_the_same_from_the_same_seed(build):
 
 
 # -- properties ------------------------------------------------------------------------------------
-
-MODELS = {
-    **{name: {"position_encoding": name} for name in ENCODINGS},
-    "elu1": LINEAR,
-    "favor": FAVOR,
-    "llama": {
-        **{"norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "activation_fn": "swish"},
-        **{"no_projection_bias": True, "decoder_kv_heads": 1, "qk_norm": True, "attention_length_scaling": 9.0},
-    },
-    "normformer": {**OTHER_PARTS["normformer"], "ffn_type": "glu"},
-    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4}},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_a_word_reads_earlier_words_only_and_step_by_step_is_all_at_once(language_model, name):
-    model = language_model(**of_decoder(MODELS[name]))
-    tokens, _ = batch([9, 9], left_pad=False)
-    with torch.no_grad():
-        expected, state = model(tokens)[0], {}
-        changed = tokens.clone()
-        changed[:, 5] = 4 + (tokens[:, 5] - 3) % 40
-        difference = (model(changed)[0] - expected).abs().amax(dim=(0, 2))
-        assert float(difference[:5].max()) < 1e-6 and float(difference[5:].min()) > 1e-5
-        for length in range(1, 10):
-            step = model(tokens[:, :length], incremental_state=state)[0]
-            torch.testing.assert_close(step[:, 0], expected[:, length - 1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "elu1", "favor", "llama"])
-def test_padding_changes_nothing(language_model, name):
-    model, (alone, _) = language_model(**of_decoder(MODELS[name])), batch([6], left_pad=False)
-    right = torch.cat([alone, torch.full((1, 3), PAD)], dim=1)
-    left = torch.cat([torch.full((1, 3), PAD), alone], dim=1)
-    torch.testing.assert_close(model(right)[0][:, :6], model(alone)[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model(left)[0][:, 3:], model(alone)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["rope", "t5", "elu1", "llama"])
-def test_a_search_has_the_scores_of_all_words_at_once(language_model, name):
-    model, (prefix, lengths) = language_model(**of_decoder(MODELS[name])), batch([4, 4], left_pad=False)
-    words = model.decoder.dictionary
-    search = SequenceGenerator([model], words, beam_size=3, max_len_b=9, normalize_scores=False)
-    sample = {"net_input": {"src_tokens": prefix, "src_lengths": lengths}}
-    for found in search.generate([model], sample, prefix_tokens=prefix[:, :3], bos_token=EOS):
-        for hypothesis in found:
-            tokens = hypothesis["tokens"].unsqueeze(0)
-            previous = torch.cat([torch.tensor([[EOS]]), tokens[:, :-1]], dim=1)
-            expected = model(previous)[0].log_softmax(2).gather(2, tokens.unsqueeze(2)).flatten()
-            torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
-
 
 # -- options ---------------------------------------------------------------------------------------
 

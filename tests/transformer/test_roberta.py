@@ -18,7 +18,7 @@ from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from fairseq_rope.transformer.options import model_sides
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import valid_losses
-from tests.models import FAVOR, LINEAR, PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, assert_same_start, batch, effective_options, with_different_norms
 from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, converted, fit
 
@@ -129,33 +129,6 @@ def test_encodings_without_modules_start_the_same_from_the_same_seed(build):
     drawn_again = ("xpos", "learned", "transformer-xl")  # not for encoders, and modules that RoBERTa draws again
     names = [name for name in ENCODINGS if name not in drawn_again]
     assert_same_start(partial(build, "roberta_rope", **SIZES), names)
-
-
-MODELS = {
-    **{name: {"position_encoding": name} for name in ENCODINGS if name != "xpos"},
-    "elu1": LINEAR,
-    "favor": FAVOR,
-    "block": {
-        **{"norm_type": "rms", "ffn_type": "glu", "scale_glu_width": True, "no_projection_bias": True},
-        **{"encoder_kv_heads": 1, "qk_norm": True, "attention_length_scaling": 9.0, "encoder_normalize_before": True},
-    },
-    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 20}},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_padding_changes_nothing_and_every_word_reads_all(roberta, name):
-    model, (alone, _) = roberta(**MODELS[name]), batch([6], left_pad=False)
-    sides = {"right": (0, 3), "left": (3, 0)}
-    with torch.no_grad():
-        expected = model(alone)[0]
-        for side, pads in sides.items():
-            padded = torch.nn.functional.pad(alone, pads, value=PAD)
-            rows = model(padded)[0][:, pads[0] : pads[0] + 6]
-            torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5, msg=f"{side}")
-        changed = alone.clone()
-        changed[:, 3] = 4 + (alone[:, 3] - 3) % 40
-        assert float((model(changed)[0] - expected).abs().amax(dim=2).min()) > 1e-6
 
 
 REFUSED = [
