@@ -53,7 +53,8 @@ MODELS = {
     "normformer": {"scale_attn": True, "scale_fc": True, "scale_resids": True},
     "gelu": {"activation_fn": "gelu"},
     "other heads": {"decoder_attention_heads": 4, "encoder_attention_heads": 1},
-    "another width": {"encoder_embed_dim": 32, "decoder_embed_dim": 64, "decoder_output_dim": 48},
+    "another width": {"encoder_embed_dim": 32, "decoder_input_dim": 48, "decoder_output_dim": 48},
+    "odd heads": {**FOUR_HEADS, "encoder_embed_dim": 20, "decoder_embed_dim": 20, "rope_fraction": 0.8},
 }
 
 

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.lstm import LSTMModel
 from fairseq.models.transformer import TransformerEncoderBase
@@ -20,7 +19,6 @@ from fairseq_rope.search.cache import Beams
 from fairseq_rope.search.ensemble import LARGEST, FastEnsemble
 from fairseq_rope.search.projection import PackedProjection, project_packed
 from fairseq_rope.search.step import bind_all
-from tests.commands import train
 from tests.models import EOS, PAD
 from tests.searches import assert_same, fast, search, search_both_ways, sentences
 
@@ -258,15 +256,6 @@ def test_decoders_are_not_bound_under_autocast_or_global_hooks(model):
     assert bind_all(model.decoder.layers) is not None
 
 
-def test_unbound_decoders_find_the_same(build, model, sample):
-    odd = {"decoder_embed_dim": 20, "encoder_embed_dim": 20, "rope_fraction": 0.8}  # heads of 5 dimensions
-    odd = fast(build(decoder_attention_heads=4, encoder_attention_heads=4, **odd))
-    search_both_ways(odd, sample, bound=False)
-    expected = search_both_ways(model, sample)
-    model.decoder.layers[0].register_forward_hook(lambda *_: None)
-    assert_same(search_both_ways(model, sample, bound=False), expected)
-
-
 def test_large_beams_use_the_plain_search(model, sample):
     for beam, is_fast in ((LARGEST, True), (LARGEST + 1, False)):
         search_both_ways(model, sample, bound=is_fast, beam_size=beam, max_len_b=3)
@@ -281,16 +270,6 @@ def test_attention_weights_are_returned_until_they_are_turned_off(build, sample)
     assert model.train()(**inputs, alignment_layer=0)[1]["attn"][0].shape == (5, 1, 12)
     fast(model.eval())
     assert search(model, sample, max_len_b=5)[0][0][0]["attention"].numel() == 0
-
-
-def test_changed_weights_are_used(build, model, sample):
-    search(model, sample)
-    with torch.no_grad():
-        for parameter in model.decoder.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    search_both_ways(model, sample)
-    model.load_state_dict(build("transformer_rope_tiny").state_dict())
-    search_both_ways(model, sample)
 
 
 WRITES = {
@@ -409,15 +388,6 @@ def test_a_search_across_sentences_is_refused(model, name):
         fast_ensemble.reorder_encoder_out(outs, torch.tensor(REFUSED[name]))
 
 
-@pytest.mark.parametrize("name, kept", [("transformer-xl", 0), ("rope", 1)])
-@torch.no_grad()
-def test_a_mask_for_groups_of_heads_is_kept_only_if_all_layers_have_it(build, name, kept):
-    model = fast(build(decoder_position_encoding=name, decoder_kv_heads=1))
-    fast_ensemble, outs = begun(model)
-    fast_ensemble.forward_decoder(torch.full((9, 1), EOS), outs, [{}])
-    assert len([key for key in outs[0]._of_step if isinstance(key, tuple)]) == kept
-
-
 class OwnSearch(SequenceGenerator):
     """A user's generator, whose search may read the output of the encoder."""
 
@@ -436,12 +406,6 @@ class OwnGenerate(SequenceGenerator):
 
 class OwnEnsemble(EnsembleModel):
     pass
-
-
-@pytest.mark.parametrize("dims", [{"decoder_input_dim": 48}, {"decoder_output_dim": 48}])
-def test_embeddings_of_another_width_are_projected(build, sample, dims):
-    model = fast(build(**dims, share_decoder_input_output_embed=False))
-    search_both_ways(model, sample)
 
 
 def test_a_search_with_gradients_calls_the_layers(model, sample, monkeypatch):
@@ -495,16 +459,6 @@ def test_a_model_with_probabilities_of_its_own_gets_all_that_fairseq_gives(model
 
     make_subclass(model, get_normalized_probs=of_states)
     search_both_ways(model, sample, bound=False)
-
-
-def test_the_search_does_not_depend_on_torchs_default_type(model, sample):
-    expected, _ = search(model, sample)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert_same(search(model, sample)[0], expected)
-    finally:
-        torch.set_default_dtype(before)
 
 
 def test_an_ensemble_with_another_kind_of_model_finds_the_same(build, task, monkeypatch):
@@ -581,18 +535,3 @@ def test_the_packed_projection_equals_the_projection(rows):
         torch.testing.assert_close(project_packed(x, projection.packed_weight(linear)), linear(x), rtol=1e-5, atol=1e-6)
         assert projection.packed_weight(torch.nn.Linear(16, 50)) is None
         assert projection.packed_weight(linear.double()) is None
-
-
-def test_a_model_with_checkpointed_activations_is_searched_fast_without_them(data_bin, tmp_path):
-    """fairseq wraps its layers in generation, too."""
-    train(data_bin, tmp_path, "--checkpoint-activations", "--max-update", 1)
-    taken = []
-    for overrides in ({}, {"checkpoint_activations": False}):
-        path = str(tmp_path / "checkpoint_last.pt")
-        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
-        source = torch.tensor([[*range(5, 12), EOS]])
-        sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([8])}}
-        model.make_generation_fast_(beamable_mm_beam_size=4, need_attn=False)
-        model.eval()
-        taken.append(search(model, sample)[1])
-    assert taken == [False, True]
