@@ -102,14 +102,3 @@ def assert_same_start(built, names):
     for name, parameters in started.items():
         assert {key for key in parameters if not is_of_positions(key)} == started["none"].keys()
         assert all(torch.equal(parameters[key], value) for key, value in started["none"].items()), name
-
-
-def effective_options(built, output, values):
-    """The names of *values*, options of a model, with which the same weights have another output."""
-    one = built()
-    for name, value in values.items():
-        other, weights = built(**{name: value}), one.state_dict()
-        if {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in other.state_dict().items()}:
-            other.load_state_dict(weights)
-            if not torch.equal(output(one), output(other)):
-                yield name

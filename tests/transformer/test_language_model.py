@@ -14,14 +14,11 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import OmegaConf
 
-from fairseq_rope.checkpoints import flags_of_model, load_checkpoint
-from fairseq_rope.errors import InputError
+from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
-from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
-from tests.models import PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, assert_same_start, batch, with_different_norms
 from tests.references import CASES, C, H, layer_normalised, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, fit
 
@@ -101,58 +98,6 @@ def test_all_encodings_start_the_same_from_the_same_seed(build):
     assert_same_start(partial(build, "transformer_lm_rope", **SIZES), ENCODINGS)
 
 
-# -- properties ------------------------------------------------------------------------------------
-
-# -- options ---------------------------------------------------------------------------------------
-
-REFUSED = [
-    ({"decoder_learned_pos": True}, "--decoder-learned-pos"),
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 4}}, "--rope-scaling "),
-    ({"decoder_kv_heads": 2}, "--decoder-kv-heads 2"),
-    ({**OTHER_PARTS["adaptive"], "adaptive_input_cutoff": "5,20"}, "--tie-adaptive-weights"),
-]
-
-
-@pytest.mark.parametrize("options, flag", REFUSED)
-def test_what_cannot_work_is_refused(language_model, options, flag):
-    with pytest.raises(ValueError, match=f"^{flag}"):
-        language_model(**options)
-
-
-def test_options_of_an_encoder_are_unknown(task):
-    for name in ("encoder_attention_type", "cross_kv_heads", "encoder_embed_dim"):
-        with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
-            by_hydra({"_name": "transformer_lm_rope", name: 1}, task)
-
-
-# A value other than the default for every option of fairseq's transformer_lm that builds a model with this alone
-OTHER_VALUES = {
-    **{"activation_fn": "gelu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
-    **{"relu_dropout": 0.3, "decoder_embed_dim": 24, "decoder_output_dim": 24, "decoder_input_dim": 24},
-    **{"decoder_ffn_embed_dim": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_layerdrop": 0.3},
-    **{"decoder_normalize_before": True, "no_decoder_final_norm": True, "decoder_layers_to_keep": "0"},
-    **{"adaptive_softmax_dropout": 0.3, "adaptive_softmax_factor": 2, "layernorm_embedding": True},
-    **{"no_token_positional_embeddings": True, "character_embeddings": True, "character_filters": "[(1, 8)]"},
-    **{"character_embedding_dim": 8, "char_embedder_highway_layers": 1, "adaptive_input_factor": 2},
-    **{"no_scale_embedding": True, "checkpoint_activations": True, "offload_activations": True},
-    **{"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 2, "quant_noise_scalar": 0.1, "min_params_to_wrap": 1},
-    **{"base_sublayers": 2, "base_shuffle": 2, "scale_fc": True, "scale_attn": True, "scale_heads": True},
-    **{"scale_resids": True, "adaptive_input_cutoff": "10,20"},
-}
-# These change the form of the output, need files or several processes, are refused, or change which weights are shared.
-NOT_BUILT = {
-    *("adaptive_softmax_cutoff", "adaptive_input", "decoder_xformers_att_config", "decoder_learned_pos"),
-    *("base_layers", "tie_adaptive_weights", "tie_adaptive_proj", "share_decoder_input_output_embed"),
-}
-
-
-def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(language_model):
-    own = set(flags_of_model("transformer_lm_rope")) - {"help"} - set(all_flags(("decoder",)))
-    assert own - NOT_BUILT == set(OTHER_VALUES)
-    compared, tokens = {*FUNCTION, *OTHER_MODEL_OPTIONS}, batch([7, 4], left_pad=False)[0]
-    assert set(effective_options(language_model, lambda model: model(tokens)[0], OTHER_VALUES)) - compared == set()
-
-
 def test_each_size_is_fairseqs():
     names = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer_lm_rope")]
     assert len(names) == 21
@@ -164,13 +109,6 @@ def test_each_size_is_fairseqs():
         assert {key: value for key, value in vars(stock).items() if vars(ours)[key] != value}.keys() <= without
         assert not any(key.startswith("encoder_") for key in vars(ours))
         assert (ours.position_encoding, ours.decoder_learned_pos) == ("rope", False)
-
-
-def test_offloaded_activations_are_those_of_checkpoints():
-    for name in ("transformer_lm_big", "transformer_lm_rope", "transformer_lm_rope_big"):
-        args = Namespace(arch=name, offload_activations=True)
-        ARCH_CONFIG_REGISTRY[name](args)
-        assert args.checkpoint_activations is True
 
 
 # -- fairseq's commands ----------------------------------------------------------------------------
@@ -297,16 +235,7 @@ def test_validation_of_an_adaptive_softmax_has_the_loss_of_eval_lm(text_bin, tmp
     fit(flags, text_bin, tmp_path, "--max-update", 2)
     path = tmp_path / "checkpoint_last.pt"
     words = ["--path", path, "--user-dir", PLUGIN, "--max-tokens", 512, "--tokens-per-sample", 32, "--cpu"]
-    given = [
-        "--task",
-        "language_modeling",
-        "--valid-subset",
-        "test",
-        "--criterion",
-        "adaptive_loss",
-        "--ddp-backend",
-        "legacy_ddp",
-    ]
+    given = "--task language_modeling --valid-subset test --criterion adaptive_loss --ddp-backend legacy_ddp".split()
     log = call("fairseq-validate", text_bin, *words, *given)
     loss = float(re.findall(r"\| loss ([\d.]+)", log)[-1])
     by_eval_lm = call("fairseq-eval-lm", text_bin, *words, "--num-workers", 0)

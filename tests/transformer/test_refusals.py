@@ -101,6 +101,19 @@ REFUSED = [
 ]  # fmt: skip
 
 
+LM, ROBERTA = {"arch": "transformer_lm_rope"}, {"arch": "roberta_rope"}
+ADAPTIVE = {"adaptive_softmax_cutoff": "10,20", "adaptive_input": True, "tie_adaptive_weights": True}
+REFUSED += [
+    ({**LM, "decoder_learned_pos": True}, "--decoder-learned-pos"),
+    ({**LM, **scaling("dynamic", factor=2, original_max_position_embeddings=4)}, "--rope-scaling "),
+    ({**LM, "decoder_kv_heads": 3}, "--decoder-kv-heads 3"),
+    ({**LM, **ADAPTIVE, "adaptive_input_cutoff": "5,20"}, "--tie-adaptive-weights"),
+    ({**ROBERTA, "position_encoding": "xpos"}, "--position-encoding xpos"),
+    ({**ROBERTA, "alibi_type": "asymmetric"}, "--alibi-type asymmetric"),
+    ({**ROBERTA, "encoder_learned_pos": True}, "--encoder-learned-pos"),
+]
+
+
 @pytest.mark.parametrize("options, flag", REFUSED)
 def test_options_that_cannot_work_are_refused_in_one_sentence(build, options, flag):
     with pytest.raises(ValueError, match=f"^{re.escape(flag)}") as refused:

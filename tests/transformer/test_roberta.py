@@ -5,20 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY, build_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
-from omegaconf import OmegaConf
 
-from fairseq_rope.checkpoints import flags_of_model
-from fairseq_rope.errors import InputError
 from fairseq_rope.positions import ENCODINGS
-from fairseq_rope.transformer.flags import all_flags
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
-from fairseq_rope.transformer.meaning import FUNCTION, OTHER_MODEL_OPTIONS
 from fairseq_rope.transformer.options import model_sides
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import valid_losses
-from tests.models import PAD, assert_same_start, batch, effective_options, with_different_norms
+from tests.models import PAD, assert_same_start, batch, with_different_norms
 from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, converted, fit
 
@@ -129,55 +124,6 @@ def test_encodings_without_modules_start_the_same_from_the_same_seed(build):
     drawn_again = ("xpos", "learned", "transformer-xl")  # not for encoders, and modules that RoBERTa draws again
     names = [name for name in ENCODINGS if name not in drawn_again]
     assert_same_start(partial(build, "roberta_rope", **SIZES), names)
-
-
-REFUSED = [
-    ({"position_encoding": "xpos"}, "--position-encoding xpos"),
-    ({"alibi_type": "asymmetric"}, "--alibi-type asymmetric"),
-    ({"encoder_learned_pos": True}, "--encoder-learned-pos"),
-]
-
-
-@pytest.mark.parametrize("options, flag", REFUSED)
-def test_what_cannot_work_is_refused(roberta, options, flag):
-    with pytest.raises(ValueError, match=f"^{flag}"):
-        roberta(**options)
-
-
-def test_options_of_a_decoder_are_unknown(task):
-    for name in ("decoder_attention_type", "cross_kv_heads", "decoder_embed_dim", "xpos_scale_base"):
-        with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
-            build_model(OmegaConf.create({"_name": "roberta_rope", name: 1}), task)
-
-
-# A value other than the default for every option of fairseq's roberta
-OTHER_VALUES = {
-    **{"activation_fn": "relu", "dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3},
-    **{"pooler_dropout": 0.3, "pooler_activation_fn": "relu", "encoder_embed_dim": 24, "encoder_ffn_embed_dim": 32},
-    **{"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_layerdrop": 0.3, "encoder_layers_to_keep": "0"},
-    **{"encoder_normalize_before": True, "layernorm_embedding": False, "max_positions": 99},
-    **{"load_checkpoint_heads": True, "untie_weights_roberta": True, "spectral_norm_classification_head": True},
-    **{"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 2, "quant_noise_scalar": 0.1, "min_params_to_wrap": 1},
-    **{"mha_reg_scale_factor": 0.1, "ffn_reg_scale_factor": 0.1, "mha_heads_to_keep": 1, "ffn_blocks_to_remove": 2},
-}
-
-
-def test_the_compared_options_are_those_that_change_the_output_of_the_same_weights(roberta):
-    own = set(flags_of_model("roberta_rope")) - {"help"} - set(all_flags(("encoder",)))
-    assert own - {"activation_fn"} == set(OTHER_VALUES) - {"activation_fn"}
-    compared, tokens = {*FUNCTION, *OTHER_MODEL_OPTIONS}, batch([7, 4], left_pad=False)[0]
-
-    def built(**options):
-        model = roberta(**options)
-        model.register_classification_head("pairs", num_classes=2)
-        return model.eval()
-
-    def output(model):
-        of_head = model(tokens, classification_head_name="pairs")[0]
-        return torch.cat([model(tokens)[0].flatten(), of_head.flatten()])
-
-    names = set(effective_options(built, output, OTHER_VALUES))
-    assert "pooler_activation_fn" in names and names - compared == set()
 
 
 @pytest.mark.parametrize("name", ["roberta", "roberta_base", "roberta_large", "roberta_prenorm"])

@@ -116,6 +116,10 @@ MISSPELT = [
     ({"encoder": {"layerz": 3}}, "model.encoder.layerz", " layers"),
     ({"zzz": 3}, "model.zzz", "name"),
 ]
+UNKNOWN = {
+    "transformer_lm_rope": ("encoder_attention_type", "cross_kv_heads", "encoder_embed_dim"),
+    "roberta_rope": ("decoder_attention_type", "cross_kv_heads", "decoder_embed_dim", "xpos_scale_base"),
+}
 
 
 @pytest.mark.parametrize("arch", ["transformer_rope_tiny", "transformer_alibi", "transformer_rope_llama"])
@@ -124,6 +128,12 @@ def test_a_misspelt_option_of_a_hydra_config_is_refused(task, arch, given, name,
     with pytest.raises(InputError) as refused:
         build_model(OmegaConf.create({"_name": arch, **given}), task)
     assert str(refused.value).startswith(f"{name}: ") and str(refused.value).endswith(nearest)
+
+
+@pytest.mark.parametrize("arch, name", [(arch, name) for arch, names in UNKNOWN.items() for name in names])
+def test_options_of_the_other_side_are_unknown_to_a_model_of_one_side(task, arch, name):
+    with pytest.raises(InputError, match=f"^model.{name}: neither fairseq nor fairseq-rope has an option"):
+        build_model(OmegaConf.create({"_name": arch, name: 1}), task)
 
 
 def test_a_model_of_others_can_have_more_options_in_a_hydra_config(task, monkeypatch):
