@@ -91,14 +91,3 @@ def with_different_norms(model):
 def is_of_positions(name):
     """Whether a parameter or buffer of this *name* belongs to the position encoding."""
     return "embed_positions" in name or ".position." in name
-
-
-def assert_same_start(built, names):
-    """Assert that all parameters but those of positions start the same with each of the encodings *names*."""
-    started = {}
-    for name in names:
-        torch.manual_seed(7)
-        started[name] = dict(built(position_encoding=name).named_parameters())
-    for name, parameters in started.items():
-        assert {key for key in parameters if not is_of_positions(key)} == started["none"].keys()
-        assert all(torch.equal(parameters[key], value) for key, value in started["none"].items()), name

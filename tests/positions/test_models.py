@@ -34,12 +34,23 @@ LEARNED = ("t5", "shaw", "transformer-xl", "deberta", "tupe", "kerple", "learned
 # -- the same start ----------------------------------------------------------------------------------
 
 
-def test_all_other_parameters_start_the_same_from_the_same_seed(build):
+DRAWN_AGAIN = ("learned", "transformer-xl")  # RoBERTa draws the values of all linear layers and embeddings again
+START = {
+    "transformer_rope_tiny": list(ENCODING_OPTIONS),
+    "transformer_lm_rope": list(ENCODING_OPTIONS),
+    "roberta_rope": [name for name in ENCODING_OPTIONS if name not in ("xpos", *DRAWN_AGAIN)],
+}
+
+
+@pytest.mark.parametrize("arch", list(START))
+def test_all_other_parameters_start_the_same_from_the_same_seed(build, arch):
+    sizes = {"encoder_embed_dim": 64, "encoder_attention_heads": 2, "decoder_embed_dim": 64}
     started, random_states = {}, {}
-    for name, options in ENCODING_OPTIONS.items():
+    for name in START[arch]:
         for draws, seed in ((torch, 7), (numpy.random, 7), (random, 7)):
             (getattr(draws, "manual_seed", None) or draws.seed)(seed)
-        started[name] = build(**options).state_dict()
+        options = ENCODING_OPTIONS[name] if arch == "transformer_rope_tiny" else {"position_encoding": name}
+        started[name] = build(arch, **sizes, **options).state_dict()
         random_states[name] = (torch.rand(4).tolist(), numpy.random.rand(), random.random())
     for name, state in started.items():
         state = {key: value for key, value in state.items() if not key.endswith("_float_tensor")}  # of older fairseqs

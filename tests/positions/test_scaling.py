@@ -2,7 +2,6 @@
 
 import json
 import math
-from argparse import Namespace
 from itertools import product
 
 import pytest
@@ -13,7 +12,6 @@ from fairseq_rope.errors import InputError
 from fairseq_rope.positions.rotary import RotaryEmbedding, frequencies
 from fairseq_rope.positions.scaling import KEYS, RopeScaling
 from fairseq_rope.positions.sharing import forward_pass
-from fairseq_rope.transformer.defaults import set_defaults
 from tests.commands import train
 from tests.searches import sentences
 
@@ -87,6 +85,7 @@ FORMULAS = {
     "longrope": longrope,
     "proportional": proportional,
 }
+assert set(FORMULAS) == set(KEYS)
 LLAMA3 = {L: 8192, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -260,21 +259,17 @@ def test_each_side_can_have_its_own_scaling(build):
     assert model.encoder.layers[0].self_attn.position.theta[1] == frequencies(32)[1] / 2
 
 
-def test_a_model_that_is_built_without_memory_rotates_like_any_other(build):
-    options = {"rope_scaling": scaling("yarn", factor=2, **{L: 64})}
+@pytest.mark.parametrize(
+    "options", [{"rope_scaling": scaling("yarn", factor=2, **{L: 64})}, {"position_encoding": "shape"}]
+)
+def test_a_model_that_is_built_without_memory_is_like_any_other(build, options):
     with torch.device("meta"):
         model = build(**options)
-    x = torch.randn(3, 32)
-    attention = model.to_empty(device="cpu").encoder.layers[0].self_attn
-    assert torch.equal(attention.position(x, 5), build(**options).encoder.layers[0].self_attn.position(x, 5))
-
-
-def test_shifted_positions_of_a_model_that_is_built_without_memory_are_those_of_any_other(build):
-    with torch.device("meta"):
-        model = build(position_encoding="shape")
-    tokens = sentences()["net_input"]["src_tokens"]
-    positions = model.to_empty(device="cpu").eval().encoder.embed_positions(tokens)
-    assert torch.equal(positions, build(position_encoding="shape").eval().encoder.embed_positions(tokens))
+    filled, other = model.to_empty(device="cpu").eval(), build(**options)
+    filled.load_state_dict(other.state_dict())
+    net_input = sentences()["net_input"]
+    outputs = [each(**net_input, prev_output_tokens=net_input["src_tokens"])[0] for each in (filled, other)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
 def test_dynamic_has_no_effect_up_to_the_training_length(build):
@@ -335,14 +330,6 @@ def test_overrides_reach_a_checkpoint_of_hydra_that_lacks_the_option(data_bin, t
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], overrides)
     attention = model.encoder.layers[0].self_attn
     assert (attention.position.scaling.rope_type, attention.average_length) == ("linear", 9.0)
-
-
-def test_the_options_of_a_model_contain_its_scaling():
-    args = Namespace(rope_scaling={"rope_type": "linear", "factor": 4})
-    options = set_defaults(args)
-    text = '{"factor": 4, "rope_type": "linear"}'
-    assert args.rope_scaling == options.encoder.position["rope_scaling"] == text
-    assert set(KEYS) == set(FORMULAS)
 
 
 def test_one_longrope_object_changes_its_factors_with_the_length():

@@ -104,6 +104,24 @@ def test_the_block_of_llama_can_have_fairseqs_feed_forward_layers(build):
     assert model.encoder.layers[0].fc1.out_features == 2048
 
 
+@pytest.mark.parametrize("model, number", [("transformer_lm", 21), ("roberta", 4)])
+def test_sizes_of_models_of_one_side_are_fairseqs(model, number):
+    names = [
+        name
+        for name in ARCH_CONFIG_REGISTRY
+        if name.startswith(model) and name.replace(model, f"{model}_rope") in ARCH_CONFIG_REGISTRY
+    ]
+    assert len(names) == number
+    for name in names:
+        ours, stock = Namespace(arch=name.replace(model, f"{model}_rope")), Namespace()
+        ARCH_CONFIG_REGISTRY[ours.arch](ours)
+        ARCH_CONFIG_REGISTRY[name](stock)
+        different = {key for key, value in vars(stock).items() if vars(ours)[key] != value}
+        assert different <= {"encoder_learned_pos", "decoder_learned_pos", "no_token_positional_embeddings"}
+        assert not any(key.startswith("decoder_" if model == "roberta" else "encoder_") for key in vars(ours))
+        assert ours.position_encoding == "rope"
+
+
 def test_flags_override_the_architectures_sizes():
     args = Namespace(encoder_layers=3, rope_base=500.0)
     ARCH_CONFIG_REGISTRY["transformer_rope_tiny"](args)

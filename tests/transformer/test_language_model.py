@@ -4,13 +4,12 @@ import math
 import re
 import shutil
 from argparse import Namespace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from fairseq.models import build_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import OmegaConf
 
@@ -18,7 +17,7 @@ from fairseq_rope.checkpoints import load_checkpoint
 from fairseq_rope.positions import ENCODINGS
 from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from tests.commands import PLUGIN, call, outputs, run_program, scores, valid_losses
-from tests.models import PAD, assert_same_start, batch, with_different_norms
+from tests.models import PAD, batch, with_different_norms
 from tests.references import CASES, C, H, layer_normalised, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, fit
 
@@ -92,23 +91,6 @@ def test_without_rope_it_is_fairseqs_model_from_the_same_seed(task, name, parts)
 def by_hydra(args, task):
     """The model of *args*, as fairseq-hydra-train builds it."""
     return build_model(OmegaConf.create(args), task).eval()
-
-
-def test_all_encodings_start_the_same_from_the_same_seed(build):
-    assert_same_start(partial(build, "transformer_lm_rope", **SIZES), ENCODINGS)
-
-
-def test_each_size_is_fairseqs():
-    names = [name for name in ARCH_CONFIG_REGISTRY if name.startswith("transformer_lm_rope")]
-    assert len(names) == 21
-    for name in names:
-        ours, stock = Namespace(arch=name), Namespace()
-        ARCH_CONFIG_REGISTRY[name](ours)
-        ARCH_CONFIG_REGISTRY[name.replace("_rope", "")](stock)
-        without = {"decoder_learned_pos", "no_token_positional_embeddings"}
-        assert {key: value for key, value in vars(stock).items() if vars(ours)[key] != value}.keys() <= without
-        assert not any(key.startswith("encoder_") for key in vars(ours))
-        assert (ours.position_encoding, ours.decoder_learned_pos) == ("rope", False)
 
 
 # -- fairseq's commands ----------------------------------------------------------------------------

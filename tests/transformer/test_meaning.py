@@ -40,19 +40,16 @@ NOT_BUILT = {
     *("adaptive_softmax_cutoff", "scale_fc", "scale_attn", "scale_heads", "scale_resids"),
     *(name for name in (*FUNCTION, *OTHER_MODEL_OPTIONS) if name.startswith(("share_", "merge_", "tie_"))),
 }
+SIDES = ("encoder", "decoder")
 SMALL = {
-    **{
-        f"{side}_{size}_dim": 64
-        for side in ("encoder", "decoder")
-        for size in ("embed", "ffn_embed", "input", "output")
-    },
-    **{f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")},
+    **{f"{side}_{part}_dim": 64 for side in SIDES for part in ("embed", "ffn_embed", "input", "output")},
+    **{f"{side}_{part}": 2 for side in SIDES for part in ("layers", "attention_heads")},
     **{"max_positions": 30, "max_target_positions": 30, "quant_noise_pq_block_size": 8},
 }
 # an architecture -> its sides that are ours, and the options with which the same weights have another output
 HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
 CHANGING = {
-    "transformer_rope_tiny": (("encoder", "decoder"), {"activation_fn", "no_scale_embedding", *HEADS}),
+    "transformer_rope_tiny": (SIDES, {"activation_fn", "no_scale_embedding", *HEADS}),
     "transformer_tiny": ((), {"activation_fn", "no_scale_embedding", "no_token_positional_embeddings", *HEADS}),
     "transformer_lm_rope": (("decoder",), {"activation_fn", "no_scale_embedding", "decoder_attention_heads"}),
     "roberta_rope": (("encoder",), {"activation_fn", "pooler_activation_fn", "encoder_attention_heads"}),

@@ -1,11 +1,10 @@
 """roberta_rope: beside a plain float64 reference and fairseq's roberta, and with fairseq's commands."""
 
 from argparse import Namespace
-from functools import partial
 
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 
 from fairseq_rope.positions import ENCODINGS
@@ -13,7 +12,7 @@ from fairseq_rope.transformer.language_model import TransformerRopeLanguageModel
 from fairseq_rope.transformer.options import model_sides
 from fairseq_rope.transformer.roberta import RobertaRopeModel
 from tests.commands import valid_losses
-from tests.models import PAD, assert_same_start, batch, with_different_norms
+from tests.models import PAD, batch, with_different_norms
 from tests.references import CASES, C, H, gelu, layer_normalised, linear, plain_layers
 from tests.transformer.language_models import assert_resumes, averaged, converted, fit
 
@@ -118,22 +117,6 @@ def test_without_rope_it_is_fairseqs_model(build, name, parts):
     masked = torch.rand(tokens.shape) < 0.5
     for options in ({}, {"features_only": True}, {"masked_tokens": masked}):
         torch.testing.assert_close(ours(tokens, **options)[0], stock(tokens, **options)[0], rtol=1e-6, atol=1e-6)
-
-
-def test_encodings_without_modules_start_the_same_from_the_same_seed(build):
-    drawn_again = ("xpos", "learned", "transformer-xl")  # not for encoders, and modules that RoBERTa draws again
-    names = [name for name in ENCODINGS if name not in drawn_again]
-    assert_same_start(partial(build, "roberta_rope", **SIZES), names)
-
-
-@pytest.mark.parametrize("name", ["roberta", "roberta_base", "roberta_large", "roberta_prenorm"])
-def test_each_size_is_fairseqs(name):
-    ours, stock = Namespace(arch=name.replace("roberta", "roberta_rope")), Namespace()
-    ARCH_CONFIG_REGISTRY[ours.arch](ours)
-    ARCH_CONFIG_REGISTRY[name](stock)
-    different_options = {key for key, value in vars(stock).items() if vars(ours)[key] != value}
-    assert different_options == {"encoder_learned_pos", "no_token_positional_embeddings"}
-    assert not any(key.startswith("decoder_") for key in vars(ours)) and ours.position_encoding == "rope"
 
 
 def test_the_small_model_has_less_than_a_million_weights_without_embeddings(build):
